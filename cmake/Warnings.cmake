@@ -1,0 +1,4 @@
+# Warnings for our own targets: link against accelerate_warnings.
+add_library(accelerate_warnings INTERFACE)
+target_compile_options(accelerate_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+                                                     -Wno-missing-field-initializers -Werror)

@@ -1,0 +1,2 @@
+#define ACCELERATE_KERNELS avx2
+#include "core/comm/reduce_loops.h"

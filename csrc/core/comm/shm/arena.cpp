@@ -1,0 +1,138 @@
+#include "core/comm/shm/arena.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace accelerate_cpp::comm {
+
+Arena::Peer::~Peer() {
+  for (const auto& [id, descriptor] : arrived) {
+    ::close(descriptor);
+  }
+}
+
+Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : peers_(channels.size()) {
+  for (std::size_t r = 0; r < channels.size(); ++r) {
+    peers_[r].channel = std::move(channels[r]);
+  }
+}
+
+Arena::Block Arena::create(std::size_t size_bytes) {
+  std::shared_ptr<Segment> segment = Segment::create(size_bytes);
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t id = next_id_++;
+  own_[id] = segment;
+  by_address_[segment->data()] = id;
+  for (const Peer& peer : peers_) {
+    if (peer.channel) {
+      peer.channel->announce(id, segment->descriptor());
+    }
+  }
+  unsent_.push_back(segment);
+  flush_locked();
+  return {id, std::move(segment)};
+}
+
+void Arena::release(std::uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(id);
+  if (found == own_.end()) {
+    return;
+  }
+  by_address_.erase(found->second->data());
+  own_.erase(found);
+  for (const Peer& peer : peers_) {
+    if (peer.channel) {
+      peer.channel->release(id);
+    }
+  }
+  flush_locked();
+}
+
+std::optional<ArenaReference> Arena::find(const void* data, std::size_t size_bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  auto after = by_address_.upper_bound(begin);
+  if (after == by_address_.begin()) {
+    return std::nullopt;
+  }
+  const auto& [start, id] = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(begin - start);
+  const std::size_t segment_bytes = own_.at(id)->size_bytes();
+  if (offset > segment_bytes || size_bytes > segment_bytes - offset) {
+    return std::nullopt;
+  }
+  return ArenaReference{id, offset};
+}
+
+std::shared_ptr<Segment> Arena::of_peer(int peer, std::uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  Peer& owner = peers_.at(static_cast<std::size_t>(peer));
+  if (const auto known = owner.mapped.find(id); known != owner.mapped.end()) {
+    return known->second;
+  }
+  drain_locked(owner);
+  const auto arrived = owner.arrived.find(id);
+  if (arrived == owner.arrived.end()) {
+    return nullptr;
+  }
+  const int descriptor = arrived->second;
+  owner.arrived.erase(arrived);
+  return owner.mapped[id] = Segment::map(descriptor);
+}
+
+std::shared_ptr<Segment> Arena::await_of_peer(int peer, std::uint32_t id, std::chrono::milliseconds limit) {
+  std::shared_ptr<Segment> segment = of_peer(peer, id);
+  if (!segment) {
+    peers_.at(static_cast<std::size_t>(peer)).channel->wait_readable(limit);
+    segment = of_peer(peer, id);
+  }
+  return segment;
+}
+
+void Arena::poll() {
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+  for (Peer& peer : peers_) {
+    if (peer.channel) {
+      drain_locked(peer);
+    }
+  }
+}
+
+bool Arena::peer_closed(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_.at(static_cast<std::size_t>(peer)).channel->closed();
+}
+
+pid_t Arena::peer_pid(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_.at(static_cast<std::size_t>(peer)).channel->peer_pid();
+}
+
+void Arena::flush_locked() {
+  bool all_sent = true;
+  for (const Peer& peer : peers_) {
+    all_sent = (!peer.channel || peer.channel->flush()) && all_sent;
+  }
+  if (all_sent) {
+    for (const std::shared_ptr<Segment>& segment : unsent_) {
+      segment->close_descriptor();
+    }
+    unsent_.clear();
+  }
+}
+
+void Arena::drain_locked(Peer& peer) {
+  peer.channel->drain([&peer](std::uint32_t id, int descriptor) { peer.arrived[id] = descriptor; },
+                      [&peer](std::uint32_t id) {
+                        peer.mapped.erase(id);
+                        if (const auto unused = peer.arrived.find(id); unused != peer.arrived.end()) {
+                          ::close(unused->second);
+                          peer.arrived.erase(unused);
+                        }
+                      });
+}
+
+}  // namespace accelerate_cpp::comm

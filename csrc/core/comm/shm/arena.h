@@ -1,0 +1,82 @@
+// The shared memory of one rank in one group, and its view of the memory of its peers.
+//
+// A pointer into the arena is named to peers as (rank, segment, offset). Segments are announced to every peer on
+// creation; peers map them when they are first referred to. Thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/comm/shm/channel.h"
+#include "core/comm/shm/segment.h"
+
+namespace accelerate_cpp::comm {
+
+// A place in a rank's arena.
+struct ArenaReference {
+  std::uint32_t segment;
+  std::uint64_t offset_bytes;
+};
+
+class Arena {
+ public:
+  // `channels` as from connect_mesh: one per rank, empty for this rank.
+  explicit Arena(std::vector<std::unique_ptr<Channel>> channels);
+
+  struct Block {
+    std::uint32_t id;
+    std::shared_ptr<Segment> segment;
+  };
+
+  // A new segment of this rank, announced to all peers. The caller drops it with release().
+  Block create(std::size_t size_bytes);
+
+  // Peers may unmap the segment; find() no longer sees it.
+  void release(std::uint32_t id);
+
+  // Where [data, data + size_bytes) lies in this rank's arena, or nothing.
+  std::optional<ArenaReference> find(const void* data, std::size_t size_bytes) const;
+
+  // The segment `id` of `peer`, or null while it has not arrived.
+  std::shared_ptr<Segment> of_peer(int peer, std::uint32_t id);
+
+  // As of_peer, waiting for the segment at most `limit`.
+  std::shared_ptr<Segment> await_of_peer(int peer, std::uint32_t id, std::chrono::milliseconds limit);
+
+  // Sends what could not be sent and receives what has arrived. Never blocks.
+  void poll();
+
+  // Whether the peer has closed its end; up to date after poll().
+  bool peer_closed(int peer) const;
+
+  // Process id of the peer as seen from here; 0 when it is not visible.
+  pid_t peer_pid(int peer) const;
+
+ private:
+  struct Peer {
+    std::unique_ptr<Channel> channel;
+    std::map<std::uint32_t, int> arrived;  // descriptors not mapped yet
+    std::map<std::uint32_t, std::shared_ptr<Segment>> mapped;
+    ~Peer();
+  };
+
+  void flush_locked();
+  void drain_locked(Peer& peer);
+
+  mutable std::mutex mutex_;
+  std::vector<Peer> peers_;
+  std::uint32_t next_id_ = 0;
+  std::map<std::uint32_t, std::shared_ptr<Segment>> own_;
+  std::map<const std::byte*, std::uint32_t> by_address_;
+  std::vector<std::shared_ptr<Segment>> unsent_;
+};
+
+}  // namespace accelerate_cpp::comm

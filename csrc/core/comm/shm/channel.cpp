@@ -1,0 +1,144 @@
+#include "core/comm/shm/channel.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/comm/shm/fork_guard.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+constexpr std::uint32_t kAnnounce = 1;
+constexpr std::uint32_t kRelease = 2;
+
+struct Packet {
+  std::uint32_t kind;
+  std::uint32_t segment;
+};
+
+bool is_disconnect(int error) {
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == EBADF;
+}
+
+}  // namespace
+
+Channel::Channel(int socket) : socket_(socket), owner_pid_(::getpid()), peer_pid_(0) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0) {
+    peer_pid_ = credentials.pid;
+  }
+  close_after_fork(socket);
+}
+
+Channel::~Channel() {
+  close_now(socket_);
+}
+
+void Channel::announce(std::uint32_t segment, int descriptor) {
+  queue_.push_back({kAnnounce, segment, descriptor});
+}
+
+void Channel::release(std::uint32_t segment) {
+  queue_.push_back({kRelease, segment, -1});
+}
+
+void Channel::wait_readable(std::chrono::milliseconds limit) const {
+  pollfd entry{socket_, POLLIN, 0};
+  ::poll(&entry, 1, static_cast<int>(limit.count()));
+}
+
+void Channel::close_if_forked() {
+  closed_ = closed_ || ::getpid() != owner_pid_;
+}
+
+bool Channel::flush() {
+  close_if_forked();
+  while (!queue_.empty() && !closed_) {
+    if (!send_one(queue_.front())) {
+      return false;
+    }
+    queue_.pop_front();
+  }
+  if (closed_) {
+    queue_.clear();
+  }
+  return true;
+}
+
+bool Channel::send_one(const Message& message) {
+  Packet packet{message.kind, message.segment};
+  iovec part{&packet, sizeof(packet)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (message.descriptor >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    cmsghdr* const attached = CMSG_FIRSTHDR(&header);
+    attached->cmsg_level = SOL_SOCKET;
+    attached->cmsg_type = SCM_RIGHTS;
+    attached->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(attached), &message.descriptor, sizeof(int));
+  }
+  while (::sendmsg(socket_, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) {
+      return false;
+    }
+    if (is_disconnect(errno)) {
+      closed_ = true;
+      return true;
+    }
+    if (errno != EINTR) {
+      throw SystemFailure("sending a shared memory segment to a peer", errno);
+    }
+  }
+  return true;
+}
+
+void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
+                    const std::function<void(std::uint32_t)>& on_release) {
+  close_if_forked();
+  while (!closed_) {
+    Packet packet{};
+    iovec part{&packet, sizeof(packet)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    const ssize_t received = ::recvmsg(socket_, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (received == 0 || (received < 0 && is_disconnect(errno))) {
+      closed_ = true;
+      return;
+    }
+    if (received < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return;
+      }
+      throw SystemFailure("receiving from a peer", errno);
+    }
+    const cmsghdr* const attached = CMSG_FIRSTHDR(&header);
+    if (packet.kind == kRelease) {
+      on_release(packet.segment);
+    } else if (attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(attached), sizeof(int));
+      on_announce(packet.segment, descriptor);
+    } else {
+      throw SystemFailure("receiving a shared memory segment from a peer (too many open files?)", EMFILE);
+    }
+  }
+}
+
+}  // namespace accelerate_cpp::comm

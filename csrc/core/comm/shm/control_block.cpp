@@ -1,0 +1,65 @@
+#include "core/comm/shm/control_block.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+const char* name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAvg:
+      return "avg";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kProduct:
+      return "product";
+  }
+  return "unknown reduction";
+}
+
+}  // namespace
+
+const char* name(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kAllReduce:
+      return "all_reduce";
+    case OperationKind::kReduceScatter:
+      return "reduce_scatter";
+    case OperationKind::kBroadcast:
+      return "broadcast";
+    case OperationKind::kAllGather:
+      return "all_gather";
+    case OperationKind::kGather:
+      return "gather";
+    case OperationKind::kScatter:
+      return "scatter";
+    case OperationKind::kBarrier:
+      return "barrier";
+    case OperationKind::kGradients:
+      return "gradient averaging";
+  }
+  return "unknown operation";
+}
+
+std::string describe(const Operation& operation) {
+  std::string text = name(operation.kind);
+  switch (operation.kind) {
+    case OperationKind::kBarrier:
+      return text;
+    case OperationKind::kGradients:
+      return text + " of " + std::to_string(operation.count) + " buckets (round " + std::to_string(operation.round) +
+             ")";
+    case OperationKind::kAllReduce:
+    case OperationKind::kReduceScatter:
+      text += std::string("(") + name(operation.reduce_op) + ")";
+      break;
+    default:
+      break;
+  }
+  text += " of " + std::to_string(operation.count) + " " + accelerate_cpp::name(operation.dtype);
+  return operation.root < 0 ? text : text + ", root " + std::to_string(operation.root);
+}
+
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,85 @@
+"""Creation of torch's default process group: which store, which backend, which timeout."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument, PeerLost
+
+DEFAULT_TIMEOUT = timedelta(seconds=1800)
+
+
+def host_identity() -> str:
+    """A text that two processes share exactly when they can share memory: same boot, same network namespace."""
+    if platform.system() != "Linux":
+        return platform.node()
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int, bool]:
+    """Returns (store, rank, world size, whether all ranks are known to be on this host)."""
+    rank, world_size = env_table.RANK.get(), env_table.WORLD_SIZE.get()
+    descriptor = env_table.RENDEZVOUS_FD.get()
+    if descriptor is None:
+        handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
+        store, rank, world_size = next(handshake)
+        return store, rank, world_size, False
+    if rank is None or not 0 <= rank < world_size:
+        raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
+    store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)
+    store.set_timeout(timeout)
+    return store, rank, world_size, True
+
+
+def _on_one_host(store: dist.Store, rank: int, world_size: int) -> bool:
+    own = host_identity()
+    store.set(f"accelerate_cpp/host/{rank}", own)
+    try:
+        return all(store.get(f"accelerate_cpp/host/{peer}").decode() == own for peer in range(world_size))
+    except dist.DistStoreError as error:
+        raise PeerLost(f"rank {rank} of {world_size} waited in vain for the other ranks to start: {error}") from error
+
+
+def choose_backend(device_type: str, one_host: bool) -> str:
+    """The backend text for ``init_process_group``: ours among CPU processes of one host, torch's own elsewhere."""
+    if device_type == "cpu":
+        return "cpu:shm" if one_host and platform.system() == "Linux" else "cpu:gloo"
+    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+
+
+def connect(*, device_type: str, backend: str | None = None, timeout: timedelta | None = None) -> bool:
+    """Creates the default process group that the environment describes.
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"``, …: where the tensors of collectives live.
+        backend: the user's choice; ``None`` picks one by :func:`choose_backend`.
+        timeout: of every collective; 30 minutes when ``None``.
+
+    Returns:
+        Whether a default process group exists: ``False`` when the environment describes no group (no ``WORLD_SIZE``) or
+        torch was built without distributed.
+    """
+    if not dist.is_available():
+        return False
+    if dist.is_initialized():
+        return True
+    if env_table.WORLD_SIZE.get() is None:
+        return False
+    effective = DEFAULT_TIMEOUT if timeout is None else timeout
+    store, rank, world_size, one_host = _rendezvous(effective)
+    if backend is None:
+        if device_type == "cpu" and not one_host:
+            one_host = _on_one_host(store, rank, world_size)
+        backend = choose_backend(device_type, one_host)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=effective)
+    return True
+
+

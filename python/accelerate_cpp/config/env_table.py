@@ -1,0 +1,101 @@
+"""Every environment variable the package reads or writes, one row each.
+
+This module and ``launch/`` are the only places that touch ``os.environ``. Importing it loads neither torch nor the C++ core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from accelerate_cpp.errors import InvalidArgument
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: how its text becomes a value, and how a value becomes its text."""
+
+    name: str
+    parse: Callable[[str], T]
+    render: Callable[[T], str]
+    default: T
+    doc: str
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The value in ``environ`` (default ``os.environ``), or the default when unset or empty."""
+        text = (os.environ if environ is None else environ).get(self.name, "")
+        if text == "":
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise InvalidArgument(f"environment variable {self.name}={text!r}: {error}. Meaning: {self.doc}") from None
+
+    def is_set(self, environ: Mapping[str, str] | None = None) -> bool:
+        """Whether the variable is present with a non-empty text."""
+        return (os.environ if environ is None else environ).get(self.name, "") != ""
+
+
+def _parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected an integer") from None
+
+
+_TRUE = {"y", "yes", "t", "true", "on", "1"}
+_FALSE = {"n", "no", "f", "false", "off", "0"}
+
+
+def parse_flag(text: str) -> bool:
+    """``yes/true/on/1`` and ``no/false/off/0`` in any case; anything else raises ``ValueError``."""
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError("expected one of yes, true, on, 1, no, false, off, 0")
+
+
+def _integer(name: str, default: int | None, doc: str) -> Variable[Any]:
+    return Variable(name, _parse_int, str, default, doc)
+
+
+def _flag(name: str, doc: str) -> Variable[bool]:
+    return Variable(name, parse_flag, lambda value: "true" if value else "false", False, doc)
+
+
+def _text(name: str, default: str | None, doc: str) -> Variable[Any]:
+    return Variable(name, str, str, default, doc)
+
+
+RANK = _integer("RANK", None, "rank of this process over all hosts, from 0")
+WORLD_SIZE = _integer("WORLD_SIZE", None, "number of processes over all hosts")
+LOCAL_RANK = _integer("LOCAL_RANK", None, "rank of this process on its host, from 0")
+LOCAL_WORLD_SIZE = _integer("LOCAL_WORLD_SIZE", None, "number of processes on this host")
+MASTER_ADDR = _text("MASTER_ADDR", None, "host name or address of rank 0")
+MASTER_PORT = _integer("MASTER_PORT", None, "TCP port of rank 0's store")
+RENDEZVOUS_FD = _integer(
+    "ACCELERATE_CPP_RENDEZVOUS_FD", None, "inherited descriptor of the memory file through which one host's workers meet"
+)
+USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present")
+TORCH_DEVICE = _text("ACCELERATE_TORCH_DEVICE", None, "the device to use, for example cuda:1 or cpu")
+MIXED_PRECISION = _text("ACCELERATE_MIXED_PRECISION", None, "no, fp16, bf16 or fp8; an argument in code wins over it")
+GRADIENT_ACCUMULATION_STEPS = _integer(
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None, "micro-batches per optimizer step; wins over the argument in code"
+)
+DEBUG_MODE = _flag("ACCELERATE_DEBUG_MODE", "check the shapes of collectives before running them")
+DYNAMO_BACKEND = _text("ACCELERATE_DYNAMO_BACKEND", None, "torch.compile backend for prepared models; no means off")
+FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
+OMP_NUM_THREADS = _integer("OMP_NUM_THREADS", None, "intra-operator threads of each process")
+
+VARIABLES: tuple[Variable[Any], ...] = tuple(row for row in list(globals().values()) if isinstance(row, Variable))
+
+
+def render(values: Mapping[Variable[Any], Any]) -> dict[str, str]:
+    """The environment that hands ``values`` to a worker; a value of ``None`` leaves its variable out."""
+    return {row.name: row.render(value) for row, value in values.items() if value is not None}

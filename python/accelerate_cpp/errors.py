@@ -1,0 +1,41 @@
+"""The exceptions of accelerate_cpp. Errors raised in C++ arrive in Python as these types."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AccelerateError",
+    "InternalError",
+    "InvalidArgument",
+    "MismatchedCollective",
+    "PeerLost",
+    "SystemFailure",
+    "Timeout",
+]
+
+
+class AccelerateError(RuntimeError):
+    """Base of every error that a caller of accelerate_cpp can act on."""
+
+
+class InvalidArgument(AccelerateError, ValueError):
+    """An argument, a flag or a variable has a value that cannot be used; the message says which values can."""
+
+
+class Timeout(AccelerateError, TimeoutError):
+    """A collective did not finish before its deadline; the message names the ranks that were waited for."""
+
+
+class PeerLost(AccelerateError, ConnectionError):
+    """Another rank died, left or failed while this one needed it; the message names the rank."""
+
+
+class MismatchedCollective(AccelerateError):
+    """Ranks called different collectives, or the same one with different shapes or dtypes; the message is a table."""
+
+
+class SystemFailure(AccelerateError, OSError):
+    """The operating system refused something (memory, descriptors, sockets); the message names the call and errno."""
+
+
+class InternalError(RuntimeError):
+    """An invariant of accelerate_cpp itself is broken. This is a bug: please report it with the message."""

@@ -1,0 +1,44 @@
+"""The seven questions that training asks of a way to parallelise it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from accelerate_cpp.parallel.bundle import Bundle
+
+
+class Strategy(ABC):
+    """One way to train a model on one or more processes. Stateless but for what its constructor was given."""
+
+    @abstractmethod
+    def prepare(self, bundle: Bundle) -> Bundle:
+        """Returns the bundle with its models (and, where needed, optimizers) made ready, in the same order."""
+
+    @abstractmethod
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Within it, backward passes through ``model`` keep their gradients local."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks."""
+
+    @abstractmethod
+    def clip_grad_norm(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Scales gradients in place so that their joint norm is at most ``max_norm``; returns the norm before (0-dim)."""
+
+    @abstractmethod
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The module that the user gave to ``prepare``."""
+
+    @abstractmethod
+    def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The full state dict under the user's own names."""
+
+    @abstractmethod
+    def load_model_state(self, model: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+        """Loads what ``model_state`` returned; missing or unexpected names raise."""

@@ -1,0 +1,1 @@
+"""What exists while training runs: the session and its collaborators, and the one global that points at them."""
