@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument, PeerLost
 
@@ -51,7 +52,7 @@ def _on_one_host(store: dist.Store, rank: int, world_size: int) -> bool:
 def choose_backend(device_type: str, one_host: bool) -> str:
     """The backend text for ``init_process_group``: ours among CPU processes of one host, torch's own elsewhere."""
     if device_type == "cpu":
-        return "cpu:shm" if one_host and platform.system() == "Linux" else "cpu:gloo"
+        return BACKEND_NAME if one_host and platform.system() == "Linux" else "gloo"
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
@@ -79,7 +80,6 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
         if device_type == "cpu" and not one_host:
             one_host = _on_one_host(store, rank, world_size)
         backend = choose_backend(device_type, one_host)
+    register()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=effective)
     return True
-
-

@@ -1,6 +1,7 @@
 """Every environment variable the package reads or writes, one row each.
 
-This module and ``launch/`` are the only places that touch ``os.environ``. Importing it loads neither torch nor the C++ core.
+This module and ``launch/`` are the only places that touch ``os.environ``. Importing it loads neither torch nor the C++
+core.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ LOCAL_WORLD_SIZE = _integer("LOCAL_WORLD_SIZE", None, "number of processes on th
 MASTER_ADDR = _text("MASTER_ADDR", None, "host name or address of rank 0")
 MASTER_PORT = _integer("MASTER_PORT", None, "TCP port of rank 0's store")
 RENDEZVOUS_FD = _integer(
-    "ACCELERATE_CPP_RENDEZVOUS_FD", None, "inherited descriptor of the memory file through which one host's workers meet"
+    "ACCELERATE_CPP_RENDEZVOUS_FD",
+    None,
+    "inherited descriptor of the memory file through which one host's workers meet",
 )
 USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present")
 TORCH_DEVICE = _text("ACCELERATE_TORCH_DEVICE", None, "the device to use, for example cuda:1 or cpu")

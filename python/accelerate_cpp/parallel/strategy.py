@@ -29,7 +29,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def clip_grad_norm(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
-        """Scales gradients in place so that their joint norm is at most ``max_norm``; returns the norm before (0-dim)."""
+        """Scales gradients in place so that their joint norm is at most ``max_norm``.
+
+        Returns:
+            The norm before, 0-dim.
+        """
 
     @abstractmethod
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:

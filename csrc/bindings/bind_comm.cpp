@@ -1,0 +1,95 @@
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <ATen/ops/from_blob.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "core/base/error.h"
+#include "core/comm/communicator.h"
+#include "core/comm/reduce_kernels.h"
+#include "core/comm/solo.h"
+#include "torch_bridge/c10d_backend.h"
+#include "torch_bridge/c10d_store.h"
+#include "torch_bridge/tensor_view.h"
+#if defined(ACCELERATE_HAS_SHM)
+#include "core/comm/shm/shm_communicator.h"
+#endif
+
+namespace accelerate_cpp::bindings {
+namespace {
+
+using comm::C10dBackend;
+using comm::Communicator;
+using std::chrono::milliseconds;
+
+std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                          milliseconds timeout) {
+  if (size == 1) {
+    return std::make_shared<comm::SoloCommunicator>();
+  }
+#if defined(ACCELERATE_HAS_SHM)
+  comm::C10dStore adapted(store, interrupt_probe());
+  return comm::ShmCommunicator::connect(adapted, rank, size, Deadline::after(timeout), interrupt_probe());
+#else
+  (void)store, (void)rank, (void)timeout;
+  throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
+#endif
+}
+
+// A tensor in memory on which the communicator's collectives need no staging copy.
+at::Tensor shared_empty(Communicator& communicator, const std::vector<std::int64_t>& size, at::ScalarType dtype) {
+  std::int64_t count = 1;
+  for (const std::int64_t dimension : size) {
+    count *= dimension;
+  }
+  const auto bytes = static_cast<std::size_t>(count) * c10::elementSize(dtype);
+  std::shared_ptr<comm::Buffer> buffer = communicator.allocate(std::max<std::size_t>(bytes, 1));
+  void* const data = buffer->data();
+  return at::from_blob(data, size, [buffer](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>& tensors, int root,
+                       milliseconds timeout) {
+  for (const at::Tensor& tensor : tensors) {
+    const Contiguous data(tensor.detach());
+    communicator.broadcast(data.view(), root, Deadline::after(timeout));
+    data.write_back();
+  }
+}
+
+}  // namespace
+
+void bind_comm(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> release;
+  py::class_<Communicator, std::shared_ptr<Communicator>>(
+      module, "Communicator", "Collective operations of a fixed set of ranks (csrc/core/comm/communicator.h).")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def("shared_empty", &shared_empty, py::arg("size"), py::arg("dtype"), release,
+           "An uninitialised CPU tensor on which collectives need no staging copy.")
+      .def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"), py::arg("timeout"), release,
+           "Copies the tensors of rank `root` into those of every rank, in place.")
+      .def("abort", &Communicator::abort, py::arg("reason"), release,
+           "Makes current and later operations of every rank raise PeerLost with the reason.");
+
+  py::class_<C10dBackend, ::c10d::Backend, c10::intrusive_ptr<C10dBackend>>(
+      module, "C10dBackend", "A communicator as a torch.distributed backend.")
+      .def_property_readonly("communicator", &C10dBackend::communicator)
+      .def_property_readonly("timeout", &C10dBackend::timeout);
+
+  module.def(
+      "create_backend",
+      [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout) {
+        return c10::make_intrusive<C10dBackend>(connect_shm(store, rank, size, timeout), "shm", timeout);
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), release,
+      "Collective: connects the ranks that share `store`, all on this host, and returns the backend.");
+  module.def("reduce_instruction_set", &comm::reduce_instruction_set,
+             "The vector instructions that reductions use: avx512, avx2 or portable.");
+}
+
+}  // namespace accelerate_cpp::bindings

@@ -1,0 +1,11 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ core of accelerate_cpp.";
+  namespace bindings = accelerate_cpp::bindings;
+  bindings::bind_errors(module);
+  bindings::bind_comm(module);
+  bindings::bind_grad(module);
+  bindings::bind_placement(module);
+  bindings::bind_tree(module);
+}

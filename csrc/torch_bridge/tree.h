@@ -1,0 +1,24 @@
+// Walks over nested Python containers: lists, tuples, named tuples, mappings, dataclasses, and objects with a .to
+// method.
+#pragma once
+
+#include <Python.h>
+
+#include <c10/core/Device.h>
+
+#include <string>
+#include <vector>
+
+namespace accelerate_cpp {
+
+struct MoveOptions {
+  c10::Device device;
+  bool non_blocking;
+  std::vector<std::string> skip_keys;  // entries of mappings with these keys stay where they are
+};
+
+// A tree of the same types with every tensor on the device. What is no container and has no .to is returned as it is;
+// so is a tensor that is on the device already. Returns a new reference, or null with a Python error set.
+PyObject* move_tree(PyObject* tree, const MoveOptions& options);
+
+}  // namespace accelerate_cpp

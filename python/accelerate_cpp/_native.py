@@ -1,0 +1,45 @@
+"""The one door to the C++ module: checks that it fits the torch that is installed, then loads it.
+
+Import names from here, never from ``_C``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+try:
+    from accelerate_cpp._build_info import TORCH_VERSION
+except ImportError:
+    raise ImportError(
+        "accelerate_cpp was not built: its C++ module is missing. Install it with `pip install accelerate-cpp`, or "
+        "with `pip install -e .` in a clone"
+    ) from None
+
+
+def check_torch_version(built: str, installed: str) -> None:
+    """Raises ``ImportError`` unless both versions have the same major and minor number.
+
+    Args:
+        built: the torch that the C++ module was compiled against, for example ``"2.13.0"``.
+        installed: the torch that is imported, for example ``"2.13.0+cpu"``.
+    """
+    if built.split(".")[:2] != installed.split(".")[:2]:
+        raise ImportError(
+            f"accelerate_cpp was built for torch {built}, but torch {installed} is installed. torch's C++ interface "
+            f"changes with every minor version: install torch {'.'.join(built.split('.')[:2])}, or reinstall "
+            "accelerate-cpp against the torch you have"
+        )
+
+
+check_torch_version(TORCH_VERSION, torch.__version__)
+_C = importlib.import_module("accelerate_cpp._C")
+
+C10dBackend = _C.C10dBackend
+Communicator = _C.Communicator
+GradientReducer = _C.GradientReducer
+choose_device = _C.choose_device
+create_backend = _C.create_backend
+move_tree = _C.move_tree
+reduce_instruction_set = _C.reduce_instruction_set

@@ -1,0 +1,758 @@
+"""``Accelerator``: the one object that a training script talks to. It delegates; nothing is decided here."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accelerate_cpp.config import unsupported
+from accelerate_cpp.config.compile import compile_accumulation, freeze, require_no_dynamo
+from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.gradient_state import set_accumulation
+from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.session import Session
+from accelerate_cpp.scheduler import AcceleratedScheduler
+from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
+from accelerate_cpp.utils.dataclasses import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    LoggerType,
+    PrecisionType,
+    ProfileKwargs,
+    ProjectConfiguration,
+    RNGType,
+    by_class,
+)
+from accelerate_cpp.utils.operations import (
+    gather,
+    gather_object,
+    honor_type,
+    pad_across_processes,
+    recursively_apply,
+    reduce,
+)
+from accelerate_cpp.utils.other import extract_model_from_parallel
+
+__all__ = ["Accelerator"]
+
+T = TypeVar("T")
+_NOT_GIVEN = object()
+
+
+class Accelerator:
+    """Trains a model on one or many processes with the same script.
+
+    Args:
+        device_placement: move models and batches to the device of their process.
+        split_batches: without effect; use ``dataloader_config``.
+        mixed_precision: ``"no"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
+        gradient_accumulation_steps: micro-batches per optimizer step, at least 1;
+            ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS`` wins over it.
+        cpu: use the CPU even when an accelerator is present.
+        dataloader_config: how loaders share out their data.
+        rng_types: the generators that are synchronised over the processes when a pass over a loader starts;
+            ``["generator"]`` when ``None``.
+        project_dir: the folder of the project.
+        project_config: where a project keeps its files; ``project_dir`` is filled in.
+        gradient_accumulation_plugin: instead of ``gradient_accumulation_steps``.
+        step_scheduler_with_optimizer: a scheduler steps only where its optimizers do, once for every process.
+        kwargs_handlers: at most one each of ``AutocastKwargs``, ``DistributedDataParallelKwargs``,
+            ``InitProcessGroupKwargs`` and ``ProfileKwargs``.
+        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, dynamo_backend, dynamo_plugin,
+        deepspeed_plugins, parallelism_config: not supported yet; only ``None`` (or backend ``"no"``) is accepted.
+
+    Raises:
+        ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool = _NOT_GIVEN,  # type: ignore[assignment]
+        mixed_precision: PrecisionType | str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: list[str | RNGType] | None = None,
+        log_with: str | LoggerType | list[str | LoggerType] | None = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        _refuse_arguments(
+            split_batches,
+            dynamo_backend,
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            log_with=log_with or None,
+            dynamo_plugin=dynamo_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
+        handlers = _accepted_handlers(kwargs_handlers)
+        accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        self._session = _open_session(cpu, mixed_precision, accumulation, handlers)
+        self._keep(
+            device_placement=device_placement,
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            dataloader_config=dataloader_config or DataLoaderConfiguration(),
+            rng_types=["generator"] if rng_types is None else rng_types,
+            project_configuration=_project(project_config, project_dir),
+            profile_handler=handlers.get(ProfileKwargs),
+        )
+
+    def _keep(
+        self,
+        device_placement: bool,
+        step_scheduler_with_optimizer: bool,
+        dataloader_config: DataLoaderConfiguration,
+        rng_types: list[str | RNGType],
+        project_configuration: ProjectConfiguration,
+        profile_handler: ProfileKwargs | None,
+    ) -> None:
+        self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
+        self.dataloader_config, self.rng_types = dataloader_config, rng_types
+        self.project_configuration, self.profile_handler = project_configuration, profile_handler
+        self.state, self.gradient_state = AcceleratorState(), GradientState()
+        self._prepared, self.scaler, self._trigger = Bundle(), None, False
+
+    def __getattr__(self, name: str) -> Any:
+        """Explains methods of the original that are not there yet; called for unknown names only."""
+        refusal = unsupported.method_refusal(name)
+        raise AttributeError(refusal or f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # Processes and devices
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self._session.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What kind of run this is: ``NO`` for one process, else by the kind of device."""
+        return self.state.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes on all hosts."""
+        return self._session.topology.world_size
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process among all."""
+        return self._session.topology.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process on its host."""
+        return self._session.topology.local_rank
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is rank 0 of its host."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.process_index == self.num_processes - 1
+
+    def wait_for_everyone(self) -> None:
+        """Returns when every process has called it."""
+        self.state.wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """``print`` on rank 0 of each host."""
+        self.state.print(*args, **kwargs)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorates ``function`` to run on rank 0 alone; elsewhere it returns ``None``."""
+        return self.state.on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorates ``function`` to run on rank 0 of each host alone; elsewhere it returns ``None``."""
+        return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates ``function`` to run on the highest rank alone; elsewhere it returns ``None``."""
+        return self.state.on_last_process(function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Decorates ``function`` to run on rank ``process_index`` alone; elsewhere it returns ``None``."""
+        return self.state.on_process(function, process_index=process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Decorates ``function`` to run on rank ``local_process_index`` of each host; elsewhere it returns ``None``."""
+        return self.state.on_local_process(function, local_process_index=local_process_index)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Rank 0 of each host runs the block before the others do."""
+        return self.state.local_main_process_first()
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
+        """Gives each process its consecutive part of ``inputs``; see :meth:`PartialState.split_between_processes`."""
+        return self.state.split_between_processes(inputs, apply_padding=apply_padding)
+
+    # Settings
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of forward and backward passes."""
+        return self.state.mixed_precision
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether forward passes run under ``torch.autocast``."""
+        return self.mixed_precision != "no"
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batches are cut into one slice per process."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 reads for everyone; ``None`` means so for iterable datasets only."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether samples are repeated so that every process gets equally many batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether shuffles depend on the seed and the epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the device without waiting."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether prepared loaders are torchdata's ``StatefulDataLoader``."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def project_dir(self) -> str | os.PathLike[str] | None:
+        """The folder of the project."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | os.PathLike[str] | None:
+        """The folder for logs."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def parallelism_config(self) -> None:
+        """``None``: every run is plain data parallelism, as asking for another kind is refused."""
+        return None
+
+    # Preparing
+
+    def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
+        """Makes models, optimizers, data loaders and schedulers ready for this run, in any order and number.
+
+        Args:
+            args: what to prepare; objects of other types, and prepared ones, are returned as they are.
+            device_placement: for each of ``args``, whether to move it to the device; ``None`` follows the constructor's
+                choice, as a whole or for one object.
+
+        Returns:
+            The prepared objects in the order of ``args``: one object for one argument, else a tuple.
+
+        Raises:
+            ValueError: ``device_placement`` has another length than ``args``.
+            RuntimeError: with several processes, a model without a trainable parameter.
+        """
+        prepared = _prepare_together(self, args, _placements(args, device_placement))
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """Moves ``model`` to the device and readies it for training on all processes.
+
+        With ``evaluation_mode`` it is only moved: no gradient will be reduced, and it need not have any.
+        """
+        if _is_prepared(model) or evaluation_mode:
+            return _remember(self._models, model if _is_prepared(model) else _place(self, model, device_placement))
+        prepared: torch.nn.Module = _prepare_together(self, (model,), [device_placement])[0]
+        return prepared
+
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> DataLoader[Any]:
+        """A loader that yields this process's share, on its device.
+
+        ``slice_fn_for_dispatch`` cuts a rank's part from the batches that rank 0 reads for everyone.
+        """
+        if _is_prepared(data_loader):
+            return _remember(self._dataloaders, data_loader)
+        put_on_device = self.device_placement if device_placement is None else device_placement
+        sharded = _shard_loader(self, data_loader, put_on_device, slice_fn_for_dispatch)
+        return _remember(self._dataloaders, sharded)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """An optimizer that steps only where gradients are synchronised."""
+        if _is_prepared(optimizer):
+            return _remember(self._optimizers, optimizer)
+        placement = self.device_placement if device_placement is None else device_placement
+        return _remember(
+            self._optimizers, AcceleratedOptimizer(optimizer, device_placement=placement, scaler=self.scaler)
+        )
+
+    def prepare_scheduler(self, scheduler: LRScheduler | AcceleratedScheduler) -> LRScheduler | AcceleratedScheduler:
+        """A scheduler that steps with its optimizer; an optimizer that is prepared already is found again."""
+        if _is_prepared(scheduler):
+            return _remember(self._schedulers, scheduler)
+        own = [wrapped for wrapped in self._optimizers if wrapped.optimizer is getattr(scheduler, "optimizer", None)]
+        prepared = AcceleratedScheduler(
+            scheduler, own or self._optimizers, self.step_scheduler_with_optimizer, self.split_batches
+        )
+        return _remember(self._schedulers, prepared)
+
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+        """A loader like ``dataloader`` that starts after its first ``num_batches`` batches."""
+        rest: DataLoader[Any] = skip_first_batches(dataloader, num_batches=num_batches)
+        return rest
+
+    @property
+    def _models(self) -> list[torch.nn.Module]:
+        return self._prepared.models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self._prepared.optimizers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._prepared.dataloaders
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._prepared.schedulers
+
+    # Training
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are synchronised, and optimizers step, in the micro-batch in hand."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        current.accumulation.num_steps = compile_accumulation(
+            plugin={"num_steps": gradient_accumulation_steps}
+        ).num_steps
+
+    @property
+    def step(self) -> int:
+        """Micro-batches since the last forced synchronisation."""
+        return current.accumulation.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        current.accumulation.step = step
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any prepared optimizer left out its last step because gradients were not finite."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @contextmanager
+    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Counts one micro-batch: gradients stay local, and optimizers wait, unless it completes a step.
+
+        Args:
+            models: those whose backward passes run in the block.
+        """
+        synchronises = current.accumulation.advance() or current.accumulation.sync_each_batch
+        with ExitStack() as stack:
+            for model in () if synchronises else models:
+                stack.enter_context(self.no_sync(model))
+            yield
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Within it, backward passes through ``model`` keep their gradients local."""
+        return self._session.strategy.no_sync(model)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """``loss.backward(**kwargs)`` on the loss divided by ``gradient_accumulation_steps``."""
+        self._session.strategy.backward(loss / self.gradient_accumulation_steps, **kwargs)
+
+    def clip_grad_norm_(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Scales gradients in place to a joint norm of at most ``max_norm``; returns the norm before (0-dim)."""
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        return self._session.strategy.clip_grad_norm(tensors, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
+        """Clamps every gradient element in place to ``[-clip_value, clip_value]``."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
+        """The casting that mixed precision asks for; none in full precision, whatever the handler says."""
+        return nullcontext()
+
+    @contextmanager
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
+        """Profiles the block; with ``output_trace_dir``, each rank then writes ``profile_<rank>.json`` there."""
+        handler = profile_handler or self.profile_handler or ProfileKwargs()
+        with handler.build() as profiler:
+            yield profiler
+        _write_trace(profiler, handler.output_trace_dir, self.process_index)
+        self.wait_for_everyone()
+
+    def join_uneven_inputs(
+        self, joinables: list[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Nothing to do for one process; refused for several."""
+        if self.use_distributed:
+            unsupported.refuse("join_uneven_inputs", f"join_uneven_inputs on {self.num_processes} processes")
+        return nullcontext()
+
+    # Collectives
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenates the tensors of all processes along their first dimension, in nested containers as well.
+
+        Every process gets the result; a 0-dim tensor gives one value per process.
+        """
+        return gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gathers, and drops what was repeated to complete the last batch of the loader that is being read.
+
+        Only what has one row for each sample of the global batch is cut: a gathered scalar, or rows that were filtered
+        or multiplied since, are returned whole.
+
+        Args:
+            input_data: tensors in nested containers; anything else is gathered by pickling, as a list of samples.
+            use_gather_object: pickle tensors as well.
+        """
+        pickled = use_gather_object or not _all_tensors(input_data)
+        gathered = gather_object(input_data) if pickled else gather(input_data)
+        rows = _rows_of_last_batch(self.gradient_state, self.num_processes)
+        return gathered if rows is None else _drop_repeated(gathered, input_data, pickled, *rows)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The ``"sum"``, ``"mean"`` or ``"max"`` over all processes, as new tensors; ``scale`` has no effect."""
+        return reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pads ``dim`` with ``pad_index`` to the longest among the processes, at the end or at the front."""
+        return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    def set_trigger(self) -> None:
+        """Raises a flag here that the next :meth:`check_trigger` sees on every process."""
+        self._trigger = True
+
+    def check_trigger(self) -> bool:
+        """Whether any process has called :meth:`set_trigger` since the last check. Every process has to call it."""
+        flag = torch.tensor(int(self._trigger), device=self.device)
+        self._trigger = False
+        return bool(reduce(flag).item())
+
+    # Models and the end
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> torch.nn.Module:
+        """The module that was given to :meth:`prepare`, compiled still if ``keep_torch_compile``."""
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
+        """The full state dict of ``model``, under the user's own names if ``unwrap``."""
+        return self._session.strategy.model_state(model) if unwrap else model.state_dict()
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forgets everything that was prepared and frees what nothing else holds.
+
+        Returns:
+            One ``None`` for each of ``objects``: ``model, optimizer = accelerator.free_memory(model, optimizer)`` drops
+            the caller's own references.
+        """
+        self._prepared, self.step = Bundle(), 0
+        freed = [None] * len(objects)
+        del objects
+        _release_cache(self.device)
+        return freed
+
+    def clear(self, *objects: Any) -> list[None]:
+        """The same as :meth:`free_memory`."""
+        return self.free_memory(*objects)
+
+    def end_training(self) -> None:
+        """Waits for every process. Process groups go when the interpreter exits."""
+        self.wait_for_everyone()
+
+
+def _refuse_arguments(split_batches: object, dynamo_backend: object, **plugins: Any) -> None:
+    if plugins["dynamo_plugin"] is not None and dynamo_backend is not None:
+        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
+    unsupported.refuse_given(plugins)
+    require_no_dynamo(dynamo_backend)
+    if split_batches is not _NOT_GIVEN:
+        warnings.warn(
+            "Accelerator(split_batches=...) has no effect; pass "
+            "dataloader_config=DataLoaderConfiguration(split_batches=...)",
+            stacklevel=3,
+        )
+
+
+def _accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandler], Any]:
+    accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
+    unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})
+    ddp = accepted.get(DistributedDataParallelKwargs, DistributedDataParallelKwargs())
+    for name in ("comm_hook", "comm_wrapper"):
+        value = getattr(ddp, name)
+        if value != DDPCommunicationHookType.NO:
+            row = f"DistributedDataParallelKwargs.{name}"
+            unsupported.refuse(row, f"{row}={value}")
+    return accepted
+
+
+def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> AccumulationConfig:
+    return compile_accumulation(steps, None if plugin is None else plugin.to_kwargs())
+
+
+def _open_session(
+    cpu: bool,
+    mixed_precision: PrecisionType | str | None,
+    accumulation: AccumulationConfig,
+    handlers: dict[type[KwargsHandler], Any],
+) -> Session:
+    """Settles the state, and makes the session that has this Accelerator's strategy the current one."""
+    group = handlers.get(InitProcessGroupKwargs)
+    AcceleratorState(
+        mixed_precision=None if mixed_precision is None else str(mixed_precision),
+        cpu=cpu,
+        _from_accelerator=True,
+        **({} if group is None else group.to_kwargs()),
+    )
+    set_accumulation(accumulation)
+    ddp = handlers.get(DistributedDataParallelKwargs)
+    settled = AcceleratorState()._session.config
+    ddp_kwargs = freeze(None if ddp is None else ddp.to_kwargs())
+    return enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs))
+
+
+def _project(
+    configuration: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None
+) -> ProjectConfiguration:
+    project = configuration or ProjectConfiguration(project_dir=project_dir)
+    if project_dir is not None and project.project_dir is None:
+        project.set_directories(project_dir)
+    return project
+
+
+def _is_prepared(item: Any) -> bool:
+    return bool(getattr(item, "_is_accelerate_prepared", False))
+
+
+def _remember(prepared: list[Any], item: T) -> T:
+    """Marks ``item`` as prepared, adds it to the list of its kind once, and returns it."""
+    item._is_accelerate_prepared = True  # type: ignore[attr-defined]
+    if not any(known is item for known in prepared):
+        prepared.append(item)
+    return item
+
+
+def _placements(items: tuple[Any, ...], placements: Sequence[bool | None] | None) -> list[bool | None]:
+    if placements is None:
+        return [None] * len(items)
+    if len(placements) != len(items):
+        raise InvalidArgument(
+            f"prepare: device_placement has {len(placements)} entries for {len(items)} objects; give one for each"
+        )
+    return list(placements)
+
+
+def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
+    moves = accelerator.device_placement if placement is None else placement
+    return model.to(accelerator.device) if moves else model
+
+
+def _require_trainable(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    if accelerator.use_distributed and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} has no parameter that requires a gradient, so there is nothing to train "
+            f"on {accelerator.num_processes} processes; use prepare_model(model, evaluation_mode=True) to evaluate it"
+        )
+
+
+def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placements: Sequence[bool | None]) -> list[Any]:
+    """Prepares models first, so that optimizers see their final parameters, and schedulers last."""
+    placement_of = {id(item): placement for item, placement in zip(items, placements, strict=True)}
+    unique = list({id(item): item for item in items}.values())
+    models = [item for item in unique if isinstance(item, torch.nn.Module) and not _is_prepared(item)]
+    optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
+    for model in models:
+        _require_trainable(accelerator, model)
+    ready = accelerator._session.strategy.prepare(
+        Bundle(
+            models=[_place(accelerator, model, placement_of[id(model)]) for model in models],
+            optimizers=optimizers,
+            dataloaders=[item for item in unique if isinstance(item, DataLoader)],
+            schedulers=[item for item in unique if isinstance(item, LRScheduler)],
+        )
+    )
+    results: dict[int, Any] = {id(model): done for model, done in zip(models, ready.models, strict=True)}
+    results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
+    for last in (False, True):
+        for item in unique:
+            if isinstance(item, LRScheduler | AcceleratedScheduler) is last:
+                results[id(item)] = _prepare_one(accelerator, results.get(id(item), item), placement_of[id(item)])
+    return [results[id(item)] for item in items]
+
+
+def _prepare_one(accelerator: Accelerator, item: Any, placement: bool | None) -> Any:
+    if isinstance(item, torch.nn.Module):
+        return _remember(accelerator._models, item)
+    if isinstance(item, torch.optim.Optimizer):
+        return accelerator.prepare_optimizer(item, placement)
+    if isinstance(item, DataLoader):
+        return accelerator.prepare_data_loader(item, placement)
+    if isinstance(item, LRScheduler | AcceleratedScheduler):
+        return accelerator.prepare_scheduler(item)
+    return item
+
+
+def _shard_loader(
+    accelerator: Accelerator, loader: DataLoader[Any], put_on_device: bool, slice_fn: Callable[..., Any] | None
+) -> DataLoader[Any]:
+    config = accelerator.dataloader_config
+    return prepare_data_loader(
+        loader,
+        accelerator.device,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        split_batches=config.split_batches,
+        put_on_device=put_on_device,
+        rng_types=list(accelerator.rng_types),
+        dispatch_batches=config.dispatch_batches,
+        even_batches=config.even_batches,
+        slice_fn_for_dispatch=slice_fn,
+        use_seedable_sampler=config.use_seedable_sampler,
+        data_seed=config.data_seed,
+        non_blocking=config.non_blocking,
+        use_stateful_dataloader=config.use_stateful_dataloader,
+    )
+
+
+def _all_tensors(data: Any) -> bool:
+    try:
+        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozenset[int | None], int] | None:
+    """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
+
+    ``None`` where nothing is to be dropped: one process, another batch than the last, a full or an unknown remainder.
+    """
+    if num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+        return None
+    total, real = state.active_dataloader.total_batch_size, state.remainder  # type: ignore[union-attr]
+    return frozenset({total, math.ceil(real / num_processes) * num_processes}), real
+
+
+def _drop_repeated(gathered: Any, local: Any, pickled: bool, lengths: frozenset[int | None], real: int) -> Any:
+    """Cuts to ``real`` rows whatever has one of ``lengths``; 0-dim tensors of ``local`` have no rows to cut."""
+    if pickled:
+        return gathered[:real] if isinstance(gathered, Sequence) and len(gathered) in lengths else gathered
+    if isinstance(local, torch.Tensor):
+        return gathered[:real] if local.ndim > 0 and len(gathered) in lengths else gathered
+    if isinstance(local, Mapping):
+        cut = {key: _drop_repeated(gathered[key], value, False, lengths, real) for key, value in local.items()}
+        return type(gathered)(cut)
+    pairs = zip(gathered, local, strict=True)
+    return honor_type(gathered, (_drop_repeated(whole, part, False, lengths, real) for whole, part in pairs))
+
+
+def _write_trace(profiler: torch.profiler.profile, folder: str | None, rank: int) -> None:
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+        profiler.export_chrome_trace(os.path.join(folder, f"profile_{rank}.json"))
+
+
+def _release_cache(device: torch.device) -> None:
+    gc.collect()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()

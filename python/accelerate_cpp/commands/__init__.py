@@ -1,0 +1,1 @@
+"""The command line. Importing it loads neither torch nor the C++ core."""

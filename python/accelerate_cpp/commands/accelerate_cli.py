@@ -1,0 +1,20 @@
+"""``accelerate-cpp``: the command with its sub-commands."""
+
+from __future__ import annotations
+
+import sys
+
+from accelerate_cpp.commands.launch import launch_command_parser, run_command
+from accelerate_cpp.commands.utils import CustomArgumentParser
+
+
+def main() -> int:
+    """Entry point of the ``accelerate-cpp`` command; returns its exit status."""
+    parser = CustomArgumentParser("accelerate-cpp", usage="%(prog)s <command> [arguments of the command]")
+    subparsers = parser.add_subparsers(prog=parser.prog, metavar="<command>", dest="command", required=True)
+    launch_command_parser(subparsers)
+    return run_command(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""``accelerate-cpp launch``: starts a training script on one or several processes of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+
+from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.launch.executed import execute
+from accelerate_cpp.launch.plan import LaunchOptions, resolve
+
+
+def launch_command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command, by itself or as a sub-command of ``subparsers``."""
+    description = "Start a training script on one or several processes of this machine."
+    usage = "%(prog)s [flags] training_script [arguments of the script]"
+    if subparsers is not None:
+        parser = subparsers.add_parser("launch", description=description, help=description, usage=usage)
+    else:
+        parser = CustomArgumentParser("accelerate-cpp launch", description=description, usage=usage)
+    _add_hardware_flags(parser)
+    _add_script_flags(parser)
+    parser.set_defaults(func=launch_command)
+    return parser
+
+
+def _add_hardware_flags(parser: argparse.ArgumentParser) -> None:
+    at_least_one = integer_from(1)
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU even when GPUs are present")
+    parser.add_argument("--multi_gpu", action="store_true", help="train on several GPUs, one per process")
+    parser.add_argument(
+        "--num_processes",
+        type=at_least_one,
+        metavar="N",
+        help="processes; default: one per visible GPU, else 1",
+    )
+    parser.add_argument("--num_machines", type=at_least_one, metavar="N", help="machines; 1 is the only one supported")
+    parser.add_argument("--machine_rank", type=integer_from(0), metavar="R", help="rank of this machine: 0")
+    parser.add_argument("--main_process_ip", metavar="ADDRESS", help="value of MASTER_ADDR; default 127.0.0.1")
+    parser.add_argument(
+        "--main_process_port",
+        type=integer_from(0, 65535),
+        metavar="P",
+        help="value of MASTER_PORT; default: free",
+    )
+    parser.add_argument(
+        "--num_cpu_threads_per_process",
+        type=at_least_one,
+        metavar="N",
+        help="intra-operator threads of each process; default: OMP_NUM_THREADS, else the usable cores shared out",
+    )
+    parser.add_argument("--gpu_ids", metavar="IDS", help="GPUs to use, such as 0,1; default: all")
+    parser.add_argument("--mixed_precision", choices=("no",), help="precision of the forward pass")
+    parser.add_argument(
+        "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
+    )
+
+
+def _add_script_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
+    parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
+    parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
+    parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")
+    parser.add_argument("training_script", help="path of the script; with -m the module, with --no_python the program")
+    rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the script")
+    rest.required = False  # else a missing script is reported as two missing arguments
+
+
+def launch_command(args: argparse.Namespace) -> int:
+    """Runs the launch that ``args`` describes and returns its exit status."""
+    values = {field.name: getattr(args, field.name) for field in fields(LaunchOptions)}
+    values["training_script_args"] = tuple(args.training_script_args)
+    return execute(resolve(LaunchOptions(**values)), quiet=args.quiet)
+
+
+def run_command(parser: argparse.ArgumentParser) -> int:
+    """Parses the command line, runs its command, and turns refusals into one sentence on standard error."""
+    args = parser.parse_args()
+    try:
+        return int(args.func(args))
+    except AccelerateError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def main() -> int:
+    """Entry point of ``python -m accelerate_cpp.commands.launch``."""
+    return run_command(launch_command_parser())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Precedence, written once: arguments and environment become a frozen :class:`SessionConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+from accelerate_cpp.config import env_table, unsupported
+from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
+from accelerate_cpp.errors import InvalidArgument
+
+PRECISIONS = ("no", "fp8", "fp16", "bf16")
+
+
+def _require_steps(steps: Any, source: str) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidArgument(f"{source}={steps!r}: expected a whole number of micro-batches, at least 1")
+    return steps
+
+
+def compile_accumulation(
+    steps: int = 1, plugin: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> AccumulationConfig:
+    """Settles gradient accumulation: a plugin stands alone, else the environment wins over ``steps``.
+
+    Args:
+        steps: the ``gradient_accumulation_steps`` argument.
+        plugin: the fields that the user's plugin sets to other than their defaults; ``None`` without a plugin.
+            ``adjust_scheduler`` is therefore never on: its default is ``True``, so that only ``False`` arrives here.
+        environ: ``os.environ`` when ``None``.
+
+    Raises:
+        InvalidArgument: both ``steps`` and ``plugin`` are given, or a number of steps is below 1.
+    """
+    if plugin is not None:
+        if steps != 1:
+            raise InvalidArgument(
+                f"gradient_accumulation_steps={steps!r} and a gradient_accumulation_plugin are both given; give one"
+            )
+        _require_steps(plugin.get("num_steps", 1), "GradientAccumulationPlugin.num_steps")
+        return AccumulationConfig(**plugin)
+    variable = env_table.GRADIENT_ACCUMULATION_STEPS
+    if variable.is_set(environ):
+        return AccumulationConfig(_require_steps(variable.get(environ), variable.name))
+    return AccumulationConfig(_require_steps(steps, "gradient_accumulation_steps"))
+
+
+def compile_precision(argument: object | None, environ: Mapping[str, str] | None = None) -> str:
+    """Settles mixed precision: the argument wins, the environment fills a ``None``, and ``"no"`` is the default."""
+    variable = env_table.MIXED_PRECISION
+    if argument is not None:
+        text, found = str(argument), f"mixed_precision={str(argument)!r}"
+    else:
+        text = str(variable.get(environ) or "no").lower()
+        found = f"environment variable {variable.name}={text!r}"
+    if text not in PRECISIONS:
+        raise InvalidArgument(f"{found}: expected one of {', '.join(PRECISIONS)}")
+    if text != "no":
+        unsupported.refuse("mixed_precision", found)
+    return text
+
+
+def require_no_dynamo(argument: object | None, environ: Mapping[str, str] | None = None) -> None:
+    """Refuses every ``torch.compile`` backend but ``no``, whether an argument or the environment asks for it."""
+    variable = env_table.DYNAMO_BACKEND
+    value, source = (argument, "dynamo_backend") if argument is not None else (variable.get(environ), variable.name)
+    text = "no" if value is None else str(value)
+    if text.lower() != "no":
+        unsupported.refuse("dynamo_backend", f"{source}={text!r}")
+
+
+def compile_process(
+    *,
+    cpu: bool = False,
+    backend: str | None = None,
+    timeout: timedelta | None = None,
+    environ: Mapping[str, str] | None = None,
+    **others: Any,
+) -> SessionConfig:
+    """The configuration of the processes and their devices alone, precision left open.
+
+    Args:
+        cpu: the caller's ``cpu`` argument; ``ACCELERATE_USE_CPU`` can also switch it on.
+        backend: of the process group; ``"nccl"``, the default of ``InitProcessGroupKwargs``, means one for the device.
+        timeout: of every collective. An explicit one always applies, also when it equals a default.
+        others: further options of a process group; those that are not ``None`` are refused.
+    """
+    known = {name: others.pop(name, None) for name in ("init_method", "_use_sagemaker_dp")}
+    unsupported.refuse_given({name: value for name, value in known.items() if value not in (False, "env://")})
+    if others:
+        raise InvalidArgument(f"unknown options for the processes: {', '.join(others)}; expected cpu, backend, timeout")
+    return SessionConfig(
+        cpu=cpu or env_table.USE_CPU.get(environ),
+        device=env_table.TORCH_DEVICE.get(environ),
+        backend=None if backend == "nccl" else backend,
+        timeout=timeout,
+        debug=env_table.DEBUG_MODE.get(environ),
+        fork_launched=env_table.FORK_LAUNCHED.get(environ),
+    )
+
+
+def freeze(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A read-only copy of ``options``; empty for ``None``."""
+    return MappingProxyType(dict(options or {}))

@@ -1,0 +1,53 @@
+"""The frozen description of a run: what arguments, plugins and environment come to once their precedence is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AccumulationConfig:
+    """How micro-batches become optimizer steps.
+
+    Attributes:
+        num_steps: micro-batches per optimizer step, at least 1.
+        adjust_scheduler: count micro-batches without a step in the scheduler's own step count.
+        sync_with_dataloader: synchronise on a loader's last batch, whatever the count.
+        sync_each_batch: reduce gradients in every backward pass, and still step only every ``num_steps``.
+    """
+
+    num_steps: int = 1
+    adjust_scheduler: bool = False
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Everything that a session is built from.
+
+    Attributes:
+        cpu: train on the CPU even when an accelerator is present.
+        device: the device asked for by name, for example ``"cuda:1"``; ``None`` leaves the choice to the local rank.
+        backend: the process-group backend asked for; ``None`` picks one for the device.
+        timeout: of every collective; ``None`` means the default of the process group.
+        mixed_precision: ``None`` as long as no ``AcceleratorState`` has settled it.
+        accumulation: see :class:`AccumulationConfig`.
+        ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
+        debug: compare the shapes of collectives over the ranks before running them.
+        fork_launched: this process was forked by a notebook launcher.
+    """
+
+    cpu: bool = False
+    device: str | None = None
+    backend: str | None = None
+    timeout: timedelta | None = None
+    mixed_precision: str | None = None
+    accumulation: AccumulationConfig = field(default_factory=AccumulationConfig)
+    ddp_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    debug: bool = False
+    fork_launched: bool = False

@@ -1,0 +1,134 @@
+"""The one table of what Hugging Face Accelerate offers and this package does not do yet, and what to do instead.
+
+Arguments, handlers, variables and methods named here are refused with the sentence of their row; nothing is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from accelerate_cpp.config.env_table import Variable, parse_flag
+from accelerate_cpp.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One row: ``name`` as users write it, ``asked`` for what it would do, ``instead`` for what works today."""
+
+    name: str
+    asked: str
+    instead: str
+
+    def sentence(self, found: str) -> str:
+        """The message of the refusal; ``found`` is what the caller wrote."""
+        return f"{found}: {self.asked} does not work in accelerate_cpp yet; {self.instead}"
+
+
+_PLAIN = "leave it out: plain data parallelism over all processes is used"
+_NO_CHECKPOINT = "torch.save `accelerator.get_state_dict(model)` and the other `state_dict()`s on the main process"
+_NO_TRACKER = "call the tracker's own package under `if accelerator.is_main_process:`"
+_NO_HANDLER = "leave the handler out"
+_COMPILE = "call torch.compile on the model before prepare"
+
+ARGUMENTS: tuple[Unsupported, ...] = (
+    Unsupported("mixed_precision", "training in fp16, bf16 or fp8", "use mixed_precision='no'"),
+    Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
+    Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
+    Unsupported("fsdp_plugin", "sharding parameters over the processes", _PLAIN),
+    Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
+    Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
+    Unsupported("parallelism_config", "a mesh of several kinds of parallelism", _PLAIN),
+    Unsupported("log_with", "experiment trackers", _NO_TRACKER),
+    Unsupported("dynamo_backend", "compiling models while preparing them", _COMPILE),
+    Unsupported("dynamo_plugin", "compiling models while preparing them", _COMPILE),
+    Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
+    Unsupported(
+        "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
+    ),
+)
+HANDLERS: tuple[Unsupported, ...] = (
+    Unsupported("GradScalerKwargs", "loss scaling for fp16", _NO_HANDLER),
+    Unsupported("FP8RecipeKwargs", "fp8 training", _NO_HANDLER),
+    Unsupported("TERecipeKwargs", "fp8 training through TransformerEngine", _NO_HANDLER),
+    Unsupported("MSAMPRecipeKwargs", "fp8 training through MS-AMP", _NO_HANDLER),
+    Unsupported("AORecipeKwargs", "fp8 training through torchao", _NO_HANDLER),
+    Unsupported("DistributedDataParallelKwargs.comm_hook", "compressing gradients", "use comm_hook=NO"),
+    Unsupported("DistributedDataParallelKwargs.comm_wrapper", "compressing gradients", "use comm_wrapper=NO"),
+)
+METHODS: tuple[Unsupported, ...] = (
+    Unsupported("save_state", "checkpointing the whole training state", _NO_CHECKPOINT),
+    Unsupported("load_state", "restoring the whole training state", "torch.load what you saved, before prepare"),
+    Unsupported("save_model", "saving in shards", _NO_CHECKPOINT),
+    Unsupported("save", "saving once per machine", "call torch.save under `if accelerator.is_main_process:`"),
+    Unsupported("register_for_checkpointing", "checkpointing the whole training state", _NO_CHECKPOINT),
+    Unsupported("register_save_state_pre_hook", "checkpointing the whole training state", _NO_CHECKPOINT),
+    Unsupported("register_load_state_pre_hook", "restoring the whole training state", _NO_CHECKPOINT),
+    Unsupported("init_trackers", "experiment trackers", _NO_TRACKER),
+    Unsupported("get_tracker", "experiment trackers", _NO_TRACKER),
+    Unsupported("log", "experiment trackers", _NO_TRACKER),
+    Unsupported("unscale_gradients", "un-scaling gradients", "leave it out: without mixed precision none are scaled"),
+    Unsupported("maybe_context_parallel", "context parallelism", "leave it out"),
+    Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
+    Unsupported(
+        "join_uneven_inputs",
+        "joining processes with different numbers of batches",
+        "keep even_batches=True, so that every process gets the same number",
+    ),
+)
+
+
+def _switch(name: str, asked: str, instead: str) -> tuple[Variable[bool], Unsupported]:
+    variable = Variable(name, parse_flag, lambda value: "true" if value else "false", False, asked)
+    return variable, Unsupported(name, asked, instead)
+
+
+_UNSET = "unset it, or choose plain data parallelism where it was set (launch flag or configuration file)"
+
+SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
+    _switch("ACCELERATE_USE_DEEPSPEED", "training through DeepSpeed", _UNSET),
+    _switch("ACCELERATE_USE_FSDP", "sharding parameters over the processes", _UNSET),
+    _switch("ACCELERATE_USE_MEGATRON_LM", "training through Megatron-LM", _UNSET),
+    _switch("ACCELERATE_USE_PARALLELISM_CONFIG", "a mesh of several kinds of parallelism", _UNSET),
+    _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
+    _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),
+    _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),
+    _switch("ACCELERATE_CPU_AFFINITY", "pinning processes to NUMA nodes", "unset it, and start the run under numactl"),
+)
+
+_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *HANDLERS, *METHODS)}
+
+
+def refuse(name: str, found: str) -> NoReturn:
+    """Raises ``InvalidArgument`` with the sentence of row ``name``; ``found`` is what the caller wrote."""
+    raise InvalidArgument(_BY_NAME[name].sentence(found))
+
+
+def refuse_given(values: Mapping[str, Any]) -> None:
+    """Refuses the first of ``values`` (by row name) that is not ``None``."""
+    for name, value in values.items():
+        if value is not None and name in _BY_NAME:
+            refuse(name, f"{name}={value!r}")
+
+
+def refuse_environment(environ: Mapping[str, str] | None = None) -> None:
+    """Refuses the first variable of ``environ`` (default ``os.environ``) that switches on something unsupported."""
+    for variable, row in SWITCHES:
+        if variable.get(environ):
+            raise InvalidArgument(row.sentence(f"environment variable {row.name} is set"))
+
+
+def method_refusal(name: str) -> str | None:
+    """The message for a method of ``Accelerator`` that is not there yet; ``None`` for names the table does not know."""
+    row = next((row for row in METHODS if row.name == name), None)
+    return None if row is None else row.sentence(f"Accelerator.{name}")
+
+
+def markdown_table() -> str:
+    """The whole table as Markdown, for the documentation."""
+    switches = tuple(row for _, row in SWITCHES)
+    lines = ["| name | what it would do | what to do instead |", "|---|---|---|"]
+    for prefix, rows in (("", ARGUMENTS), ("", HANDLERS), ("", switches), ("Accelerator.", METHODS)):
+        lines += [f"| `{prefix}{row.name}` | {row.asked} | {row.instead} |" for row in rows]
+    return "\n".join(lines) + "\n"

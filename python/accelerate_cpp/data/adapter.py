@@ -1,0 +1,92 @@
+"""A torch ``DataLoader`` inside an object that adds to it and passes for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accelerate_cpp.data import loaders
+from accelerate_cpp.errors import InvalidArgument
+
+
+def _rebuild(cls: type, attributes: dict[str, Any]) -> Any:
+    loader: Any = object.__new__(cls)
+    loader.__dict__.update(attributes)
+    return loader
+
+
+class DataLoaderAdapter:
+    """Wraps a torch ``DataLoader``, passes for one (``isinstance``), and reaches all its attributes.
+
+    ``end_of_dataloader`` is true exactly while the last batch is out. ``remainder`` is the number of real samples in
+    the last global batch: 0 if nothing was added to it, -1 if unknown or if incomplete batches are dropped.
+    ``iteration`` counts complete passes. ``skip_batches`` are left out at the start of each pass.
+    """
+
+    device: torch.device | None = None
+
+    def __init__(
+        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
+    ) -> None:
+        if use_stateful_dataloader:
+            raise InvalidArgument(
+                "use_stateful_dataloader=True: loaders of torchdata do not work in accelerate_cpp yet; "
+                "leave it out, and resume with skip_first_batches"
+            )
+        self.use_stateful_dataloader = False
+        self.base_dataloader = DataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.iteration = 0
+        self.skip_batches = 0
+        self._drop_last = False
+        self._non_blocking = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base_dataloader":
+            raise AttributeError(name)
+        return getattr(self.base_dataloader, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.base_dataloader.__class__
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.__dict__.copy())
+
+    def __len__(self) -> int:
+        return max(0, len(self.base_dataloader) - self.skip_batches)
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of one step over all processes; ``None`` for batches of varying length."""
+        raise NotImplementedError
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the dataset over all processes; ``TypeError`` if it has no length."""
+        total: int | None = getattr(self.dataset, "total_length", None)
+        return len(self.dataset) if total is None else total
+
+    def _drops_incomplete(self) -> bool:
+        return self._drop_last or any(getattr(sampler, "drop_last", False) for sampler in loaders.samplers_of(self))
+
+    def _expected_remainder(self) -> int:
+        return -1 if self._drops_incomplete() else loaders.expected_remainder(self, self.total_batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells samplers and dataset which epoch the next pass belongs to."""
+        self.iteration = epoch
+        for listener in (*loaders.samplers_of(self), self.dataset):
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(epoch)
+
+    def get_sampler(self) -> Any:
+        """The sampler of single indices, or ``None``."""
+        return loaders.get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replaces the sampler of single indices."""
+        loaders.replace_sampler(self, sampler)

@@ -1,0 +1,183 @@
+"""Samplers and dataset shards that give one process its part of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+from accelerate_cpp.data import sharding
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random sampler whose order depends on ``initial_seed + epoch`` alone, and so is the same on every rank.
+
+    Takes the arguments of ``torch.utils.data.RandomSampler`` and ``data_seed``; without it the seed of torch's
+    generator is used. ``epoch`` grows by one after each complete pass.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        data_seed = kwargs.pop("data_seed", None)
+        super().__init__(*args, **kwargs)
+        self.has_own_seed = data_seed is not None
+        self.initial_seed: int = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator(device=torch.get_default_device())
+        self.generator.manual_seed(self.initial_seed + self.epoch)
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the next pass."""
+        self.epoch = epoch
+
+
+class BatchSamplerShard(BatchSampler):
+    """The batches of ``batch_sampler`` that one process trains on.
+
+    By default whole batches are dealt in turn. With ``split_batches`` every batch is cut into ``num_processes`` slices;
+    its ``batch_size`` must then be a multiple of ``num_processes`` (``InvalidArgument``). With ``even_batches`` all
+    processes get equally many batches of equal size: the last ones are completed with samples from the start.
+
+    ``remainder`` is the number of real samples in the last global batch of the last complete pass, 0 if nothing was
+    added to it, and ``None`` while a pass runs.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: BatchSampler,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        self.remainder: int | None = None
+        if split_batches:
+            sharding.check_divisible(self.batch_size, num_processes)
+
+    @property
+    def total_length(self) -> int:
+        """How many batches all processes read together."""
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        return sharding.shard_length(
+            len(self.batch_sampler),
+            rank=self.process_index,
+            world_size=self.num_processes,
+            split=self.split_batches,
+            drop_last=self.drop_last,
+            even=self.even_batches,
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.remainder = None
+        deal = sharding.slice_batches if self.split_batches else sharding.deal_batches
+        self.remainder = yield from deal(  # type: ignore[misc]
+            self.batch_sampler,
+            rank=self.process_index,
+            world_size=self.num_processes,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            even=self.even_batches,
+        )
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """The samples of an iterable dataset that one process trains on; every process reads all of them.
+
+    Blocks of ``batch_size * num_processes`` samples (``batch_size`` with ``split_batches``) are cut into equal slices.
+    A short last block is completed from the first one unless ``drop_last``. ``remainder`` is as in
+    :class:`BatchSamplerShard`.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        if split_batches:
+            sharding.check_divisible(batch_size, num_processes)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.epoch = 0
+        self.remainder: int | None = None
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples of one block: what all processes together read per step."""
+        return self.batch_size if self.split_batches else self.batch_size * self.num_processes
+
+    @property
+    def total_length(self) -> int:
+        """Samples of the whole dataset; ``TypeError`` if it has no length."""
+        return len(cast(Sized, self.dataset))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the dataset which epoch comes next; one that only has a ``generator`` gets it seeded with ``epoch``."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return sharding.samples_per_rank(
+            self.total_length,
+            world_size=self.num_processes,
+            global_batch=self.total_batch_size,
+            drop_last=self.drop_last,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self.remainder = None
+        generator = getattr(self.dataset, "generator", None)
+        if not hasattr(self.dataset, "set_epoch") and isinstance(generator, torch.Generator):
+            generator.manual_seed(self.epoch)
+        self.remainder = yield from sharding.deal_samples(
+            self.dataset,
+            rank=self.process_index,
+            world_size=self.num_processes,
+            global_batch=self.total_batch_size,
+            drop_last=self.drop_last,
+        )
+
+
+class SkipBatchSampler(BatchSampler):
+    """The batches of ``batch_sampler`` after the first ``skip_batches``; their samples are never read."""
+
+    def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    @property
+    def total_length(self) -> int:
+        """How many batches there are with the skipped ones."""
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batch_sampler) - self.skip_batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batch_sampler), self.skip_batches, None)

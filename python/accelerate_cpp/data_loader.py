@@ -1,0 +1,362 @@
+"""Data loaders that know their place among the processes: which samples are theirs, and when the last batch is out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+
+from accelerate_cpp.data import loaders, sharding
+from accelerate_cpp.data.adapter import DataLoaderAdapter
+from accelerate_cpp.data.loaders import get_sampler
+from accelerate_cpp.data.samplers import (
+    BatchSamplerShard,
+    IterableDatasetShard,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+)
+from accelerate_cpp.errors import InvalidArgument, PeerLost
+from accelerate_cpp.runtime import current
+from accelerate_cpp.utils import operations
+from accelerate_cpp.utils.operations import broadcast_object_list, process_index, slice_tensors, world_size
+from accelerate_cpp.utils.random import synchronize_rng_states
+
+__all__ = [
+    "BatchSamplerShard",
+    "DataLoaderAdapter",
+    "DataLoaderDispatcher",
+    "DataLoaderShard",
+    "IterableDatasetShard",
+    "SeedableRandomSampler",
+    "SkipBatchSampler",
+    "get_sampler",
+    "prepare_data_loader",
+    "skip_first_batches",
+]
+
+
+class _TrackedLoader(DataLoaderAdapter):
+    """A loader that is the active one while an iterator over it lives, however that ends."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._synchronize()
+        accumulation = current.accumulation
+        self.end_of_dataloader = False
+        self.remainder = self._expected_remainder()
+        accumulation.push_loader(self)
+        try:
+            self.set_epoch(self.iteration)
+            for batch, is_last in self._batches():
+                self.end_of_dataloader = is_last
+                yield batch
+            if self.end_of_dataloader:
+                self.iteration += 1
+        finally:
+            accumulation.remove_loader(self)
+
+    def _synchronize(self) -> None:
+        """Makes ranks agree on what the pass depends on."""
+
+    def _batches(self) -> Iterator[tuple[Any, bool]]:
+        """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
+        raise NotImplementedError
+
+
+class DataLoaderShard(_TrackedLoader):
+    """A loader that reads this process's shard and moves batches to ``device``.
+
+    Args:
+        device: where batches go; ``None`` leaves them where they are.
+        rng_types: generators that all processes take over from the first one before each pass.
+        synchronized_generator: the one meant by ``"generator"`` in ``rng_types``.
+        skip_batches: batches left out at the start of each pass.
+        kwargs: arguments of the torch ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: list[Any] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+        _refuse_mesh(torch_device_mesh)
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.skip_batches = skip_batches
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self.iteration = iteration
+
+    @property
+    def total_batch_size(self) -> int | None:
+        shard = loaders.shard_of(self)
+        if isinstance(shard, IterableDatasetShard):
+            return shard.total_batch_size
+        size: int | None = getattr(loaders.samplers_of(self)[0], "batch_size", None)
+        return size if size is None or shard is None or shard.split_batches else size * shard.num_processes
+
+    def _synchronize(self) -> None:
+        if self.rng_types is not None:
+            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+        sampler, shard = self.get_sampler(), loaders.shard_of(self)
+        if isinstance(sampler, SeedableRandomSampler) and not sampler.has_own_seed and shard is not None:
+            (sampler.initial_seed,) = broadcast_object_list([sampler.initial_seed])
+
+    def _expected_remainder(self) -> int:
+        shard = loaders.shard_of(self)
+        completes = not isinstance(shard, BatchSamplerShard) or shard.even_batches
+        return super()._expected_remainder() if completes else 0
+
+    def _place(self, batch: Any) -> Any:
+        if self.device is None:
+            return batch
+        return operations.send_to_device(batch, self.device, non_blocking=self._non_blocking)
+
+    def _batches(self) -> Iterator[tuple[Any, bool]]:
+        mine = islice(iter(self.base_dataloader), self.skip_batches, None)
+        for batch, is_last in sharding.with_last(mine, self._place):
+            if is_last and not self._drops_incomplete():
+                shard = loaders.shard_of(self)
+                # What the shard has counted is right even where lengths were unknown or wrong.
+                counted = None if shard is None else shard.remainder
+                self.remainder = self.remainder if counted is None else counted
+            yield batch, is_last
+
+
+class DataLoaderDispatcher(_TrackedLoader):
+    """A loader that reads on process 0 alone and gives every process its part of each global batch.
+
+    Without ``split_batches`` process 0 reads one batch per process and each gets one of them, even of different
+    lengths; with it, one batch is cut into equal parts. Other processes never read their dataset. An error while
+    reading is raised on all of them.
+
+    Args:
+        skip_batches: steps left out at the start of each pass.
+        slice_fn: called as ``slice_fn(batch, rows, process_index=…, num_processes=…)`` to take rows from a batch.
+        kwargs: arguments of the torch ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+        _refuse_mesh(torch_device_mesh)
+        self.split_batches = split_batches
+        self.skip_batches = skip_batches
+        self.slice_fn = slice_tensors if slice_fn is None else slice_fn
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self.iteration = iteration
+
+    @property
+    def _batches_per_step(self) -> int:
+        return 1 if self.split_batches else world_size()
+
+    @property
+    def total_batch_size(self) -> int | None:
+        size: int | None = getattr(loaders.samplers_of(self)[0], "batch_size", None)
+        return None if size is None else size * self._batches_per_step
+
+    def __len__(self) -> int:
+        steps, rest = divmod(len(self.base_dataloader), self._batches_per_step)
+        return max(0, steps + (rest > 0 and not self._drops_incomplete()) - self.skip_batches)
+
+    def _read(self) -> Iterator[tuple[Any, list[int], bool]]:
+        """On process 0: yields global batches, the lengths of the batches in each, and whether it is the last."""
+        count = self._batches_per_step
+        unread = islice(iter(self.base_dataloader), self.skip_batches * count, None)
+        steps = sharding.rounds(unread, count)
+        if self._drops_incomplete():
+            steps = (step for step in steps if len(step) == count)
+        for step, is_last in sharding.with_last(steps):
+            yield (
+                operations.concatenate(step) if len(step) > 1 else step[0],
+                [operations.find_batch_size(batch) for batch in step],
+                is_last,
+            )
+
+    def _global_batches(self) -> Iterator[tuple[Any, list[int], bool]]:
+        """Yields on every process what :meth:`_read` yields on process 0, on the device."""
+        device = operations.collective_device() if self.device is None else self.device
+        reader = self._read() if process_index() == 0 else None
+        if reader is None and isinstance(self.dataset, IterDataPipe):
+            # torch creates a process group with the first iterator over a data pipe, which needs all processes.
+            iter(self.base_dataloader)
+        while True:
+            batch, message = None, [None]
+            if reader is not None:
+                batch, message[0] = self._announce(reader)
+            (announced,) = broadcast_object_list(message)
+            if announced is None:
+                return
+            if isinstance(announced, str):
+                raise PeerLost(
+                    f"rank 0 failed while reading the next batch for all ranks: {announced}; its traceback is on rank 0"
+                )
+            structure, sizes, is_last = announced
+            batch = operations.send_to_device(
+                operations.initialize_tensors(structure) if reader is None else batch,
+                device,
+                non_blocking=self._non_blocking,
+            )
+            yield operations.broadcast(batch), sizes, is_last
+            if is_last:
+                return
+
+    def _announce(self, reader: Iterator[tuple[Any, list[int], bool]]) -> tuple[Any, Any]:
+        """Reads on process 0; returns the batch and what the others must know, having told them of a failure."""
+        try:
+            item = next(reader, None)
+        except Exception as error:
+            broadcast_object_list([f"{type(error).__name__}: {error}"])
+            raise
+        if item is None:
+            return None, None
+        batch, sizes, is_last = item
+        return batch, (operations.get_data_structure(batch), sizes, is_last)
+
+    def _batches(self) -> Iterator[tuple[Any, bool]]:
+        count, rank = world_size(), process_index()
+        completes = count > 1 and not self._drops_incomplete()
+        first = None
+        for batch, sizes, is_last in self._global_batches():
+            total = sum(sizes)
+            if completes and first is None:
+                first = self._take(batch, 0, min(count, total))
+            complete = completes and is_last
+            bounds = sharding.dispatch_bounds(sizes, world_size=count, split=self.split_batches, complete=complete)
+            while operations.find_batch_size(batch) < bounds[-1]:
+                batch = operations.concatenate([batch, first])
+            if is_last:
+                self.remainder = total if total < bounds[-1] else 0
+            yield self._take(batch, bounds[rank], bounds[rank + 1]), is_last
+
+    def _take(self, batch: Any, start: int, stop: int) -> Any:
+        return self.slice_fn(batch, slice(start, stop), process_index=process_index(), num_processes=world_size())
+
+
+def _refuse_mesh(torch_device_mesh: Any) -> None:
+    if torch_device_mesh is not None:
+        raise InvalidArgument(
+            "torch_device_mesh: sharding data over a mesh does not work in accelerate_cpp yet; leave it out: data is "
+            "sharded over all processes"
+        )
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: list[Any] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> DataLoader[Any]:
+    """Returns a loader over this process's part of what ``dataloader`` gives.
+
+    Args:
+        device: where batches go if ``put_on_device``.
+        num_processes, process_index: default to those of the process group.
+        split_batches: the loader's batch is the global one and cut into ``num_processes`` parts.
+        rng_types: generators synchronised before each pass; ``"generator"`` is the sampler's, or an iterable dataset's.
+        dispatch_batches: process 0 reads for all. Default: for iterable datasets if ``put_on_device``.
+        even_batches: complete the last batches with samples from the start, so that all processes get the same number.
+        slice_fn_for_dispatch: see ``slice_fn`` of :class:`DataLoaderDispatcher`.
+        use_seedable_sampler: shuffle by a seed and the epoch; the seed is ``data_seed``, or process 0's of torch.
+        non_blocking: do not wait for copies to the device.
+
+    Raises:
+        InvalidArgument: a batch that cannot be cut, dispatching without ``put_on_device``, or what does not work yet.
+    """
+    _refuse_mesh(torch_device_mesh)
+    if getattr(dataloader, "skip_batches", 0):
+        raise InvalidArgument(
+            "skip_first_batches was called on a loader that is prepared now; prepare it first, then skip"
+        )
+    iterable = isinstance(dataloader.dataset, IterableDataset)
+    if dispatch_batches is None:
+        dispatch_batches = put_on_device and iterable
+    if dispatch_batches and not put_on_device:
+        raise InvalidArgument(
+            "dispatch_batches=True sends batches to the device of each process, which needs put_on_device=True"
+        )
+    num_processes = world_size() if num_processes is None else num_processes
+    process_index = operations.process_index() if process_index is None else process_index
+    if split_batches:
+        loaders.check_split(dataloader, num_processes, dispatched=dispatch_batches)
+    seedable = use_seedable_sampler and loaders.use_seedable_sampler(dataloader, data_seed)
+    common = loaders.options_of(dataloader) | {
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
+    if dispatch_batches:
+        common |= {"split_batches": split_batches, "slice_fn": slice_fn_for_dispatch}
+        dispatcher = DataLoaderDispatcher(dataloader.dataset, **loaders.batching_of(dataloader), **common)
+        dispatcher.device = device
+        return dispatcher  # type: ignore[return-value]
+    part = loaders.part_of(dataloader, num_processes, process_index, split_batches, even_batches)
+    generator = None if seedable or num_processes == 1 else loaders.shared_generator(dataloader)
+    if rng_types is not None and generator is None:
+        rng_types = [kind for kind in rng_types if getattr(kind, "value", kind) != "generator"]
+    common |= {"device": device if put_on_device else None, "rng_types": rng_types, "synchronized_generator": generator}
+    return DataLoaderShard(**part, **common)  # type: ignore[return-value]
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Returns a loader like ``dataloader`` that leaves out the first ``num_batches`` batches of each pass.
+
+    For a prepared loader these are batches of the training loop, whatever the number of processes, and the result is
+    prepared too. Skipped samples are not read, except from an iterable dataset. ``dataloader`` itself is not changed.
+    """
+    if num_batches < 0:
+        raise InvalidArgument(f"num_batches={num_batches}: a loader cannot skip fewer than 0 batches")
+    prepared = isinstance(dataloader, DataLoaderAdapter)
+    options = loaders.options_of(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
+        skipping = (
+            copy.copy(dataloader)
+            if prepared
+            else DataLoaderShard(dataloader.dataset, **loaders.batching_of(dataloader), **options)
+        )
+        skipping.skip_batches += num_batches
+        return skipping
+    batches_per_step = dataloader._batches_per_step if isinstance(dataloader, DataLoaderDispatcher) else 1
+    rest = DataLoader(dataloader.dataset, **loaders.skipping(dataloader, num_batches * batches_per_step), **options)
+    if not prepared:
+        return rest
+    skipping = copy.copy(dataloader)
+    skipping.base_dataloader = rest
+    return skipping

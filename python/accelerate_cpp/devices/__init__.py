@@ -1,0 +1,1 @@
+"""Where a process computes, and how batches get there. The work is done in C++."""

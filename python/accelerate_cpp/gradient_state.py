@@ -1,0 +1,124 @@
+"""The state of gradient accumulation: a view of the current :class:`Accumulation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from accelerate_cpp.config.compile import compile_accumulation
+from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.accumulation import Accumulation
+from accelerate_cpp.utils.dataclasses import GradientAccumulationPlugin
+
+
+def set_accumulation(config: AccumulationConfig) -> None:
+    """Applies ``config`` to the current accumulation, which keeps the loaders it is reading, and counts from 0."""
+    accumulation = current.accumulation
+    accumulation.num_steps = config.num_steps
+    accumulation.adjust_scheduler = config.adjust_scheduler
+    accumulation.sync_with_dataloader = config.sync_with_dataloader
+    accumulation.sync_each_batch = config.sync_each_batch
+    accumulation.step = 0
+
+
+class GradientState:
+    """Where a run stands between two optimizer steps, and which prepared loader it is reading.
+
+    Args:
+        gradient_accumulation_plugin: settings for the accumulation from here on; ``None`` changes nothing.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        self.__dict__ = self._shared_state
+        self._shared_state["accumulation"] = current.accumulation
+        if gradient_accumulation_plugin is not None:
+            set_accumulation(compile_accumulation(plugin=gradient_accumulation_plugin.to_kwargs()))
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Starts over with no loader and accumulation off."""
+        current.accumulation = Accumulation()
+        GradientState._shared_state.clear()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a ``GradientState`` was created since the last reset."""
+        return bool(self._shared_state)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are synchronised, and the optimizer steps, in the micro-batch in hand."""
+        return current.accumulation.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        current.accumulation.sync_gradients = value
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self.sync_gradients = sync_gradients
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches per optimizer step."""
+        return current.accumulation.num_steps
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether the scheduler's count of steps follows the micro-batches."""
+        return current.accumulation.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a loader's last batch always synchronises."""
+        return current.accumulation.sync_with_dataloader
+
+    @property
+    def plugin_kwargs(self) -> Mapping[str, Any]:
+        """The settings of the accumulation under the names of ``GradientAccumulationPlugin``; read-only."""
+        accumulation = current.accumulation
+        return MappingProxyType(
+            {
+                "num_steps": accumulation.num_steps,
+                "adjust_scheduler": accumulation.adjust_scheduler,
+                "sync_with_dataloader": accumulation.sync_with_dataloader,
+                "sync_each_batch": accumulation.sync_each_batch,
+            }
+        )
+
+    @property
+    def active_dataloader(self) -> Any | None:
+        """The prepared loader that is being read, the innermost one of several; else ``None``."""
+        return current.accumulation.active_loader
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being read."""
+        return self.active_dataloader is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch in hand is the last one of the active loader."""
+        return current.accumulation.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Real samples in the active loader's last global batch; 0 when it is full, -1 when unknown."""
+        return current.accumulation.remainder
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        current.accumulation.push_loader(dataloader)
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        current.accumulation.remove_loader(dataloader)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\n"
+            f"At end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation steps: {self.num_steps}\n"
+        )

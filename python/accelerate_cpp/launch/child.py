@@ -1,0 +1,37 @@
+"""The first steps of a new worker process, between fork and the training code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.launch.signals import INTERRUPTS
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class ChildSetup:
+    """Ties a child to the thread that forks it and gives it its own signal actions; called in the child.
+
+    Built before the fork, because a child of a process with threads must not load anything. The parent forks with
+    :data:`INTERRUPTS` blocked (:func:`accelerate_cpp.launch.signals.blocked_signals`); they are unblocked here.
+    """
+
+    def __init__(self) -> None:
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._parent = os.getpid()
+
+    def __call__(self) -> None:
+        """Raises :class:`SystemFailure` where the kernel refuses; ends the process if the parent is already gone."""
+        if self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise SystemFailure(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+        if os.getppid() != self._parent:  # it died before prctl, so its death will not be signalled
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in INTERRUPTS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)

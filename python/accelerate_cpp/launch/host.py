@@ -1,0 +1,79 @@
+"""What this host offers to a launch: cores, GPUs, a free port, and the system calls that several workers need."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from accelerate_cpp.errors import InvalidArgument
+
+
+def _quota_in_cores(cgroup_root: Path, own_cgroup: Path) -> float | None:
+    """The smallest ``cpu.max`` quota (control groups, version 2) on the way from this process's group to the root."""
+    path = ""
+    for line in own_cgroup.read_text().splitlines() if own_cgroup.exists() else []:
+        if line.startswith("0::/"):
+            path = line.removeprefix("0::/")
+    folder = cgroup_root / path
+    quotas = []
+    for level in (folder, *folder.parents):
+        limit = level / "cpu.max"
+        if limit.is_file():
+            quota, period = limit.read_text().split()
+            if quota != "max":
+                quotas.append(int(quota) / int(period))
+        if level == cgroup_root:
+            break
+    return min(quotas, default=None)
+
+
+def usable_cores(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
+    """Cores that this process may run on: its affinity, bounded by the CPU quota of its control group; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota_in_cores(cgroup_root, own_cgroup)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that workers will see, counted without loading a driver library.
+
+    Device nodes are counted; ``CUDA_VISIBLE_DEVICES`` narrows them as in CUDA: entries after a negative one are hidden.
+    """
+    present = sum(1 for node in devices.glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit())
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return present
+    visible = 0
+    for entry in environ["CUDA_VISIBLE_DEVICES"].split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        visible += 1
+    return min(present, visible)
+
+
+def free_port() -> int:
+    """A TCP port that nothing on this host listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def can_supervise() -> bool:
+    """Whether this system has the calls by which several workers are started and watched (Linux 5.4 or newer)."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # the kernel is too old, or a sandbox refuses the call
+        return False
+    return True
+
+
+def require_supervision(num_processes: int) -> None:
+    """Raises :class:`InvalidArgument` where several workers cannot be started."""
+    if not can_supervise():
+        raise InvalidArgument(
+            f"num_processes={num_processes} needs Linux 5.4 or newer with memfd_create and pidfd_open, "
+            "which this system does not offer; use num_processes=1 here"
+        )

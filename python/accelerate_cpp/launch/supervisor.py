@@ -1,0 +1,178 @@
+"""Watches the workers of a run until all have ended, and ends the rest when one fails or the launch is interrupted."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.launch.failure import RunEnd, WorkerEnd
+from accelerate_cpp.launch.signals import INTERRUPTS
+from accelerate_cpp.launch.worker import Sink, Worker, exit_code_of_ended, living_members
+
+REPORT_SECONDS = 1.0
+"""After the first failure the others get this long to fail on their own: their errors may name the lost rank."""
+GRACE_SECONDS = 5.0
+"""How long workers get to end after each signal before a harder one follows."""
+_CHUNK_BYTES = 64 * 1024
+
+
+class Supervisor:
+    """Owns the workers added to it. Leaving the context ends whatever still runs, reads the pipes empty, and reaps.
+
+    Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
+    their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
+    """
+
+    def __init__(self, signals: socket.socket | None = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[Worker] = []
+        self._ends: list[WorkerEnd] = []
+        self._interrupts: list[int] = []
+        self._outputs: dict[int, Sink] = {}
+        self._pidfds: set[int] = set()
+        self._watched_members: set[int] = set()
+        self._ending = False
+        if signals is not None:
+            self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signal, signals))
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def add(self, worker: Worker) -> None:
+        """Takes over a started worker and the read ends of its pipes."""
+        try:
+            self._watch(worker.pid, partial(self._on_worker_end, worker))
+        except OSError:  # no descriptor left
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.reap()
+            raise
+        self._workers.append(worker)
+        for descriptor, sink in worker.outputs.items():
+            os.set_blocking(descriptor, False)
+            self._outputs[descriptor] = sink
+            self._selector.register(descriptor, selectors.EVENT_READ, partial(self._on_output, descriptor))
+
+    def run(self) -> RunEnd:
+        """Returns when every worker and every process in its group has ended."""
+        self._wait(lambda: self._all_ended or self._any_failed or self._interrupts)
+        self._wait(lambda: self._all_ended or self._interrupts, REPORT_SECONDS)
+        interrupt = self._interrupts[0] if self._interrupts else None
+        ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
+        self._end(ladder)
+        return RunEnd(tuple(self._ends), interrupt)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._end(())
+            for descriptor in list(self._outputs):
+                self._read_to_the_end(descriptor)
+        finally:
+            ended = {end.rank for end in self._ends}
+            for worker in self._workers:
+                if worker.rank in ended:
+                    worker.reap()
+            for descriptor in [*self._outputs, *self._pidfds]:
+                os.close(descriptor)
+            self._selector.close()
+
+    @property
+    def _all_ended(self) -> bool:
+        return len(self._ends) == len(self._workers)
+
+    @property
+    def _any_failed(self) -> bool:
+        return any(end.exit_code != 0 for end in self._ends)
+
+    def _wait(self, until: Callable[[], object], seconds: float | None = None) -> None:
+        """Handles events until ``until()`` is true or ``seconds`` have passed."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not until():
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return
+            for key, _ in self._selector.select(remaining):
+                key.data()
+
+    def _end(self, ladder: tuple[signal.Signals, ...]) -> None:
+        """Signals every group with each of ``ladder`` in turn while something lives, and at last with SIGKILL.
+
+        A further interrupt of the launcher goes to SIGKILL at once.
+        """
+        self._ending = True
+        interrupts_before = len(self._interrupts)
+        for number in ladder:
+            if not self._anything_lives() or len(self._interrupts) > interrupts_before:
+                break
+            self._signal_groups(number)
+            self._wait(lambda: not self._anything_lives() or len(self._interrupts) > interrupts_before, GRACE_SECONDS)
+        if not self._anything_lives():
+            return
+        self._signal_groups(signal.SIGKILL)
+        self._wait(lambda: not self._anything_lives(), GRACE_SECONDS)
+        if self._anything_lives():
+            left = living_members({worker.pid for worker in self._workers})
+            raise SystemFailure(f"processes {left} still live {GRACE_SECONDS:g} s after SIGKILL: look at their state")
+
+    def _signal_groups(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            os.killpg(worker.pid, number)
+
+    def _anything_lives(self) -> bool:
+        """Whether a worker, or a process that it left in its group, lives. The latter is watched from now on."""
+        if not self._all_ended:
+            return True
+        members = living_members({worker.pid for worker in self._workers})
+        for pid in members:
+            if pid not in self._watched_members:
+                try:
+                    self._watch(pid, partial(self._watched_members.discard, pid))
+                except ProcessLookupError:  # ended since it was listed
+                    continue
+                self._watched_members.add(pid)
+        return bool(members)
+
+    def _watch(self, pid: int, on_end: Callable[[], None]) -> None:
+        """Calls ``on_end`` once when process ``pid`` has ended."""
+        pidfd = os.pidfd_open(pid)
+        self._pidfds.add(pidfd)
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._on_end, pidfd, on_end))
+
+    def _on_end(self, pidfd: int, on_end: Callable[[], None]) -> None:
+        self._selector.unregister(pidfd)
+        self._pidfds.remove(pidfd)
+        os.close(pidfd)
+        on_end()
+
+    def _on_worker_end(self, worker: Worker) -> None:
+        self._ends.append(WorkerEnd(worker.rank, exit_code_of_ended(worker.pid), self._ending))
+
+    def _on_signal(self, signals: socket.socket) -> None:
+        self._interrupts.extend(number for number in signals.recv(_CHUNK_BYTES) if number in INTERRUPTS)
+
+    def _on_output(self, descriptor: int) -> bool:
+        """Passes one chunk on, and returns whether more can come."""
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        sink = self._outputs[descriptor]
+        if not chunk:
+            self._selector.unregister(descriptor)
+            del self._outputs[descriptor]
+            os.close(descriptor)
+        sink(chunk)
+        return bool(chunk)
+
+    def _read_to_the_end(self, descriptor: int) -> None:
+        """Takes what is left in a pipe without waiting: a process outside our groups may hold its other end open."""
+        try:
+            while self._on_output(descriptor):
+                pass
+        except BlockingIOError:
+            self._outputs[descriptor](b"")

@@ -1,0 +1,119 @@
+"""The optimizer that prepared training loops step."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.runtime import current
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer: ``step`` and ``zero_grad`` do nothing in micro-batches that only accumulate gradients.
+
+    Every other attribute is the wrapped optimizer's.
+
+    Args:
+        device_placement: move the optimizer's state to the device of its parameters.
+        scaler: must be ``None``: scaled gradients do not work yet (``InvalidArgument``).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None) -> None:
+        if scaler is not None:
+            raise InvalidArgument(
+                f"scaler={type(scaler).__name__}: "
+                "optimizers with scaled gradients do not work in accelerate_cpp yet; leave it out"
+            )
+        self.optimizer = optimizer
+        self.scaler = None
+        self.device_placement = device_placement
+        self._step_was_skipped = False
+        self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        if device_placement and optimizer.state:
+            # torch moves loaded state to where the parameters are.
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state per parameter."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's default options."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in the wrapped optimizer."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in the wrapped optimizer."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clears gradients, unless they are being accumulated; ``None`` means ``True``."""
+        if not current.accumulation.sync_gradients:
+            return
+        if self._takes_set_to_none:
+            self.optimizer.zero_grad(set_to_none=set_to_none is not False)
+        elif set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            raise InvalidArgument(f"zero_grad of {type(self.optimizer).__name__} takes no set_to_none")
+
+    def step(self, closure: Any = None) -> Any:
+        """Steps the wrapped optimizer and returns what it returns, unless gradients are being accumulated."""
+        if current.accumulation.sync_gradients:
+            return self.optimizer.step(closure)
+        return None
+
+    def train(self) -> None:
+        """Puts optimizers that know the difference (schedule-free ones) in training mode."""
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
+    def eval(self) -> None:
+        """Puts optimizers that know the difference (schedule-free ones) in evaluation mode."""
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was left out because gradients were not finite."""
+        return self._step_was_skipped
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)

@@ -1,0 +1,28 @@
+"""The strategies by name, and which one a run uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from accelerate_cpp.parallel.data_parallel import DataParallelStrategy
+from accelerate_cpp.parallel.single import SingleStrategy
+from accelerate_cpp.parallel.strategy import Strategy
+
+STRATEGIES: dict[str, Callable[[torch.device, Mapping[str, Any]], Strategy]] = {
+    "single": lambda device, ddp_kwargs: SingleStrategy(),
+    "data_parallel": DataParallelStrategy,
+}
+
+
+def strategy_for(*, world_size: int, device: torch.device, ddp_kwargs: Mapping[str, Any]) -> Strategy:
+    """The strategy of a run: data parallelism as soon as there is more than one process.
+
+    Args:
+        world_size: number of processes.
+        device: of this process.
+        ddp_kwargs: arguments of torch's ``DistributedDataParallel`` that the user set.
+    """
+    return STRATEGIES["data_parallel" if world_size > 1 else "single"](device, ddp_kwargs)

@@ -1,0 +1,55 @@
+"""A session: the frozen configuration and the collaborators that were built from it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp.comm.process_group import connect
+from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.devices.selection import select_device
+from accelerate_cpp.parallel.registry import strategy_for
+from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecting, read_topology
+
+
+@dataclass(frozen=True)
+class Session:
+    """What exists while training runs. Replaced as a whole when more of its configuration becomes known."""
+
+    config: SessionConfig
+    topology: Topology
+    device: torch.device
+    strategy: Strategy
+
+    def reconfigured(self, config: SessionConfig) -> Session:
+        """The same processes and device under ``config``, with a strategy made for it."""
+        return replace(self, config=config, strategy=_strategy(config, self.topology, self.device))
+
+
+def build_session(config: SessionConfig) -> Session:
+    """Picks the device, connects the processes that the environment describes, and picks the strategy.
+
+    The default process group is destroyed when the interpreter exits if it was created here; a group of the caller's
+    own is used as it is and left alone.
+    """
+    device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
+    existed = dist.is_available() and dist.is_initialized()
+    if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
+        atexit.register(_destroy_group, dist.group.WORLD, os.getpid())
+    topology = read_topology(device.type)
+    return Session(config, topology, device, _strategy(config, topology, device))
+
+
+def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:
+    return strategy_for(world_size=topology.world_size, device=device, ddp_kwargs=config.ddp_kwargs)
+
+
+def _destroy_group(group: dist.ProcessGroup | None, owner: int) -> None:
+    """Destroys the default group if it still is ``group``, and only in the process that created it, not in forks."""
+    if os.getpid() == owner and dist.is_initialized() and dist.group.WORLD is group:
+        dist.destroy_process_group()

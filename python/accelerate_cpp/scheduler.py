@@ -1,0 +1,54 @@
+"""The learning-rate scheduler that prepared training loops step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate_cpp.runtime import current
+from accelerate_cpp.utils.operations import world_size
+
+
+class AcceleratedScheduler:
+    """Wraps a scheduler so that it advances with the optimizer, and as fast as with one process.
+
+    Every other attribute is the wrapped scheduler's.
+
+    Args:
+        optimizers: one or several optimizers; the scheduler waits for all.
+        step_with_optimizer: if false, ``step`` always is one step of the wrapped scheduler.
+        split_batches: whether a global batch is one batch of the loader. If not, it is one per process, and the
+        schedule
+            advances by as many steps.
+    """
+
+    def __init__(
+        self, scheduler: Any, optimizers: Any, step_with_optimizer: bool = True, split_batches: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self.split_batches = split_batches
+        self.step_with_optimizer = step_with_optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Advances the schedule if the optimizers stepped; a schedule with ``total_steps`` stops at its end."""
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if not current.accumulation.sync_gradients:
+            if current.accumulation.adjust_scheduler:
+                self.scheduler._step_count += 1
+            return
+        if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
+            return
+        if self.split_batches:
+            self.scheduler.step(*args, **kwargs)
+            return
+        for _ in range(world_size()):
+            total_steps = getattr(self.scheduler, "total_steps", None)
+            if total_steps is None or self.scheduler._step_count <= total_steps:
+                self.scheduler.step(*args, **kwargs)

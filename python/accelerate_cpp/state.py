@@ -1,0 +1,365 @@
+"""The state classes: views of the current session and of the current gradient accumulation.
+
+All instances of a class share what they know. Creating the first ``PartialState`` connects the processes and picks the
+device; ``AcceleratorState`` adds the precision; ``GradientState`` tells where a run stands between two optimizer steps.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp.config import unsupported
+from accelerate_cpp.config.compile import compile_precision, compile_process
+from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.devices.selection import select_device
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.gradient_state import GradientState
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.partition import part_of
+from accelerate_cpp.runtime.session import Session, build_session
+from accelerate_cpp.utils.dataclasses import DistributedType
+
+__all__ = ["AcceleratorState", "GradientState", "PartialState"]
+
+_DISTRIBUTED_TYPES = {
+    "cpu": DistributedType.MULTI_CPU,
+    "mps": DistributedType.MULTI_CPU,
+    "cuda": DistributedType.MULTI_GPU,
+    "xpu": DistributedType.MULTI_XPU,
+    "npu": DistributedType.MULTI_NPU,
+    "mlu": DistributedType.MULTI_MLU,
+    "sdaa": DistributedType.MULTI_SDAA,
+    "musa": DistributedType.MULTI_MUSA,
+    "hpu": DistributedType.MULTI_HPU,
+    "neuron": DistributedType.MULTI_NEURON,
+    "xla": DistributedType.XLA,
+}
+
+
+def enter_session(config: SessionConfig) -> Session:
+    """Makes the session of ``config`` the current one; processes and device of a session that runs already are kept."""
+    if current.session is None:
+        current.session = build_session(config)
+    elif current.session.config != config:
+        current.session = current.session.reconfigured(config)
+    PartialState._shared_state["session"] = current.session
+    if config.mixed_precision is not None:
+        AcceleratorState._shared_state["session"] = current.session
+    return current.session
+
+
+class PartialState:
+    """The processes of a run and their devices.
+
+    The first instance connects the processes that the environment describes (``RANK``, ``WORLD_SIZE``, …); later ones,
+    and their arguments, change nothing.
+
+    Args:
+        cpu: use the CPU even when an accelerator is present.
+        kwargs: ``backend`` and ``timeout`` (a ``timedelta``) of the default process group.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
+        if current.session is None:
+            enter_session(compile_process(cpu=cpu, **kwargs))
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forgets the session; the process group stays, and the next state finds it again."""
+        current.session = None
+        PartialState._shared_state.clear()
+        AcceleratorState._shared_state.clear()
+
+    @property
+    def _session(self) -> Session:
+        if current.session is None:
+            raise AttributeError(
+                f"{type(self).__name__} was reset by _reset_state(); create an Accelerator or a PartialState again"
+            )
+        return current.session
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is a session."""
+        return current.session is not None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self._session.device
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device that is chosen when nothing else is asked for."""
+        return select_device(cpu=False, forced=None, local_rank=self.local_process_index)
+
+    @property
+    def backend(self) -> str | None:
+        """The communication backend, for example ``"shm"``; ``None`` without a process group."""
+        return self._session.topology.backend
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What kind of run this is: ``NO`` for one process, else by the kind of device."""
+        session = self._session
+        return DistributedType.NO if session.topology.world_size == 1 else _DISTRIBUTED_TYPES[session.device.type]
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes on all hosts."""
+        return self._session.topology.world_size
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process among all."""
+        return self._session.topology.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process on its host."""
+        return self._session.topology.local_rank
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is rank 0 of its host."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def debug(self) -> bool:
+        """Whether collectives compare their shapes over the ranks first."""
+        return self._session.config.debug
+
+    @property
+    def fork_launched(self) -> bool:
+        """Whether a notebook launcher forked this process."""
+        return self._session.config.fork_launched
+
+    @property
+    def _cpu(self) -> bool:
+        return self._session.config.cpu
+
+    def wait_for_everyone(self) -> None:
+        """Returns when every process has called it."""
+        if not self.use_distributed:
+            return
+        dist.barrier(device_ids=None if self.device.index is None else [self.device.index])
+
+    @contextmanager
+    def _goes_first(self, is_main: bool) -> Iterator[None]:
+        if not is_main:
+            self.wait_for_everyone()
+        try:
+            yield
+        finally:
+            if is_main:
+                self.wait_for_everyone()
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
+        with self._goes_first(self.is_main_process):
+            yield
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Rank 0 of each host runs the block before the others do."""
+        with self._goes_first(self.is_local_main_process):
+            yield
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Gives each process its consecutive part of ``inputs``; the first ranks take what does not divide.
+
+        Args:
+            inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``; or a dict of them
+                with equal lengths, whose values are replaced in place. One process gets ``inputs`` itself.
+            apply_padding: repeat the last item until all parts are equally long, so that they can be gathered.
+
+        A rank for which nothing is left gets the last item.
+
+        Raises:
+            ValueError: the values of a dict have different lengths.
+            TypeError: a tuple would have to be padded.
+        """
+        if self.num_processes == 1:
+            yield inputs
+            return
+        topology = self._session.topology
+        yield part_of(inputs, topology.world_size, topology.rank, pad_to=self.device if apply_padding else None)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """``function`` on rank 0; elsewhere a function that returns ``None``."""
+        return self.on_process(function, process_index=0)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """``function`` on rank 0 of each host; elsewhere a function that returns ``None``."""
+        return self.on_local_process(function, local_process_index=0)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` on the highest rank; elsewhere a function that returns ``None``."""
+        return function if self.is_last_process else _nothing
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """``function`` on rank ``process_index``; elsewhere a function that returns ``None``."""
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+        return function if not self.use_distributed or self.process_index == process_index else _nothing
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """``function`` on rank ``local_process_index`` of each host; elsewhere a function that returns ``None``."""
+        if function is None:
+            return partial(self.on_local_process, local_process_index=local_process_index)
+        return function if not self.use_distributed or self.local_process_index == local_process_index else _nothing
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """``print`` on rank 0 of each host."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
+        """Destroys ``group``, or the default one; not the default one of a process that a notebook forked."""
+        if self.fork_launched and group is None:
+            return
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    def __repr__(self) -> str:
+        backend = f"  Backend: {self.backend}" if self.backend else ""
+        return (
+            f"Distributed environment: {self.distributed_type.value}{backend}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+
+class AcceleratorState(PartialState):
+    """The state of a run whose precision is settled.
+
+    Args:
+        mixed_precision: ``"no"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision settled before.
+        cpu: use the CPU even when an accelerator is present.
+        kwargs: as for :class:`PartialState`.
+
+    Raises:
+        ValueError: the precision or the device differs from that of a state which exists already, or the
+            value is not supported.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        unsupported.refuse_given(
+            {
+                "dynamo_plugin": dynamo_plugin,
+                "deepspeed_plugin": deepspeed_plugin,
+                "fsdp_plugin": fsdp_plugin,
+                "torch_tp_plugin": torch_tp_plugin,
+                "megatron_lm_plugin": megatron_lm_plugin,
+                "parallelism_config": parallelism_config,
+            }
+        )
+        running = None if current.session is None else current.session.config
+        if running is not None:
+            self._require_agreement(mixed_precision, cpu, kwargs)
+        if running is None or running.mixed_precision is None:
+            unsupported.refuse_environment()
+            precision = compile_precision(mixed_precision)
+            enter_session(replace(running or compile_process(cpu=cpu, **kwargs), mixed_precision=precision))
+
+    def _require_agreement(self, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
+        config, device = self._session.config, self._session.device
+        settled = config.mixed_precision
+        if settled is not None and mixed_precision is not None and str(mixed_precision) != settled:
+            raise InvalidArgument(
+                f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {settled!r}, and one "
+                "process has one precision; pass it to the first Accelerator, or restart"
+            )
+        if cpu and device.type != "cpu":
+            raise InvalidArgument(
+                f"cpu=True: this process already has a state on device {device}; pass it to the first state"
+            )
+        asked = compile_process(**kwargs)
+        for name, running in (("timeout", config.timeout), ("backend", config.backend or self.backend)):
+            value = getattr(asked, name)
+            if value is not None and value != running:
+                warnings.warn(
+                    f"{name}={value} has no effect: the processes are connected already; pass it to the first state",
+                    stacklevel=3,
+                )
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Forgets the precision; with ``reset_partial_state`` the session as well."""
+        AcceleratorState._shared_state.clear()
+        if current.session is not None:
+            config = replace(current.session.config, mixed_precision=None)
+            current.session = replace(current.session, config=config)
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is a session with a precision."""
+        return current.session is not None and current.session.config.mixed_precision is not None
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of forward and backward passes."""
+        return self._session.config.mixed_precision or "no"
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """What a function decorated for another process does here."""

@@ -1,0 +1,71 @@
+"""Everything users import from ``accelerate_cpp.utils``; each name is loaded when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "dataclasses": (
+        "AutocastKwargs",
+        "ComputeEnvironment",
+        "DDPCommunicationHookType",
+        "DataLoaderConfiguration",
+        "DistributedDataParallelKwargs",
+        "DistributedType",
+        "DynamoBackend",
+        "GradScalerKwargs",
+        "GradientAccumulationPlugin",
+        "InitProcessGroupKwargs",
+        "KwargsHandler",
+        "LoggerType",
+        "PrecisionType",
+        "ProfileKwargs",
+        "ProjectConfiguration",
+        "RNGType",
+        "SageMakerDistributedType",
+    ),
+    "operations": (
+        "CannotPadNestedTensorWarning",
+        "TensorInformation",
+        "broadcast",
+        "broadcast_object_list",
+        "concatenate",
+        "convert_to_fp32",
+        "find_batch_size",
+        "find_device",
+        "gather",
+        "gather_object",
+        "get_data_structure",
+        "honor_type",
+        "initialize_tensors",
+        "is_namedtuple",
+        "is_tensor_information",
+        "is_torch_tensor",
+        "pad_across_processes",
+        "recursively_apply",
+        "reduce",
+        "send_to_device",
+        "slice_tensors",
+    ),
+    "other": ("extract_model_from_parallel", "is_compiled_module", "wait_for_everyone"),
+    "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
+}
+_MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
+_SUBMODULES = frozenset({*_NAMES, "enums"})
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -1,0 +1,318 @@
+"""Collectives over nested data, and walks over it. With one process every collective is neutral.
+
+"Nested data" are tensors in any nesting of lists, tuples, namedtuples and mappings; container types are kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.devices import transfer
+from accelerate_cpp.errors import AccelerateError, InvalidArgument
+from accelerate_cpp.runtime import current
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DistributedOperationException(AccelerateError):
+    """Ranks called a collective with tensors of different shapes."""
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor was left as it is by ``pad_across_processes``."""
+
+
+@dataclass
+class TensorInformation:
+    """What a rank must know to receive a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def world_size() -> int:
+    """Number of processes in torch's default process group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def process_index() -> int:
+    """This process's rank in torch's default process group; 0 without one."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def collective_device() -> torch.device:
+    """Where tensors of collectives live: the session's device, or the CPU without a session."""
+    return torch.device("cpu") if current.session is None else current.session.device
+
+
+def is_torch_tensor(tensor: Any) -> bool:
+    """Whether ``tensor`` is a ``torch.Tensor``."""
+    return isinstance(tensor, torch.Tensor)
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Whether ``tensor_info`` is a :class:`TensorInformation`."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Whether ``data`` looks like a namedtuple."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """Collects ``generator`` into the type of ``obj``: a list, tuple or namedtuple."""
+    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_torch_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Returns nested ``data`` with ``func(leaf, *args, **kwargs)`` in place of every leaf that passes ``test_type``.
+
+    Other leaves are kept, or raise ``TypeError`` with ``error_on_other_type``.
+    """
+
+    def apply(node: Any) -> Any:
+        if isinstance(node, (tuple, list)):
+            return honor_type(node, (apply(child) for child in node))
+        if isinstance(node, Mapping):
+            return type(node)({key: apply(child) for key, child in node.items()})  # type: ignore[call-arg]
+        if test_type(node):
+            return func(node, *args, **kwargs)
+        if error_on_other_type:
+            raise TypeError(
+                f"{func.__name__.strip('_')} takes lists, tuples and mappings of leaves that pass "
+                f"{test_type.__name__}; found a leaf of type {type(node).__name__}"
+            )
+        return node
+
+    return apply(data)
+
+
+def send_to_device(
+    tensor: Any, device: torch.device | str | int, non_blocking: bool = False, skip_keys: str | list[str] | None = None
+) -> Any:
+    """Returns nested data with every tensor, and every object that has ``.to``, on ``device``.
+
+    Args:
+        non_blocking: do not wait for copies from pinned memory.
+        skip_keys: keys of mappings whose values stay where they are.
+    """
+    return transfer.send_to_device(tensor, device, non_blocking=non_blocking, skip_keys=skip_keys)
+
+
+def get_data_structure(data: Any) -> Any:
+    """Returns nested ``data`` with a :class:`TensorInformation` in place of every tensor."""
+    return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
+
+
+def get_shape(data: Any) -> Any:
+    """Returns nested ``data`` with its shape, a list, in place of every tensor."""
+    return recursively_apply(lambda tensor: list(tensor.shape), data)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Inverse of :func:`get_data_structure`, with uninitialised values, on the CPU."""
+    return recursively_apply(
+        lambda info: torch.empty(info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
+    )
+
+
+def find_batch_size(data: Any) -> int:
+    """Size of dimension 0 of the first tensor in nested ``data``; ``ValueError`` or ``TypeError`` if there is none."""
+    if isinstance(data, (tuple, list, Mapping)):
+        if len(data) == 0:
+            raise InvalidArgument(f"an empty {type(data).__name__} has no batch size")
+        return find_batch_size(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"the batch size is dimension 0 of the first tensor; found a {type(data).__name__} first")
+    return data.shape[0]
+
+
+def find_device(data: Any) -> torch.device | None:
+    """Device of the first tensor in nested ``data``, or ``None`` if there is none."""
+    if isinstance(data, torch.Tensor):
+        return data.device
+    if isinstance(data, Mapping):
+        data = data.values()
+    elif not isinstance(data, (tuple, list)):
+        return None
+    return next((device for child in data if (device := find_device(child)) is not None), None)
+
+
+def slice_tensors(
+    data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
+) -> Any:
+    """Returns nested ``data`` with ``tensor[tensor_slice]`` in place of every tensor.
+
+    ``process_index`` and ``num_processes`` are what a ``slice_fn`` of one's own is given besides; they are not used
+    here.
+    """
+    return recursively_apply(lambda tensor: tensor[tensor_slice], data)
+
+
+def concatenate(data: Any, dim: int = 0) -> Any:
+    """Joins equally nested batches tensor by tensor along ``dim``; ``TypeError`` for leaves that are no tensors.
+
+    A single batch keeps leaves that are no tensors.
+    """
+    first = data[0]
+    if isinstance(first, (tuple, list)):
+        return honor_type(first, (concatenate([batch[i] for batch in data], dim=dim) for i in range(len(first))))
+    if isinstance(first, Mapping):
+        return type(first)({key: concatenate([batch[key] for batch in data], dim=dim) for key in first})  # type: ignore[call-arg]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(data, dim=dim)
+    if len(data) == 1:
+        return first
+    raise TypeError(f"only tensors can be concatenated; found a {type(first).__name__}")
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """Returns nested data with every float16 and bfloat16 tensor as float32."""
+
+    def is_half(leaf: Any) -> bool:
+        return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
+
+    return recursively_apply(lambda leaf: leaf.float(), tensor, test_type=is_half)
+
+
+def _check_shapes(operation: Callable[P, R]) -> Callable[P, R]:
+    """With ``ACCELERATE_DEBUG_MODE``, ranks compare shapes before ``operation``; a difference raises on all of them."""
+
+    @wraps(operation)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if world_size() > 1 and env_table.DEBUG_MODE.get():
+            shapes = gather_object([get_shape(kwargs["tensor"] if "tensor" in kwargs else args[0])])
+            if any(shape != shapes[0] for shape in shapes):
+                table = "".join(f"\n  rank {rank}: {shape}" for rank, shape in enumerate(shapes))
+                raise DistributedOperationException(
+                    f"{operation.__name__} needs tensors of the same shapes on all ranks, but got:{table}\n"
+                    "pad_across_processes makes them equal."
+                )
+        return operation(*args, **kwargs)
+
+    return checked
+
+
+@_check_shapes
+def gather(tensor: Any) -> Any:
+    """Returns nested data with every tensor concatenated over the ranks along dimension 0, on every rank.
+
+    A 0-dim tensor counts as one of shape ``(1,)``. Shapes and dtypes must be the same on all ranks; the inputs are not
+    changed. A leaf that is no tensor raises ``TypeError``.
+    """
+    size = world_size()
+    if size == 1:
+        return tensor
+
+    def gather_one(leaf: torch.Tensor) -> torch.Tensor:
+        local = leaf.detach().reshape(1) if leaf.ndim == 0 else leaf.detach().contiguous()
+        gathered = local.new_empty((size * local.shape[0], *local.shape[1:]))
+        dist.all_gather_single(gathered, local)
+        return gathered
+
+    return recursively_apply(gather_one, tensor, error_on_other_type=True)
+
+
+def gather_object(object: Any) -> Any:
+    """Returns the items of all ranks' lists of picklable objects as one list, in rank order, on every rank."""
+    size = world_size()
+    if size == 1:
+        return object
+    lists: list[Any] = [None] * size
+    dist.all_gather_object(lists, object)
+    return [item for items in lists for item in items]
+
+
+@_check_shapes
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """Overwrites every tensor of nested data with that of rank ``from_process`` and returns the data."""
+    if world_size() == 1:
+        return tensor
+
+    def broadcast_one(leaf: torch.Tensor) -> torch.Tensor:
+        dense = leaf.detach().contiguous()
+        dist.broadcast(dense, src=from_process)
+        if dense.data_ptr() != leaf.data_ptr():
+            leaf.detach().copy_(dense)
+        return leaf
+
+    return recursively_apply(broadcast_one, tensor, error_on_other_type=True)
+
+
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Overwrites the items of a list with those of rank ``from_process`` and returns it. Lengths must be the same."""
+    if world_size() > 1:
+        dist.broadcast_object_list(object_list, src=from_process)
+    return object_list
+
+
+@_check_shapes
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Returns nested data with every tensor reduced over the ranks, on every rank; the inputs are not changed.
+
+    Args:
+        reduction: ``"mean"``, ``"sum"``, ``"max"``, or ``"none"``, which sums too. The mean of integers is floating
+        point. scale: accepted for compatibility; it has no effect.
+    """
+    if reduction not in ("mean", "sum", "max", "none"):
+        raise InvalidArgument(f"reduction={reduction!r} is none of 'mean', 'sum', 'max', 'none'")
+    size = world_size()
+
+    def reduce_one(leaf: torch.Tensor) -> torch.Tensor:
+        reduced = leaf.detach().clone(memory_format=torch.contiguous_format) if size > 1 else leaf.clone()
+        if size > 1:
+            dist.all_reduce(reduced, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
+            if reduction == "mean":
+                reduced = reduced.div_(size) if reduced.is_floating_point() or reduced.is_complex() else reduced / size
+        return reduced
+
+    return recursively_apply(reduce_one, tensor, error_on_other_type=True)
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    """Returns nested data whose tensors are as long along ``dim`` as the longest rank's.
+
+    Args:
+        dim: may be negative; tensors without this dimension are left as they are.
+        pad_index: value of the added rows.
+        pad_first: add them in front instead of behind.
+    """
+    if world_size() == 1:
+        return tensor
+
+    def pad_one(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.is_nested:
+            warnings.warn(
+                "pad_across_processes leaves nested tensors as they are", CannotPadNestedTensorWarning, stacklevel=2
+            )
+            return leaf
+        if not -leaf.ndim <= dim < leaf.ndim:
+            return leaf
+        length = leaf.shape[dim]
+        longest = int(gather(torch.tensor([length], device=leaf.device)).max())
+        if longest == length:
+            return leaf
+        shape = list(leaf.shape)
+        shape[dim] = longest
+        padded = leaf.new_full(shape, pad_index)
+        padded.narrow(dim, longest - length if pad_first else 0, length).copy_(leaf)
+        return padded
+
+    return recursively_apply(pad_one, tensor, error_on_other_type=True)

@@ -1,0 +1,241 @@
+"""``accelerate-cpp launch`` with real processes and real faults."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Every worker of these scripts names itself by a file pid-<rank>; the file appears with its whole content.
+NAMES_ITSELF = """
+import os, signal, subprocess, sys, time
+RANK = os.environ.get("RANK", "0")
+
+def leave(name, text):
+    with open(f"{name}.part", "w") as file:
+        file.write(str(text))
+    os.rename(f"{name}.part", name)
+
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+
+leave(f"pid-{RANK}", os.getpid())
+"""
+WAITS = "time.sleep(600)\n"
+PATIENCE_SECONDS = 120.0
+# Unbuffered, a print is several writes, and those of two workers mix.
+LINES_STAY_WHOLE = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+class Job:
+    """A running launch in a folder of its own."""
+
+    def __init__(self, folder: Path, script: str, *flags: str) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(NAMES_ITSELF + script)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *flags, "train.py"],
+            cwd=folder,
+            env=LINES_STAY_WHOLE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A test runner in the background may ignore interrupts, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Waits for the launcher; its exit status, standard output and standard error."""
+        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, out.decode(), err.decode()
+
+    def pid(self, name: str) -> int:
+        """The pid in file ``name``, once it is there."""
+        eventually((self.folder / name).exists)
+        return int((self.folder / name).read_text())
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def start(script: str, num_processes: int = 2, *flags: str) -> Job:
+        folder = tmp_path / f"job-{len(jobs)}"
+        folder.mkdir()
+        jobs.append(Job(folder, script, "--num_processes", str(num_processes), *flags))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.process.kill()
+        job.process.communicate()
+
+
+def test_output_and_success_are_passed_on(launch: Callable[..., Job]) -> None:
+    status, out, err = launch("print('out', RANK); print('err', RANK, file=sys.stderr)").end()
+    assert status == 0
+    assert sorted(out.splitlines()) == ["out 0", "out 1"]
+    assert sorted(err.splitlines()) == ["err 0", "err 1"]
+
+
+def test_one_process_is_a_plain_run(launch: Callable[..., Job]) -> None:
+    status, out, _ = launch("print([n for n in os.environ if n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')])", 1).end()
+    assert (status, out) == (0, "[]\n")
+
+
+def test_standard_error_is_live_and_unchanged(launch: Callable[..., Job]) -> None:
+    job = launch("sys.stderr.write('\\r 50%'); sys.stderr.flush(); wait_for('seen')", 1)
+    assert job.process.stderr is not None
+    received = b""
+    while received != b"\r 50%":
+        readable, _, _ = select.select([job.process.stderr], [], [], PATIENCE_SECONDS)
+        assert readable
+        received += os.read(job.process.stderr.fileno(), 100)
+    (job.folder / "seen").touch()
+    assert job.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("raise ValueError('boom')", 1, "exit code 1"),
+        ("os._exit(7)", 7, "exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV (signal 11)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (signal 9)"),
+    ],
+)
+def test_fault_of_one_worker_ends_all_and_is_told_last(
+    launch: Callable[..., Job], fault: str, status: int, words: str
+) -> None:
+    job = launch(f"wait_for('pid-0')\nprint('fault', file=sys.stderr)\nif RANK == '1': {fault}\n" + WAITS)
+    actual, _, err = job.end()
+    assert actual == status
+    report = err.partition(f"rank 1 failed first: {words}\n")[2]
+    assert report.endswith("ValueError: boom\n" if "boom" in fault else "fault\n")
+    assert not lives(job.pid("pid-0"))
+
+
+def test_killed_worker_ends_the_run(launch: Callable[..., Job]) -> None:
+    job = launch(WAITS)
+    workers = [job.pid("pid-0"), job.pid("pid-1")]
+    os.kill(workers[1], signal.SIGKILL)
+    assert job.end()[0] == 137
+    assert not any(map(lives, workers))
+
+
+def test_killed_launcher_takes_its_workers_along(launch: Callable[..., Job]) -> None:
+    job = launch(WAITS)
+    workers = [job.pid("pid-0"), job.pid("pid-1")]
+    job.process.kill()
+    eventually(lambda: not any(map(lives, workers)))
+
+
+@pytest.mark.parametrize("script", [WAITS, "if RANK == '0': raise SystemExit(0)\n" + WAITS])
+def test_ctrl_c_ends_the_workers(launch: Callable[..., Job], script: str) -> None:
+    job = launch(script)
+    workers = [job.pid("pid-0"), job.pid("pid-1")]
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 130
+    assert not any(map(lives, workers))
+
+
+def test_ctrl_c_lets_workers_clean_up(launch: Callable[..., Job]) -> None:
+    job = launch(
+        "try:\n    leave(f'ready-{RANK}', 1); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    leave(f'cleaned-{RANK}', 1)\n"
+    )
+    for rank in range(2):
+        eventually((job.folder / f"ready-{rank}").exists)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 130
+    assert all((job.folder / f"cleaned-{rank}").exists() for rank in range(2))
+
+
+def test_second_ctrl_c_kills_workers_that_refuse(launch: Callable[..., Job]) -> None:
+    job = launch(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, lambda *_: leave(f'refused-{RANK}', 1))\n"
+        "leave(f'ready-{RANK}', 1)\nwhile True: time.sleep(600)\n"
+    )
+    for answer in ("ready", "refused"):
+        for rank in range(2):
+            eventually((job.folder / f"{answer}-{rank}").exists)
+        job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 130
+    assert not any(map(lives, [job.pid("pid-0"), job.pid("pid-1")]))
+
+
+def test_sigterm_ends_the_workers(launch: Callable[..., Job]) -> None:
+    job = launch(WAITS)
+    workers = [job.pid("pid-0"), job.pid("pid-1")]
+    job.process.terminate()
+    assert job.end()[0] == 143
+    assert not any(map(lives, workers))
+
+
+@pytest.mark.parametrize(("last", "status"), [("raise SystemExit(3)", 3), ("raise SystemExit(0)", 0)])
+def test_grandchildren_are_ended_however_the_run_ends(launch: Callable[..., Job], last: str, status: int) -> None:
+    job = launch(f"leave(f'child-{{RANK}}', subprocess.Popen(['sleep', '600']).pid)\nwait_for('child-0')\n{last}\n")
+    assert job.end()[0] == status
+    children = [job.pid(path.name) for path in job.folder.glob("child-?")]
+    assert children
+    assert not any(map(lives, children))
+
+
+def test_eight_jobs_at_once_do_not_meet(launch: Callable[..., Job]) -> None:
+    # Each rank writes its line into the file of its job and waits until both are there.
+    script = """
+import fcntl
+with open(f"/proc/self/fd/{os.environ['ACCELERATE_CPP_RENDEZVOUS_FD']}", "a+") as meeting:
+    fcntl.flock(meeting, fcntl.LOCK_EX)
+    meeting.write(f"{os.getcwd()} {RANK}\\n")
+    meeting.flush()
+    fcntl.flock(meeting, fcntl.LOCK_UN)
+    lines = []
+    while len(lines) < 2:
+        time.sleep(0.01)
+        meeting.seek(0)
+        lines = meeting.read().splitlines()
+print(sorted(lines) == [f"{os.getcwd()} {rank}" for rank in range(2)], os.environ["MASTER_PORT"])
+"""
+    ends = [job.end() for job in [launch(script) for _ in range(8)]]
+    assert [end[0] for end in ends] == [0] * 8
+    assert all(line.startswith("True ") for end in ends for line in end[1].splitlines())
+
+
+def test_torchs_file_store_meets_over_the_inherited_descriptor(launch: Callable[..., Job]) -> None:
+    pytest.importorskip("torch")
+    script = """
+import torch, torch.distributed as dist
+store = dist.FileStore(f"/proc/self/fd/{os.environ['ACCELERATE_CPP_RENDEZVOUS_FD']}", 3)
+dist.init_process_group("gloo", store=store, rank=int(RANK), world_size=3)
+total = torch.tensor([float(RANK)])
+dist.all_reduce(total)
+print(total.item())
+dist.destroy_process_group()
+"""
+    status, out, err = launch(script, 3).end()
+    assert status == 0, err
+    assert out == "3.0\n" * 3

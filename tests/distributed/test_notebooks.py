@@ -1,0 +1,72 @@
+"""The notebooks run in a real Jupyter kernel, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts the kernel with the interpreter of the tests, whatever kernels the user has installed."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=command, display_name="tests", language="python")
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """The quick start after all its cells have run, and no process of it is left."""
+    notebook = nbformat.read(NOTEBOOKS[0].with_name("quickstart.ipynb"), as_version=4)
+    folder = tmp_path_factory.mktemp("notebook")
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    client = NotebookClient(
+        notebook,
+        timeout=240,
+        kernel_manager_class=ThisPython,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    return "".join(output.text for output in outputs(notebook) if output.output_type == "stream")
+
+
+def test_the_last_cell_shows_the_curve(quickstart: nbformat.NotebookNode) -> None:
+    code = [cell for cell in quickstart.cells if cell.cell_type == "code"]
+    assert any("image/png" in output.get("data", {}) for output in code[-1].outputs)
+
+
+def test_two_processes_learn_the_digits_from_a_notebook(quickstart: nbformat.NotebookNode) -> None:
+    (accuracy,) = re.findall(r"^test accuracy: ([0-9.]+)$", text_of(quickstart), re.MULTILINE)
+    assert float(accuracy) >= 0.97
+
+
+def test_what_the_workers_print_reaches_the_notebook_once(quickstart: nbformat.NotebookNode) -> None:
+    assert len(re.findall(r"^epoch 1: accuracy", text_of(quickstart), re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_are_stored_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert outputs(notebook) == []
+    assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")

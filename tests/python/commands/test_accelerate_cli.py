@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.commands import accelerate_cli
+
+
+def _run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", *arguments],
+        cwd=cwd,
+        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_launch_is_a_sub_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys; print(os.environ['WORLD_SIZE'], sys.argv[1:])")
+    result = _run("launch", "--cpu", "--num_processes", "2", "train.py", "--lr", "1", cwd=tmp_path)
+    assert result.stdout.splitlines() == ["2 ['--lr', '1']"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "<command>"),
+        (("lunch",), "'lunch'"),
+        (("launch", "--gpus", "2", "x.py"), "accelerate-cpp launch: unknown flag --gpus"),
+    ],
+)
+def test_bad_command_is_refused_in_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+    result = _run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["accelerate-cpp", "--help"])
+    with pytest.raises(SystemExit) as end:
+        accelerate_cli.main()
+    assert end.value.code == 0
+    assert "launch" in capsys.readouterr().out

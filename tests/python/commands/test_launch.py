@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.commands import launch
+from accelerate_cpp.launch.plan import LaunchOptions
+
+MODULES_AFTER = """
+import sys
+from accelerate_cpp.commands.launch import main
+sys.argv = ["launch", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    pass
+print([name for name in sys.modules if name.split(".")[0] in ("torch", "numpy") or name == "accelerate_cpp._C"])
+"""
+
+
+def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate_cpp.commands.launch", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("open('ran', 'w')\n")
+    return tmp_path
+
+
+def test_every_option_of_a_plan_is_a_flag() -> None:
+    parsed = vars(launch.launch_command_parser().parse_args(["train.py"]))
+    assert {field.name for field in fields(LaunchOptions)} <= parsed.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num_proceses", "2", "train.py"], "--num_processes"),
+        (["--num_processes", "0", "train.py"], "'0'"),
+        (["--num_processes", "-2", "train.py"], "'-2'"),
+        (["--num_processes", "two", "train.py"], "'two'"),
+        (["--num_machines", "2", "train.py"], "torchrun"),
+        (["--mixed_precision", "bf16", "train.py"], "'bf16'"),
+        (["--main_process_port", "65536", "train.py"], "'65536'"),
+        (["--cpu", "absent.py"], "no script 'absent.py'"),
+        (["--cpu"], "training_script"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_starts_nothing(folder: Path, arguments: list[str], words: str) -> None:
+    result = _run(*arguments, cwd=folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cpu", "--num_processes", "2", "train.py"]])
+def test_launcher_loads_neither_torch_nor_the_core(folder: Path, arguments: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", MODULES_AFTER, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_exit_status_is_that_of_the_script(folder: Path) -> None:
+    (folder / "exits.py").write_text("raise SystemExit(5)")
+    assert _run("--cpu", "exits.py", cwd=folder).returncode == 5
+
+
+def test_module_and_program_are_launched_too(folder: Path) -> None:
+    assert _run("--cpu", "-m", "train", cwd=folder).returncode == 0
+    assert (folder / "ran").exists()
+    assert _run("--cpu", "--no_python", "echo", "-n", "words", cwd=folder).stdout == "words"

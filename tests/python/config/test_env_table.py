@@ -1,0 +1,48 @@
+"""The table of environment variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument
+
+
+def test_every_variable_stands_in_the_table_once() -> None:
+    names = [variable.name for variable in env_table.VARIABLES]
+    assert len(names) == len(set(names))
+    assert {"RANK", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_CPP_RENDEZVOUS_FD"} <= set(names)
+
+
+@pytest.mark.parametrize("environ", [{}, {"RANK": ""}])
+def test_an_unset_or_empty_variable_gives_its_default(environ: dict[str, str]) -> None:
+    assert env_table.RANK.get(environ) is None
+    assert not env_table.RANK.is_set(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("Yes", True), ("ON", True), ("t", True), ("0", False), ("off", False), ("n", False)],
+)
+def test_flags_take_the_usual_words(text: str, value: bool) -> None:
+    assert env_table.USE_CPU.get({"ACCELERATE_USE_CPU": text}) is value
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "one"}, {"RANK": "1.0"}])
+def test_a_text_that_does_not_parse_is_refused_with_name_text_and_meaning(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match=rf"RANK='{environ['RANK']}'.*integer.*rank of this process"):
+        env_table.RANK.get(environ)
+
+
+def test_a_rendered_environment_reads_back_and_leaves_none_out() -> None:
+    values = {env_table.RANK: 1, env_table.USE_CPU: True, env_table.MASTER_ADDR: None}
+    environ = env_table.render(values)
+    assert environ == {"RANK": "1", "ACCELERATE_USE_CPU": "true"}
+    assert (env_table.RANK.get(environ), env_table.USE_CPU.get(environ)) == (1, True)
+
+
+def test_the_environment_of_the_process_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert env_table.WORLD_SIZE.get() == 3
+    monkeypatch.delenv("WORLD_SIZE")
+    assert env_table.WORLD_SIZE.get() is None

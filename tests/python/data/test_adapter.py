@@ -1,0 +1,50 @@
+"""The object that wraps a torch loader and passes for it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader
+
+from accelerate_cpp.data.adapter import DataLoaderAdapter
+from accelerate_cpp.errors import InvalidArgument
+
+
+def test_it_passes_for_a_torch_loader_and_reaches_its_attributes():
+    adapter = DataLoaderAdapter(range(4), batch_size=2)
+    assert isinstance(adapter, DataLoader)
+    assert adapter.__class__ is DataLoader
+    assert type(adapter) is DataLoaderAdapter
+    assert (adapter.num_workers, adapter.batch_size, len(adapter)) == (0, 2, 2)
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        adapter.no_such_attribute  # noqa: B018
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda adapter: pickle.loads(pickle.dumps(adapter))])
+def test_a_copy_keeps_its_type_and_state(duplicate):
+    adapter = DataLoaderAdapter(range(4), batch_size=2)
+    adapter.iteration = 3
+    other = duplicate(adapter)
+    assert type(other) is DataLoaderAdapter
+    assert other.iteration == 3
+    assert len(other) == 2
+
+
+def test_a_stateful_loader_is_refused():
+    with pytest.raises(InvalidArgument, match="use_stateful_dataloader=True"):
+        DataLoaderAdapter(range(4), use_stateful_dataloader=True)
+
+
+def test_an_epoch_reaches_sampler_and_dataset():
+    class Listener(list):
+        epoch = None
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    sampler, dataset = Listener(range(4)), Listener(range(4))
+    adapter = DataLoaderAdapter(dataset, batch_size=2, sampler=sampler)
+    adapter.set_epoch(5)
+    assert (sampler.epoch, dataset.epoch, adapter.iteration) == (5, 5, 5)

@@ -1,0 +1,62 @@
+"""Samplers and dataset shards as objects: lengths, seeds, epochs, remainders."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from accelerate_cpp.data.samplers import (
+    BatchSamplerShard,
+    IterableDatasetShard,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+)
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    first, second = (SeedableRandomSampler(range(20), data_seed=3) for _ in range(2))
+    torch.manual_seed(1)
+    epochs = [list(first), list(first)]
+    torch.manual_seed(2)
+    assert [list(second), list(second)] == epochs
+    assert epochs[0] != epochs[1]
+    first.set_epoch(0)
+    assert list(first) == epochs[0]
+
+
+def test_an_abandoned_pass_does_not_advance_the_epoch():
+    sampler = SeedableRandomSampler(range(20), data_seed=3)
+    next(iter(sampler))
+    assert sampler.epoch == 0
+
+
+def test_the_remainder_is_known_after_a_pass_and_unknown_during_one():
+    shard = BatchSamplerShard(BatchSampler(SequentialSampler(range(5)), 2, False), 2, 0)
+    batches = iter(shard)
+    next(batches)
+    assert shard.remainder is None
+    assert list(batches) == [[4, 0]]
+    assert shard.remainder == 1
+
+
+def test_an_iterable_shard_seeds_a_dataset_that_has_only_a_generator():
+    class Noise:
+        generator = torch.Generator()
+
+        def __iter__(self):
+            return iter(torch.rand(4, generator=self.generator).tolist())
+
+    shard = IterableDatasetShard(Noise(), batch_size=2)
+    shard.set_epoch(7)
+    first = list(shard)
+    shard.set_epoch(8)
+    assert list(shard) != first
+    shard.set_epoch(7)
+    assert list(shard) == first
+
+
+def test_skipped_batches_are_left_out_and_not_counted():
+    sampler = SkipBatchSampler(BatchSampler(SequentialSampler(range(7)), 2, False), 3)
+    assert list(sampler) == [[6]]
+    assert (len(sampler), sampler.total_length, sampler.batch_size) == (1, 4, 2)
+    assert len(SkipBatchSampler(sampler, 5)) == 0

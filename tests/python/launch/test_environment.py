@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from accelerate_cpp.launch import environment
+from accelerate_cpp.launch.environment import WorkerGroup, become_worker, threads_per_worker, worker_environment
+
+GROUP = WorkerGroup(
+    num_processes=3, cpu=True, mixed_precision="no", num_threads=5, master_addr="127.0.0.1", master_port=4321
+)
+
+
+def test_worker_is_told_its_rank_its_group_and_where_they_meet() -> None:
+    assert worker_environment(GROUP, 2, 7, {"HOME": "/there"}) == {
+        "HOME": "/there",
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4321",
+        "ACCELERATE_CPP_RENDEZVOUS_FD": "7",
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "OMP_NUM_THREADS": "5",
+    }
+
+
+def test_lone_worker_is_told_of_no_group() -> None:
+    outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "ACCELERATE_CPP_RENDEZVOUS_FD": "9"}
+    told = worker_environment(replace(GROUP, num_processes=1), 0, 7, outer)
+    assert told.keys() == {"ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION", "OMP_NUM_THREADS"}
+
+
+def test_settings_that_were_asked_for_reach_the_worker() -> None:
+    group = replace(GROUP, debug=True, gradient_accumulation_steps=4, gpu_ids="1,3", fork_launched=True)
+    told = worker_environment(group, 0, 7, {})
+    assert told["ACCELERATE_DEBUG_MODE"] == "true"
+    assert told["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    assert told["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert told["FORK_LAUNCHED"] == "true"
+
+
+def test_threads_are_as_asked_then_as_inherited_then_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.host, "usable_cores", lambda: 8)
+    assert threads_per_worker(2, 3, {"OMP_NUM_THREADS": "6"}) == 3
+    assert threads_per_worker(2, None, {"OMP_NUM_THREADS": "6"}) == 6
+    assert threads_per_worker(3, None, {}) == 2
+    assert threads_per_worker(16, None, {}) == 1
+
+
+def test_becoming_a_worker_replaces_the_whole_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(os.environ)
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    try:
+        become_worker({"RANK": "1"})
+        assert dict(os.environ) == {"RANK": "1"}
+    finally:
+        become_worker(before)
+
+
+def test_width_is_passed_on_only_for_a_terminal_and_not_over_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)
+    assert environment.width_of_terminal() == {}
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((133, 40)))
+    assert environment.width_of_terminal() == {"COLUMNS": "133"}
+    monkeypatch.setenv("COLUMNS", "70")
+    assert environment.width_of_terminal() == {}

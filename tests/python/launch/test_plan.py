@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch import plan
+from accelerate_cpp.launch.plan import LaunchOptions, resolve
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.touch()
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        plan.host, "gpu_count", lambda environ: len(environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(","))
+    )
+
+
+def test_one_process_per_visible_gpu_is_the_default(script: str) -> None:
+    assert resolve(LaunchOptions(script), {}).group.num_processes == 4
+    assert resolve(LaunchOptions(script, gpu_ids="0,2"), {}).group.num_processes == 2
+
+
+def test_one_process_is_the_default_on_the_cpu(script: str) -> None:
+    assert resolve(LaunchOptions(script, cpu=True), {}).group.num_processes == 1
+    assert resolve(LaunchOptions(script), {"ACCELERATE_USE_CPU": "yes"}).group.num_processes == 1
+
+
+def test_cpu_with_two_processes_is_two_processes(script: str) -> None:
+    group = resolve(LaunchOptions(script, cpu=True, num_processes=2), {}).group
+    assert (group.num_processes, group.cpu) == (2, True)
+
+
+def test_port_is_as_given_and_zero_or_nothing_is_a_free_one(script: str) -> None:
+    assert resolve(LaunchOptions(script, main_process_port=1234), {}).group.master_port == 1234
+    ports = {resolve(LaunchOptions(script, main_process_port=port), {}).group.master_port for port in (0, None)}
+    assert all(port > 0 for port in ports)
+
+
+def test_flag_wins_over_the_variable_and_the_variable_over_the_default(script: str) -> None:
+    environ = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert resolve(LaunchOptions(script, mixed_precision="no"), environ).group.mixed_precision == "no"
+    assert resolve(LaunchOptions(script), environ).group.mixed_precision == "bf16"
+    assert resolve(LaunchOptions(script), {}).group.mixed_precision == "no"
+
+
+def test_all_gpus_leave_the_visible_devices_alone(script: str) -> None:
+    assert resolve(LaunchOptions(script, gpu_ids="all"), {}).group.gpu_ids is None
+    assert resolve(LaunchOptions(script, gpu_ids=" 0, 1"), {}).group.gpu_ids == "0,1"
+    assert resolve(LaunchOptions(script, gpu_ids="0", cpu=True), {}).group.gpu_ids is None
+
+
+def test_command_is_a_script_a_module_or_a_program(script: str, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.touch(mode=0o755)
+    environ = {"PATH": str(tmp_path)}
+    assert resolve(LaunchOptions(script, ("--x",)), {}).command == (sys.executable, script, "--x")
+    assert resolve(LaunchOptions("pkg.train", ("1",), module=True), {}).command == (
+        sys.executable,
+        "-m",
+        "pkg.train",
+        "1",
+    )
+    assert resolve(LaunchOptions("program", no_python=True), environ).command == (str(program),)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_machines": 2}, "torchrun"),
+        ({"machine_rank": 1}, "only rank is 0"),
+        ({"cpu": True, "multi_gpu": True}, "exclude each other"),
+        ({"multi_gpu": True, "num_processes": 1}, "at least 2 processes"),
+        ({"gpu_ids": "0,,1"}, "expected 'all' or ids"),
+        ({"module": True, "no_python": True}, "exclude each other"),
+        ({"training_script": "absent.py"}, "no script 'absent.py'"),
+        ({"training_script": "absent-program", "no_python": True}, "no executable 'absent-program'"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_in_one_sentence(
+    script: str, flags: dict[str, object], message: str
+) -> None:
+    options = LaunchOptions(**{"training_script": script, **flags})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=message) as refusal:
+        resolve(options, {})
+    assert "\n" not in str(refusal.value)

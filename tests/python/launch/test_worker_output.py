@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import threading
+
+from accelerate_cpp.launch.worker_output import (
+    TAIL_BYTES,
+    ForwardedBytes,
+    ForwardedText,
+    last_error_line,
+    last_traceback,
+)
+
+CHAIN = """noise
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise ValueError("boom")
+accelerate_cpp.errors.PeerLost: rank 1 died
+and more of the message
+"""
+
+
+def test_bytes_are_forwarded_unchanged_and_at_once() -> None:
+    read_end, write_end = os.pipe()
+    forwarded = ForwardedBytes(write_end)
+    forwarded(b"\r 50%|\xff")
+    assert os.read(read_end, 100) == b"\r 50%|\xff"
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_tail_keeps_only_the_end() -> None:
+    with open(os.devnull, "wb") as nothing:
+        forwarded = ForwardedBytes(nothing.fileno())
+        forwarded(b"first" + b"x" * TAIL_BYTES)
+        forwarded(b"last")
+    assert len(forwarded.tail) == TAIL_BYTES
+    assert forwarded.tail.endswith("xlast")
+
+
+def test_reader_that_left_does_not_stop_the_run() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    forwarded = ForwardedBytes(write_end)
+    forwarded(b"one")
+    forwarded(b"two")
+    os.close(write_end)
+    assert forwarded.tail == "onetwo"
+
+
+def test_full_non_blocking_output_is_waited_for() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    data = b"x" * 300_000
+    received = bytearray()
+
+    def read_all() -> None:
+        while len(received) < len(data):
+            received.extend(os.read(read_end, 65536))
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    ForwardedBytes(write_end)(data)
+    reader.join()
+    os.close(read_end)
+    os.close(write_end)
+    assert received == data
+
+
+def test_character_that_is_split_between_chunks_arrives_whole() -> None:
+    texts: list[str] = []
+    forwarded = ForwardedText(texts.append)
+    for byte in "aé€".encode():
+        forwarded(bytes([byte]))
+    forwarded(b"")
+    assert "".join(texts) == "aé€"
+
+
+def test_character_that_never_ends_is_replaced_at_the_end() -> None:
+    texts: list[str] = []
+    forwarded = ForwardedText(texts.append)
+    forwarded("é".encode()[:1])
+    forwarded(b"")
+    assert texts == ["\ufffd"]
+
+
+def test_last_traceback_of_a_chain_is_reported_to_its_end() -> None:
+    assert last_traceback(CHAIN).startswith('Traceback (most recent call last):\n  File "a.py", line 3')
+    assert last_traceback(CHAIN).endswith("and more of the message")
+
+
+def test_last_lines_are_reported_without_a_traceback() -> None:
+    assert last_traceback("one\ntwo\n") == "one\ntwo"
+    assert last_traceback("") == ""
+
+
+def test_error_line_is_the_one_that_closes_the_last_traceback() -> None:
+    assert last_error_line(CHAIN) == "accelerate_cpp.errors.PeerLost: rank 1 died"
+    assert last_error_line("PeerLost: no traceback") == ""

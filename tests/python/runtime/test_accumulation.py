@@ -1,0 +1,85 @@
+"""Where a run stands between two optimizer steps."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from accelerate_cpp.runtime.accumulation import Accumulation
+
+
+class Loader:
+    """As much of a prepared loader as accumulation looks at."""
+
+    def __init__(self, end_of_dataloader: bool = False, remainder: int = -1) -> None:
+        self.end_of_dataloader = end_of_dataloader
+        self.remainder = remainder
+
+
+def test_without_a_loader_nothing_ends_and_nothing_is_known() -> None:
+    accumulation = Accumulation()
+    assert accumulation.active_loader is None
+    assert (accumulation.end_of_dataloader, accumulation.remainder, accumulation.sync_gradients) == (False, -1, True)
+
+
+def test_gradients_are_synchronised_every_nth_micro_batch() -> None:
+    accumulation = Accumulation(num_steps=3)
+    assert [accumulation.advance() for _ in range(7)] == [False, False, True, False, False, True, False]
+
+
+def test_the_last_batch_synchronises_and_the_count_starts_over() -> None:
+    accumulation, loader = Accumulation(num_steps=4), Loader()
+    accumulation.push_loader(loader)
+    assert [accumulation.advance() for _ in range(2)] == [False, False]
+    loader.end_of_dataloader = True
+    assert accumulation.advance()
+    assert accumulation.step == 0
+
+
+def test_the_last_batch_does_not_synchronise_when_told_so() -> None:
+    accumulation, loader = Accumulation(num_steps=4, sync_with_dataloader=False), Loader(end_of_dataloader=True)
+    accumulation.push_loader(loader)
+    assert not accumulation.advance()
+    assert accumulation.step == 1
+
+
+def test_the_innermost_loader_decides_until_it_is_removed() -> None:
+    accumulation, outer, inner = Accumulation(), Loader(remainder=3), Loader(end_of_dataloader=True, remainder=1)
+    accumulation.push_loader(outer)
+    accumulation.push_loader(inner)
+    assert (accumulation.active_loader, accumulation.end_of_dataloader, accumulation.remainder) == (inner, True, 1)
+    accumulation.remove_loader(inner)
+    assert (accumulation.active_loader, accumulation.end_of_dataloader, accumulation.remainder) == (outer, False, 3)
+
+
+def test_a_loader_that_is_read_twice_stays_active_until_both_reads_end() -> None:
+    accumulation, loader = Accumulation(), Loader()
+    accumulation.push_loader(loader)
+    accumulation.push_loader(loader)
+    accumulation.remove_loader(loader)
+    assert accumulation.active_loader is loader
+    accumulation.remove_loader(loader)
+    assert accumulation.active_loader is None
+
+
+def test_removing_an_unknown_loader_changes_nothing() -> None:
+    accumulation, loader = Accumulation(), Loader()
+    accumulation.push_loader(loader)
+    accumulation.remove_loader(Loader())
+    assert accumulation.active_loader is loader
+
+
+def test_an_abandoned_loader_is_forgotten() -> None:
+    accumulation, outer, inner = Accumulation(), Loader(), Loader()
+    accumulation.push_loader(outer)
+    accumulation.push_loader(inner)
+    del inner
+    gc.collect()
+    assert accumulation.active_loader is outer
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_one_step_in_every_num_steps_synchronises(num_steps: int) -> None:
+    accumulation = Accumulation(num_steps=num_steps)
+    assert sum(accumulation.advance() for _ in range(10 * num_steps)) == 10

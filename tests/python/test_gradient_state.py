@@ -1,0 +1,91 @@
+"""The view of gradient accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.gradient_state import GradientState, set_accumulation
+from accelerate_cpp.runtime import current
+from accelerate_cpp.utils.dataclasses import GradientAccumulationPlugin
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    GradientState._reset_state()
+    yield
+    GradientState._reset_state()
+
+
+class Loader:
+    """As much of a prepared loader as the state looks at."""
+
+    end_of_dataloader = True
+    remainder = 2
+
+
+def test_without_a_loader_everything_is_neutral() -> None:
+    state = GradientState()
+    assert (state.sync_gradients, state.end_of_dataloader, state.remainder, state.in_dataloader) == (
+        True,
+        False,
+        -1,
+        False,
+    )
+    assert (state.num_steps, state.adjust_scheduler, state.sync_with_dataloader) == (1, False, True)
+    assert state.active_dataloader is None
+
+
+def test_all_instances_see_the_same() -> None:
+    one, two = GradientState(), GradientState()
+    one._set_sync_gradients(False)
+    assert not two.sync_gradients
+    assert one.__dict__ is two.__dict__
+
+
+def test_the_active_loader_is_the_one_that_was_added_last() -> None:
+    state, loader = GradientState(), Loader()
+    state._add_dataloader(loader)
+    assert (state.active_dataloader, state.in_dataloader) == (loader, True)
+    assert (state.end_of_dataloader, state.remainder) == (True, 2)
+    state._remove_dataloader(loader)
+    assert not state.in_dataloader
+
+
+def test_a_plugin_changes_the_settings_and_none_leaves_them() -> None:
+    GradientState(GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False, sync_each_batch=True))
+    assert GradientState().plugin_kwargs == {
+        "num_steps": 3,
+        "adjust_scheduler": False,
+        "sync_with_dataloader": False,
+        "sync_each_batch": True,
+    }
+
+
+def test_a_plugin_with_no_steps_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        GradientState(GradientAccumulationPlugin(num_steps=0))
+
+
+def test_new_settings_keep_the_loader_and_count_from_zero() -> None:
+    state, loader = GradientState(), Loader()
+    state._add_dataloader(loader)
+    current.accumulation.step = 3
+    set_accumulation(AccumulationConfig(num_steps=2))
+    assert (state.num_steps, current.accumulation.step, state.active_dataloader) == (2, 0, loader)
+
+
+def test_a_reset_forgets_loaders_and_settings() -> None:
+    state, loader = GradientState(GradientAccumulationPlugin(num_steps=3)), Loader()
+    state._add_dataloader(loader)
+    assert state.initialized
+    GradientState._reset_state()
+    assert not state.initialized
+    assert (state.num_steps, state.in_dataloader) == (1, False)
+
+
+def test_its_text_shows_where_the_run_stands() -> None:
+    assert "Sync Gradients: True" in repr(GradientState())

@@ -1,0 +1,143 @@
+"""The optimizer wrapper."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+import torch
+from accelerate.optimizer import AcceleratedOptimizer as OriginalOptimizer
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.accumulation import Accumulation
+
+
+@pytest.fixture(autouse=True)
+def accumulation(monkeypatch):
+    """A fresh state of accumulation for each test."""
+    monkeypatch.setattr(current, "accumulation", Accumulation())
+    return current.accumulation
+
+
+@pytest.fixture
+def parameter():
+    """One weight of 1 with a gradient of 1."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    return weight
+
+
+@pytest.mark.parametrize("name", ["__init__", "step", "zero_grad", "state_dict", "load_state_dict", "add_param_group"])
+def test_signatures_are_those_of_the_original(name):
+    def shape(function):
+        return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+    assert shape(getattr(AcceleratedOptimizer, name)) == shape(getattr(OriginalOptimizer, name))
+
+
+def test_nothing_happens_while_gradients_accumulate(accumulation, parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    accumulation.sync_gradients = False
+    optimizer.step()
+    optimizer.zero_grad()
+    assert (parameter.item(), parameter.grad.item()) == (1.0, 1.0)
+    accumulation.sync_gradients = True
+    optimizer.step()
+    optimizer.zero_grad()
+    assert (parameter.item(), parameter.grad) == (0.0, None)
+
+
+def test_zero_grad_can_keep_the_gradient(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad.item() == 0.0
+
+
+def test_an_optimizer_without_set_to_none_is_called_without_it(parameter):
+    class Plain(torch.optim.SGD):
+        def zero_grad(self):
+            super().zero_grad(set_to_none=False)
+
+    optimizer = AcceleratedOptimizer(Plain([parameter], lr=1.0))
+    optimizer.zero_grad()
+    assert parameter.grad.item() == 0.0
+    with pytest.raises(InvalidArgument, match="zero_grad of Plain takes no set_to_none"):
+        optimizer.zero_grad(set_to_none=True)
+
+
+def test_a_closure_is_evaluated_and_its_loss_returned(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    assert optimizer.step(lambda: 3.5) == 3.5
+
+
+def test_everything_else_is_the_wrapped_optimizers(parameter):
+    inner = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+    inner.of_its_own = 7
+    optimizer = AcceleratedOptimizer(inner)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    assert optimizer.defaults is inner.defaults
+    assert optimizer.of_its_own == 7
+    assert optimizer.step_was_skipped is False
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.5})
+    assert inner.param_groups[1]["lr"] == 0.5
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(AttributeError, match="no_such"):
+        optimizer.no_such  # noqa: B018
+
+
+def test_hooks_reach_the_wrapped_optimizer(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("stepped"))
+    optimizer.step()
+    assert calls == ["stepped"]
+
+
+def test_it_pickles_with_its_state(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0, momentum=0.9))
+    optimizer.step()
+    restored = pickle.loads(pickle.dumps(optimizer))
+    (state,) = restored.state.values()
+    assert state["momentum_buffer"].item() == 1.0
+
+
+def test_state_follows_parameters_that_were_moved(parameter):
+    inner = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+    inner.step()
+    parameter.grad = None
+    parameter.data = parameter.data.double()
+    assert (
+        AcceleratedOptimizer(inner, device_placement=False).state[parameter]["momentum_buffer"].dtype == torch.float32
+    )
+    assert AcceleratedOptimizer(inner).state[parameter]["momentum_buffer"].dtype == torch.float64
+
+
+def test_a_scaler_is_refused(parameter):
+    with pytest.raises(InvalidArgument, match="scaler=GradScaler"):
+        AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_modes_reach_optimizers_that_have_them(parameter):
+    class ScheduleFree(torch.optim.SGD):
+        mode = None
+
+        def train(self):
+            self.mode = "train"
+
+        def eval(self):
+            self.mode = "eval"
+
+    inner = ScheduleFree([parameter], lr=1.0)
+    optimizer = AcceleratedOptimizer(inner)
+    optimizer.train()
+    assert inner.mode == "train"
+    optimizer.eval()
+    assert inner.mode == "eval"
+    plain = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    plain.train()
+    plain.eval()

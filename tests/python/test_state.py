@@ -1,0 +1,185 @@
+"""The state classes in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.single import SingleStrategy
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.session import Session
+from accelerate_cpp.runtime.topology import Topology
+from accelerate_cpp.state import AcceleratorState, GradientState, PartialState
+from accelerate_cpp.utils.dataclasses import DistributedType
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def test_one_process_is_every_kind_of_first_and_last() -> None:
+    state = PartialState(cpu=True)
+    assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
+    assert state.is_main_process
+    assert state.is_local_main_process
+    assert state.is_last_process
+    assert not state.use_distributed
+    assert (state.distributed_type, state.backend, state.device) == (DistributedType.NO, None, torch.device("cpu"))
+
+
+def test_all_instances_share_what_they_know() -> None:
+    state = PartialState(cpu=True)
+    state.note = "kept"  # type: ignore[attr-defined]
+    assert PartialState().note == "kept"  # type: ignore[attr-defined]
+    assert PartialState().__dict__ is state.__dict__
+
+
+def test_debugging_and_forks_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "1")
+    monkeypatch.setenv("FORK_LAUNCHED", "1")
+    state = PartialState(cpu=True)
+    assert state.debug
+    assert state.fork_launched
+
+
+def test_a_reset_forgets_everything_and_says_so() -> None:
+    state = AcceleratorState(cpu=True)
+    assert state.initialized
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert PartialState._shared_state == {}
+    assert AcceleratorState._shared_state == {}
+    assert not state.initialized
+    with pytest.raises(AttributeError, match="create an Accelerator or a PartialState again"):
+        _ = state.device
+
+
+def test_a_reset_of_the_precision_alone_keeps_the_processes() -> None:
+    AcceleratorState(cpu=True)
+    AcceleratorState._reset_state()
+    assert PartialState().initialized
+    assert AcceleratorState._shared_state == {}
+    assert AcceleratorState().mixed_precision == "no"
+
+
+def test_the_precision_is_open_until_an_accelerator_state_settles_it() -> None:
+    PartialState(cpu=True)
+    session = current.session
+    assert session is not None
+    assert session.config.mixed_precision is None
+    assert AcceleratorState().mixed_precision == "no"
+    assert PartialState().device == session.device
+
+
+def test_another_precision_is_refused_once_one_is_settled() -> None:
+    AcceleratorState(cpu=True, mixed_precision="no")
+    with pytest.raises(ValueError, match="already has a state with 'no'"):
+        AcceleratorState(mixed_precision="bf16")
+    assert AcceleratorState(mixed_precision="no").mixed_precision == "no"
+
+
+def test_the_cpu_is_refused_once_another_device_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    AcceleratorState(cpu=True)
+    assert current.session is not None
+    monkeypatch.setattr(current, "session", replace(current.session, device=torch.device("cuda:0")))
+    with pytest.raises(ValueError, match="device cuda:0"):
+        AcceleratorState(cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"timeout": timedelta(seconds=5)}, "timeout=0:00:05 has no effect"),
+        ({"backend": "gloo"}, "backend=gloo has no"),
+    ],
+)
+def test_an_option_of_the_processes_that_comes_too_late_is_named_in_a_warning(
+    option: dict[str, Any], message: str
+) -> None:
+    PartialState(cpu=True)
+    with pytest.warns(UserWarning, match=message):
+        AcceleratorState(**option)
+
+
+def test_an_option_that_agrees_with_the_running_processes_is_accepted(recwarn: pytest.WarningsRecorder) -> None:
+    PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=5))
+    AcceleratorState(backend="gloo", timeout=timedelta(seconds=5))
+    AcceleratorState(backend="nccl")
+    assert [warning for warning in recwarn if "no effect" in str(warning.message)] == []
+
+
+def test_what_is_not_supported_is_refused_and_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match="fsdp_plugin"):
+        AcceleratorState(cpu=True, fsdp_plugin=object())
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(InvalidArgument, match="ACCELERATE_USE_FSDP"):
+        AcceleratorState(cpu=True)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(InvalidArgument, match="ACCELERATE_MIXED_PRECISION"):
+        AcceleratorState(cpu=True)
+    assert current.session is None
+
+
+def test_a_run_without_deepspeed_has_no_deepspeed_plugin() -> None:
+    assert AcceleratorState(cpu=True).deepspeed_plugin is None
+
+
+def test_one_process_gets_the_very_inputs_it_splits() -> None:
+    inputs = [1]
+    with PartialState(cpu=True).split_between_processes(inputs, apply_padding=True) as part:
+        assert part is inputs
+
+
+def test_decorated_functions_run_in_a_single_process() -> None:
+    state = PartialState(cpu=True)
+
+    def seven() -> int:
+        return 7
+
+    for decorate in (state.on_main_process, state.on_local_main_process, state.on_last_process):
+        assert decorate(seven)() == 7
+    assert state.on_process(process_index=3)(seven)() == 7
+    assert state.on_local_process(seven, local_process_index=3)() == 7
+    assert state.on_main_process()(seven)() == 7
+
+
+def test_a_single_process_waits_for_no_one_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    state = PartialState(cpu=True)
+    with state.main_process_first(), state.local_main_process_first():
+        state.wait_for_everyone()
+    state.print("x", end="!")
+    state.destroy_process_group()
+    assert capsys.readouterr().out == "x!"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "device", "expected"),
+    [(1, "cuda:0", "NO"), (2, "cpu", "MULTI_CPU"), (2, "cuda:0", "MULTI_GPU"), (2, "xpu:0", "MULTI_XPU")],
+)
+def test_the_type_of_a_run_follows_from_processes_and_device(
+    world_size: int, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(SessionConfig(), Topology(world_size=world_size), torch.device(device), SingleStrategy())
+    monkeypatch.setattr(current, "session", session)
+    assert PartialState().distributed_type == expected
+
+
+def test_its_text_names_processes_device_and_precision() -> None:
+    text = repr(AcceleratorState(cpu=True))
+    for line in ("Distributed environment: NO", "Num processes: 1", "Device: cpu", "Mixed precision type: no"):
+        assert line in text

@@ -1,0 +1,127 @@
+"""Walks over nested data, and collectives with one process."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict, namedtuple
+
+import accelerate.utils.operations as original
+import pytest
+import torch
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.utils import operations
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broadcast",
+        "broadcast_object_list",
+        "concatenate",
+        "convert_to_fp32",
+        "find_batch_size",
+        "find_device",
+        "gather",
+        "gather_object",
+        "get_data_structure",
+        "honor_type",
+        "initialize_tensors",
+        "is_namedtuple",
+        "is_tensor_information",
+        "is_torch_tensor",
+        "pad_across_processes",
+        "reduce",
+        "send_to_device",
+        "slice_tensors",
+    ],
+)
+def test_parameters_are_those_of_the_original(name):
+    def shape(function):
+        return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+    assert shape(getattr(operations, name)) == shape(getattr(original, name))
+
+
+def test_a_function_is_applied_to_every_tensor_and_types_are_kept():
+    data = {"list": [torch.zeros(1), "text"], "pair": Pair(torch.ones(1), (torch.ones(1),)), "none": None}
+    result = operations.recursively_apply(lambda tensor, plus: tensor + plus, data, plus=2)
+    assert result["list"][0].item() == 2
+    assert result["list"][1] == "text"
+    assert type(result["pair"]) is Pair
+    assert result["pair"].b[0].item() == 3
+    assert result["none"] is None
+    assert type(operations.recursively_apply(abs, OrderedDict(x=torch.zeros(1)))) is OrderedDict
+
+
+def test_another_leaf_is_an_error_if_asked_for():
+    with pytest.raises(TypeError, match="found a leaf of type str"):
+        operations.recursively_apply(lambda tensor: tensor, [torch.zeros(1), "text"], error_on_other_type=True)
+
+
+def test_the_batch_size_is_the_first_tensors():
+    assert operations.find_batch_size({"a": [torch.zeros(3, 1), torch.zeros(2)]}) == 3
+    with pytest.raises(ValueError, match="empty list"):
+        operations.find_batch_size({"a": []})
+    with pytest.raises(TypeError, match="found a str"):
+        operations.find_batch_size(["a"])
+
+
+def test_the_device_is_the_first_tensors():
+    assert operations.find_device({"a": ["x", torch.zeros(1, device="meta")]}) == torch.device("meta")
+    assert operations.find_device(["x", {}]) is None
+
+
+def test_slices_and_concatenations_are_inverse():
+    data = {"x": torch.arange(4), "y": (torch.arange(8).view(4, 2),)}
+    parts = [operations.slice_tensors(data, slice(0, 1)), operations.slice_tensors(data, slice(1, 4))]
+    joined = operations.concatenate(parts)
+    assert torch.equal(joined["x"], data["x"])
+    assert torch.equal(joined["y"][0], data["y"][0])
+
+
+def test_only_tensors_can_be_concatenated():
+    assert operations.concatenate([{"x": "text"}]) == {"x": "text"}
+    with pytest.raises(TypeError, match="found a str"):
+        operations.concatenate([["a"], ["b"]])
+
+
+def test_a_structure_is_enough_to_receive_data():
+    data = [torch.zeros(2, 3, dtype=torch.float64), torch.tensor(1), "text"]
+    received = operations.initialize_tensors(operations.get_data_structure(data))
+    assert [(leaf.shape, leaf.dtype) for leaf in received[:2]] == [((2, 3), torch.float64), ((), torch.int64)]
+    assert received[2] == "text"
+
+
+def test_halves_become_floats_and_others_stay():
+    result = operations.convert_to_fp32([torch.zeros(1).half(), torch.zeros(1).bfloat16(), torch.zeros(1).long()])
+    assert [tensor.dtype for tensor in result] == [torch.float32, torch.float32, torch.int64]
+
+
+def test_one_process_gets_back_what_it_gave():
+    tensor, items = torch.ones(2), [1]
+    assert operations.gather(tensor) is tensor
+    assert operations.pad_across_processes(tensor) is tensor
+    assert operations.broadcast(tensor) is tensor
+    assert operations.gather_object(items) is items
+    assert operations.broadcast_object_list(items) is items
+
+
+def test_one_process_reduces_to_a_copy():
+    tensor = torch.ones(2)
+    reduced = operations.reduce(tensor, "mean", scale=2.0)
+    assert reduced is not tensor
+    assert torch.equal(reduced, tensor)
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(InvalidArgument, match="'median'"):
+        operations.reduce(torch.ones(1), "median")
+
+
+def test_data_is_sent_to_a_device():
+    sent = operations.send_to_device({"x": [torch.zeros(2)], "y": 1}, "meta")
+    assert sent["x"][0].device.type == "meta"
+    assert sent["y"] == 1
