@@ -5,8 +5,6 @@ Import names from here, never from ``_C``.
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 
 try:
@@ -34,12 +32,23 @@ def check_torch_version(built: str, installed: str) -> None:
 
 
 check_torch_version(TORCH_VERSION, torch.__version__)
-_C = importlib.import_module("accelerate_cpp._C")
+from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch may be loaded)
+    C10dBackend,
+    Communicator,
+    GradientReducer,
+    choose_device,
+    create_backend,
+    move_tree,
+    reduce_instruction_set,
+)
 
-C10dBackend = _C.C10dBackend
-Communicator = _C.Communicator
-GradientReducer = _C.GradientReducer
-choose_device = _C.choose_device
-create_backend = _C.create_backend
-move_tree = _C.move_tree
-reduce_instruction_set = _C.reduce_instruction_set
+__all__ = [
+    "C10dBackend",
+    "Communicator",
+    "GradientReducer",
+    "check_torch_version",
+    "choose_device",
+    "create_backend",
+    "move_tree",
+    "reduce_instruction_set",
+]

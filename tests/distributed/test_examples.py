@@ -51,8 +51,8 @@ def changed_lines(sign: str) -> list[str]:
 
 def test_the_example_differs_from_plain_torch_by_the_known_lines_alone() -> None:
     the_four = [
-        "from accelerate_cpp import Accelerator",
-        "accelerator = Accelerator(split_batches=True)",
+        "from accelerate_cpp import Accelerator, DataLoaderConfiguration",
+        "accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))",
         "model, optimizer, train_loader, test_loader, scheduler = accelerator.prepare(",
         "model, optimizer, train_loader, test_loader, scheduler",
         ")",
@@ -80,9 +80,9 @@ def test_two_processes_and_one_give_the_same_losses(
 ) -> None:
     two, one = ([row["loss"] for row in run[2]["epochs"]] for run in (on_two, on_one))
     assert on_one[2]["processes"] == 1
-    # 22 steps an epoch: the first two epochs are 44 steps, before rounding has grown.
-    assert two[:2] == pytest.approx(one[:2], rel=1e-4)
-    assert two == pytest.approx(one, rel=0.05)
+    # 22 steps an epoch: the first two epochs are 44 steps; later, differences in rounding have grown.
+    assert two[:2] == pytest.approx(one[:2], rel=1e-5)
+    assert two == pytest.approx(one, rel=1e-3)
 
 
 def test_one_process_and_plain_torch_train_alike(

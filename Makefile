@@ -1,0 +1,110 @@
+# `make` alone lists what can be done. demo and test set everything up themselves, in .venv; a second call is quick.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PROCESSES ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+EDITABLE := build/editable
+CXX_SOURCES := $(shell find csrc cmake CMakeLists.txt -type f 2>/dev/null)
+CXX_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
+BUILD_INPUTS := pyproject.toml $(wildcard build_backend/*.py) $(CXX_SOURCES)
+# An editable install is one CMake build in $(EDITABLE); configuring it with the GoogleTests keeps ctest in the same build.
+INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
+
+.DEFAULT_GOAL := help
+.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs wheel bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.created:
+	@.ci/system-packages $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch goes first and alone: it decides what the package is built against.
+$(VENV)/.torch: $(VENV)/.created
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@touch $@
+
+$(VENV)/.requirements: $(VENV)/.torch $(wildcard requirements/*.txt)
+	$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	@touch $@
+
+env: $(VENV)/.requirements ## create .venv with torch and the tools
+
+$(VENV)/.built: $(VENV)/.requirements $(BUILD_INPUTS)
+	@.ci/system-packages $(PYTHON)
+	$(INSTALL)
+	@touch $@
+
+$(VENV)/.built-with-tests: $(VENV)/.requirements $(BUILD_INPUTS) $(CXX_TESTS)
+	@.ci/system-packages $(PYTHON) tests
+	$(INSTALL) $(WITH_TESTS)
+	@touch $(VENV)/.built $@
+
+build: $(VENV)/.built ## build the C++ core and install the package in editable mode
+
+demo: build ## train the digits on two processes and on one, and show the result
+	@mkdir -p out
+	$(BIN)/accelerate-cpp launch --cpu --num_processes $(PROCESSES) examples/digits.py --metrics out/digits.json
+	$(BIN)/accelerate-cpp launch --cpu --num_processes 1 examples/digits.py --metrics out/digits_1.json
+	@$(BIN)/python examples/show_digits.py out/digits.json --beside out/digits_1.json --plot out/digits.png
+
+ctest: $(VENV)/.built-with-tests
+	$(BIN)/ctest --test-dir $(EDITABLE) --output-on-failure --no-tests=error
+
+pytest: $(VENV)/.built-with-tests
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test: ctest pytest ## run the GoogleTests and the Python tests
+
+tsan asan: $(VENV)/.requirements
+	@.ci/system-packages $(PYTHON) tests
+	$(BIN)/cmake --preset $@
+	$(BIN)/cmake --build build/$@
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
+
+test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(MAKE) tsan
+	$(MAKE) asan
+
+lint: $(VENV)/.requirements ## check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data) build_backend
+	cd python && lint-imports --config ../pyproject.toml --no-cache
+
+format: $(VENV)/.requirements ## format Python and C++
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format -i
+
+docs: build ## bring the README's table of what is refused up to date
+	$(BIN)/python -c "$$UPDATE_README"
+
+define UPDATE_README
+import pathlib, re
+from accelerate_cpp.config.unsupported import markdown_table
+readme = pathlib.Path("README.md")
+begin, end = "<!-- unsupported: begin -->\n", "<!-- unsupported: end -->"
+pattern = re.escape(begin) + ".*" + re.escape(end)
+readme.write_text(re.sub(pattern, lambda _: begin + markdown_table() + end, readme.read_text(), flags=re.DOTALL))
+endef
+export UPDATE_README
+
+wheel: $(VENV)/.requirements ## build a wheel into dist/
+	@.ci/system-packages $(PYTHON)
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+bench: build ## run the benchmarks
+	@set -e; for script in benchmarks/python/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove what was built (the environment stays)
+	rm -rf build dist out $(VENV)/.built $(VENV)/.built-with-tests

@@ -1,0 +1,19 @@
+"""The command line starts quickly: its package loads neither torch nor the C++ core."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["accelerate_cpp", "accelerate_cpp.commands", "accelerate_cpp.commands.launch"])
+def test_importing_it_loads_neither_torch_nor_the_core(module: str) -> None:
+    script = f"import json, sys; import {module}; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    )
+    assert module in loaded
+    assert [name for name in loaded if name.split(".")[0] in {"torch", "numpy"} or name == "accelerate_cpp._C"] == []

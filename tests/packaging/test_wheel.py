@@ -1,0 +1,96 @@
+"""A wheel, built as a user builds it, works in an environment that holds nothing of this checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ACCELERATE"))}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 or not check, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in isolation from a source distribution's worth of files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it; a path file lends it torch, and starts no editable install."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    script = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    own = Path(run(python, "-c", script).stdout.strip())
+    lent = Path(torch.__file__).parents[1]
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+    (own / "lent.pth").write_text(f"{lent}\n")
+    return python
+
+
+def metadata(wheel: Path) -> dict[str, list[str]]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        message = Parser().parsestr(archive.read(name).decode())
+    return {key: message.get_all(key) or [] for key in message}
+
+
+def test_its_metadata_pins_the_minor_version_of_torch(wheel: Path) -> None:
+    major, minor = torch.__version__.split(".")[:2]
+    (pin,) = [row for row in metadata(wheel)["Requires-Dist"] if row.split(">")[0].split("<")[0].strip() == "torch"]
+    assert set(pin.removeprefix("torch").split(",")) == {f">={major}.{minor}", f"<{major}.{int(minor) + 1}"}
+
+
+def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"accelerate_cpp"}
+    assert sum(name.endswith(".so") for name in names) == 1
+    assert "accelerate_cpp/_build_info.py" in names
+
+
+def test_it_is_what_the_clean_environment_imports(clean_python: Path, tmp_path: Path) -> None:
+    script = "import torch, accelerate_cpp._C as core; print(core.__file__)"
+    file = Path(run(clean_python, "-c", script, cwd=tmp_path).stdout.strip())
+    assert file.is_relative_to(clean_python.parents[1])
+
+
+def test_it_trains_on_two_processes_there(clean_python: Path, tmp_path: Path) -> None:
+    launcher = clean_python.parent / "accelerate-cpp"
+    script = REPOSITORY / "examples" / "digits.py"
+    metrics = tmp_path / "digits.json"
+    run(
+        *(launcher, "launch", "--cpu", "--num_processes", "2", script),
+        *("--epochs", "2", "--metrics", metrics),
+        cwd=tmp_path,
+    )
+    assert json.loads(metrics.read_text())["processes"] == 2
+
+
+def test_without_torch_installing_is_one_clear_error(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=True)
+    done = run(tmp_path / "bare" / "bin" / "python", "-m", "pip", "install", REPOSITORY, cwd=tmp_path, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert output.count("pip install torch") == 1
+    assert "Traceback" not in output
