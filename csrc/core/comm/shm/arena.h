@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/comm/shm/channel.h"
@@ -36,7 +37,8 @@ class Arena {
     std::shared_ptr<Segment> segment;
   };
 
-  // A new segment of this rank, announced to all peers. The caller drops it with release().
+  // A new segment of this rank, announced to all peers. The caller drops it with release(), or lets an OwnedBlock do
+  // so.
   Block create(std::size_t size_bytes);
 
   // Peers may unmap the segment; find() no longer sees it.
@@ -77,6 +79,23 @@ class Arena {
   std::map<std::uint32_t, std::shared_ptr<Segment>> own_;
   std::map<const std::byte*, std::uint32_t> by_address_;
   std::vector<std::shared_ptr<Segment>> unsent_;
+};
+
+// A new block of an arena that is released with this object.
+class OwnedBlock {
+ public:
+  OwnedBlock(std::shared_ptr<Arena> arena, std::size_t size_bytes)
+      : arena_(std::move(arena)), block_(arena_->create(size_bytes)) {}
+  ~OwnedBlock() { arena_->release(block_.id); }
+  OwnedBlock(const OwnedBlock&) = delete;
+  OwnedBlock& operator=(const OwnedBlock&) = delete;
+
+  std::uint32_t id() const { return block_.id; }
+  const std::shared_ptr<Segment>& segment() const { return block_.segment; }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  Arena::Block block_;
 };
 
 }  // namespace accelerate_cpp::comm

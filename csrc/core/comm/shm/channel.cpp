@@ -22,7 +22,7 @@ struct Packet {
 };
 
 bool is_disconnect(int error) {
-  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == EBADF;
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN;
 }
 
 }  // namespace
@@ -37,7 +37,9 @@ Channel::Channel(int socket) : socket_(socket), owner_pid_(::getpid()), peer_pid
 }
 
 Channel::~Channel() {
-  close_now(socket_);
+  if (::getpid() == owner_pid_) {
+    close_now(socket_);
+  }
 }
 
 void Channel::announce(std::uint32_t segment, int descriptor) {
@@ -54,7 +56,9 @@ void Channel::wait_readable(std::chrono::milliseconds limit) const {
 }
 
 void Channel::close_if_forked() {
-  closed_ = closed_ || ::getpid() != owner_pid_;
+  if (::getpid() != owner_pid_) {
+    closed_ = drained_ = true;
+  }
 }
 
 bool Channel::flush() {
@@ -105,7 +109,7 @@ bool Channel::send_one(const Message& message) {
 void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
                     const std::function<void(std::uint32_t)>& on_release) {
   close_if_forked();
-  while (!closed_) {
+  while (!drained_) {
     Packet packet{};
     iovec part{&packet, sizeof(packet)};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -115,12 +119,13 @@ void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
     header.msg_control = control;
     header.msg_controllen = sizeof(control);
     const ssize_t received = ::recvmsg(socket_, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (received == 0 || (received < 0 && is_disconnect(errno))) {
-      closed_ = true;
+    if (received == 0) {
+      closed_ = drained_ = true;
       return;
     }
     if (received < 0) {
-      if (errno == EINTR) {
+      // A peer that ended without reading everything shows as a reset once; its own messages come after that.
+      if (errno == EINTR || errno == ECONNRESET) {
         continue;
       }
       if (errno == EAGAIN || errno == EWOULDBLOCK) {

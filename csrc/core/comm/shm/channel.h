@@ -39,7 +39,8 @@ class Channel {
   // Waits until drain() has something to do (a message or the peer's end), at most `limit`.
   void wait_readable(std::chrono::milliseconds limit) const;
 
-  // Whether the peer's end has been closed (or this is a forked child); known only after drain() or flush().
+  // Whether the peer's end has been closed (or this is a forked child); known only after drain() or flush(). What the
+  // peer sent before its end can be drained all the same.
   bool closed() const { return closed_; }
 
   // Process id of the peer when it connected, as seen from here; 0 when it is in another PID namespace.
@@ -61,7 +62,8 @@ class Channel {
   int socket_;
   pid_t owner_pid_;
   pid_t peer_pid_;
-  bool closed_ = false;
+  bool closed_ = false;   // nothing can be sent any more
+  bool drained_ = false;  // nothing can come any more
   std::deque<Message> queue_;
 };
 

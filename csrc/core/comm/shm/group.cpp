@@ -35,6 +35,7 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {
   ACCELERATE_CHECK(rank >= 0 && rank < size, "rank " + std::to_string(rank) + " of " + std::to_string(size));
+  // Never released: a peer may map it after this rank has left, to read that it has.
   const Arena::Block block = arena_->create(kControlBytes + extra_bytes);
   ACCELERATE_CHECK(block.id == 0, "the control block is the first segment of its arena");
   segments_[static_cast<std::size_t>(rank)] = block.segment;

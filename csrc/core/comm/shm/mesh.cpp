@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::size_t kTokenBytes = 16;
 constexpr std::size_t kNameBytes = 16;
+constexpr int kPollMilliseconds = 50;
 constexpr const char* kNamePrefix = "accelerate_cpp-";
 
 using Token = std::array<unsigned char, kTokenBytes>;
@@ -66,8 +68,8 @@ std::string hex(const unsigned char* bytes, std::size_t size) {
   return text;
 }
 
-int make_socket() {
-  const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+int make_socket(int flags = 0) {
+  const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
   if (descriptor < 0) {
     throw SystemFailure("creating a unix socket", errno);
   }
@@ -86,19 +88,6 @@ bool same_user(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
-}
-
-// Waits until `socket` can be read; false when `deadline` has passed.
-bool readable(int socket, Deadline deadline, const InterruptProbe& probe) {
-  while (!deadline.expired()) {
-    pollfd entry{socket, POLLIN, 0};
-    const auto limit = std::min(deadline.remaining(), std::chrono::milliseconds(50));
-    if (::poll(&entry, 1, static_cast<int>(limit.count()) + 1) > 0) {
-      return true;
-    }
-    probe();
-  }
-  return false;
 }
 
 std::string address_key(int rank) {
@@ -131,29 +120,73 @@ std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Deadline d
   return socket.to_channel();
 }
 
-// Accepts one connection and returns its rank, or -1 when it is not one of ours.
-int accept_one(int listener, const Token& token, int rank, std::vector<std::unique_ptr<Channel>>& channels,
-               Deadline deadline, const InterruptProbe& probe) {
-  const int accepted = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  if (accepted < 0) {
-    if (errno == EINTR || errno == ECONNABORTED) {
-      return -1;
+// Accepts the ranks above this one. Connections of others, or that never greet, hold nobody up.
+class Acceptor {
+ public:
+  Acceptor(int listener, const Token& token, int rank, std::vector<std::unique_ptr<Channel>>& channels)
+      : listener_(listener), token_(token), rank_(rank), channels_(channels) {}
+
+  // Waits a little for something to happen and deals with it; returns how many ranks have been connected thereby.
+  int serve() {
+    std::vector<pollfd> entries = {{listener_, POLLIN, 0}};
+    for (const auto& socket : silent_) {
+      entries.push_back({socket->get(), POLLIN, 0});
     }
-    throw SystemFailure("accepting a connection from a peer", errno);
+    if (::poll(entries.data(), entries.size(), kPollMilliseconds) <= 0) {
+      return 0;
+    }
+    int connected = 0;
+    std::vector<std::unique_ptr<Socket>> still_silent;
+    for (std::size_t i = 0; i < silent_.size(); ++i) {
+      if (entries[i + 1].revents == 0) {
+        still_silent.push_back(std::move(silent_[i]));
+      } else if (greeted(*silent_[i])) {
+        ++connected;
+      }
+    }
+    silent_ = std::move(still_silent);
+    if (entries[0].revents != 0) {
+      accept_one();
+    }
+    return connected;
   }
-  Socket socket(accepted);
-  Greeting greeting{};
-  if (!same_user(accepted) || !readable(accepted, deadline, probe) ||
-      ::recv(accepted, &greeting, sizeof(greeting), 0) != static_cast<ssize_t>(sizeof(greeting))) {
-    return -1;
+
+ private:
+  void accept_one() {
+    const int accepted = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (accepted < 0) {
+      if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) {
+        return;
+      }
+      throw SystemFailure("accepting a connection from a peer", errno);
+    }
+    auto socket = std::make_unique<Socket>(accepted);
+    if (same_user(accepted)) {
+      silent_.push_back(std::move(socket));
+    }
   }
-  const int peer = greeting.rank;
-  if (greeting.token != token || peer <= rank || peer >= static_cast<int>(channels.size()) || channels[peer]) {
-    return -1;
+
+  // Whether the socket has sent the greeting of a rank that is still missing; then it has become that rank's channel.
+  bool greeted(Socket& socket) {
+    Greeting greeting{};
+    if (::recv(socket.get(), &greeting, sizeof(greeting), MSG_DONTWAIT) != static_cast<ssize_t>(sizeof(greeting))) {
+      return false;
+    }
+    const int peer = greeting.rank;
+    if (greeting.token != token_ || peer <= rank_ || peer >= static_cast<int>(channels_.size()) ||
+        channels_[static_cast<std::size_t>(peer)]) {
+      return false;
+    }
+    channels_[static_cast<std::size_t>(peer)] = socket.to_channel();
+    return true;
   }
-  channels[peer] = socket.to_channel();
-  return peer;
-}
+
+  const int listener_;
+  const Token& token_;
+  const int rank_;
+  std::vector<std::unique_ptr<Channel>>& channels_;
+  std::vector<std::unique_ptr<Socket>> silent_;  // connected, not greeted yet
+};
 
 }  // namespace
 
@@ -165,7 +198,7 @@ std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int s
   fill_random(random_name, sizeof(random_name));
   const std::string socket_name = kNamePrefix + hex(random_name, sizeof(random_name));
 
-  const Socket listener(make_socket());
+  const Socket listener(make_socket(SOCK_NONBLOCK));
   sockaddr_un address{};
   const socklen_t length = fill_address(socket_name, &address);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
@@ -178,14 +211,13 @@ std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int s
   for (int peer = 0; peer < rank; ++peer) {
     channels[peer] = connect_to(store, rank, peer, deadline);
   }
-  for (int missing = size - 1 - rank; missing > 0;) {
-    if (!readable(listener.get(), deadline, probe)) {
+  Acceptor acceptor(listener.get(), token, rank, channels);
+  for (int missing = size - 1 - rank; missing > 0; missing -= acceptor.serve()) {
+    probe();
+    if (deadline.expired()) {
       throw Timeout("rank " + std::to_string(rank) + " waited " + std::to_string(deadline.waited().count()) +
                     " ms for " + std::to_string(missing) + " more of " + std::to_string(size) +
                     " ranks to connect; check that all of them were started on this host");
-    }
-    if (accept_one(listener.get(), token, rank, channels, deadline, probe) >= 0) {
-      --missing;
     }
   }
   return channels;

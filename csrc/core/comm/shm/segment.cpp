@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -57,7 +59,10 @@ std::uint64_t inode_of(int descriptor, std::size_t* size_bytes) {
 
 std::shared_ptr<Segment> Segment::create(std::size_t size_bytes) {
   const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t rounded = (size_bytes + page - 1) / page * page;
+  if (size_bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - page) {
+    throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of shared memory", EFBIG);
+  }
+  const std::size_t rounded = std::max((size_bytes + page - 1) / page, std::size_t{1}) * page;
   check_memory_limit(rounded);
   const int descriptor = ::memfd_create("accelerate_cpp", MFD_CLOEXEC);
   if (descriptor < 0) {

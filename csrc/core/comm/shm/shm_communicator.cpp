@@ -6,6 +6,7 @@
 #include "core/comm/arguments.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shm/shm_gradient_exchange.h"
+#include "core/comm/shm/staged_all_reduce.h"
 #include "core/comm/slices.h"
 
 namespace accelerate_cpp::comm {
@@ -13,15 +14,11 @@ namespace {
 
 class ArenaBuffer final : public Buffer {
  public:
-  ArenaBuffer(std::shared_ptr<Arena> arena, Arena::Block block) : arena_(std::move(arena)), block_(std::move(block)) {}
-  ~ArenaBuffer() override { arena_->release(block_.id); }
-  ArenaBuffer(const ArenaBuffer&) = delete;
-  ArenaBuffer& operator=(const ArenaBuffer&) = delete;
-  void* data() override { return block_.segment->data(); }
+  ArenaBuffer(std::shared_ptr<Arena> arena, std::size_t size_bytes) : block_(std::move(arena), size_bytes) {}
+  void* data() override { return block_.segment()->data(); }
 
  private:
-  std::shared_ptr<Arena> arena_;
-  Arena::Block block_;
+  OwnedBlock block_;
 };
 
 std::vector<const std::byte*> pointers(const std::vector<ConstMemoryView>& views) {
@@ -89,7 +86,7 @@ void ShmCommunicator::all_reduce(MemoryView data, ReduceOp op, Deadline deadline
     if (announced_in_arena(0, size() - 1)) {
       all_reduce_in_arena(data, op, deadline);
     } else {
-      all_reduce_staged(data, op, deadline);
+      StagedAllReduce(staging_, rank(), size(), data, op, deadline).run();
     }
   });
 }
@@ -108,70 +105,6 @@ void ShmCommunicator::all_reduce_in_arena(MemoryView data, ReduceOp op, const De
   staging_.publish_consumed(piece);
   staging_.await_all_consumed(piece, deadline);
   staging_.finish(1);
-}
-
-void ShmCommunicator::all_reduce_staged(MemoryView data, ReduceOp op, const Deadline& deadline) {
-  const std::size_t element = element_size(data.dtype);
-  const std::size_t piece_elements = kPieceBytes / 64 / static_cast<std::size_t>(size()) * 64 * size() / element;
-  const std::size_t num_pieces = (data.count + piece_elements - 1) / piece_elements;
-  const std::uint64_t first = staging_.first_piece();
-  const int me = rank();
-  struct Piece {
-    std::byte* data;
-    Slices slices;
-    std::size_t stride_bytes;
-  };
-  const auto piece_at = [&](std::size_t k) {
-    const std::size_t begin = k * piece_elements;
-    const Slices slices(std::min(piece_elements, data.count - begin), element, size());
-    return Piece{data.bytes() + begin * element, slices, slices.count(0) * element};
-  };
-  const auto stage = [&](std::size_t k) {
-    const Piece piece = piece_at(k);
-    staging_.await_free_input(first + k, deadline);
-    for (int r = 0; r < size(); ++r) {
-      if (r != me) {
-        std::memcpy(staging_.input(me, first + k) + r * piece.stride_bytes,
-                    piece.data + piece.slices.begin(r) * element, piece.slices.count(r) * element);
-      }
-    }
-    staging_.publish_staged(first + k);
-  };
-  const auto reduce_own = [&](std::size_t k) {
-    const Piece piece = piece_at(k);
-    staging_.await_all_staged(first + k, deadline);
-    std::vector<const void*> sources;
-    for (int r = 0; r < size(); ++r) {
-      sources.push_back(r == me ? piece.data + piece.slices.begin(me) * element
-                                : staging_.input(r, first + k) + me * piece.stride_bytes);
-    }
-    void* destinations[] = {piece.data + piece.slices.begin(me) * element, staging_.output(me, first + k)};
-    reduce(data.dtype, op,
-           {sources.data(), size(), destinations, 2, piece.slices.count(me), reduction_scale(op, size())});
-    staging_.publish_consumed(first + k);
-  };
-  const auto collect = [&](std::size_t k) {
-    const Piece piece = piece_at(k);
-    staging_.await_all_consumed(first + k, deadline);
-    for (int r = 0; r < size(); ++r) {
-      if (r != me) {
-        std::memcpy(piece.data + piece.slices.begin(r) * element, staging_.output(r, first + k),
-                    piece.slices.count(r) * element);
-      }
-    }
-  };
-  for (std::size_t k = 0; k < num_pieces + 2; ++k) {
-    if (k < num_pieces) {
-      stage(k);
-    }
-    if (k >= 1 && k - 1 < num_pieces) {
-      reduce_own(k - 1);
-    }
-    if (k >= 2) {
-      collect(k - 2);
-    }
-  }
-  staging_.finish(num_pieces);
 }
 
 void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, ReduceOp op,
@@ -273,7 +206,7 @@ void ShmCommunicator::barrier(Deadline deadline) {
 }
 
 std::shared_ptr<Buffer> ShmCommunicator::allocate(std::size_t size_bytes) {
-  return std::make_shared<ArenaBuffer>(group_->arena(), group_->arena()->create(size_bytes));
+  return std::make_shared<ArenaBuffer>(group_->arena(), size_bytes);
 }
 
 std::unique_ptr<GradientExchange> ShmCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,

@@ -64,7 +64,6 @@ class ShmCommunicator final : public Communicator {
   std::byte* peer_operand(int peer, const Deadline& deadline);
 
   void all_reduce_in_arena(MemoryView data, ReduceOp op, const Deadline& deadline);
-  void all_reduce_staged(MemoryView data, ReduceOp op, const Deadline& deadline);
 
   void run(const Exchange& exchange, const Deadline& deadline);
   void exchange_small(const Exchange& exchange, const Deadline& deadline);

@@ -40,37 +40,34 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
     bucket.data_offset = align64(offset);
     offset = bucket.data_offset + bucket.spec.count * element_size(bucket.spec.dtype);
   }
-  const Arena::Block block = group_->arena()->create(offset);
-  segment_id_ = block.id;
-  segments_[static_cast<std::size_t>(group_->rank())] = block.segment;
+  block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
+  segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
 
   struct Place {
     std::uint64_t layout;
     std::uint64_t segment;
   };
-  const Place own{fingerprint(buckets), block.id};
+  const Place own{fingerprint(buckets), block_->id()};
   std::vector<Place> places(segments_.size());
   std::vector<MemoryView> outputs;
   for (Place& place : places) {
     outputs.push_back({&place, 2, DType::kInt64});
   }
   communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
-  for (int peer = 0; peer < group_->size(); ++peer) {
-    const Place& place = places[static_cast<std::size_t>(peer)];
-    if (place.layout != places[0].layout) {
+  for (std::size_t peer = 1; peer < places.size(); ++peer) {
+    if (places[peer].layout != places[0].layout) {
       throw MismatchedCollective("rank 0 and rank " + std::to_string(peer) +
                                  " prepared models with different parameters; every rank must build the same model");
     }
+  }
+  for (int peer = 0; peer < group_->size(); ++peer) {
     if (peer != group_->rank()) {
-      segments_[static_cast<std::size_t>(peer)] =
-          group_->peer_segment(peer, static_cast<std::uint32_t>(place.segment), deadline);
+      const auto id = static_cast<std::uint32_t>(places[static_cast<std::size_t>(peer)].segment);
+      segments_[static_cast<std::size_t>(peer)] = group_->peer_segment(peer, id, deadline);
     }
   }
   identity_ = places[0].segment << 32;
-}
-
-ShmGradientExchange::~ShmGradientExchange() {
-  group_->arena()->release(segment_id_);
+  communicator.barrier(deadline);  // nobody may drop a segment that a peer has yet to map
 }
 
 MemoryView ShmGradientExchange::bucket(std::size_t index) {
@@ -138,6 +135,10 @@ void ShmGradientExchange::progress() {
 }
 
 void ShmGradientExchange::finish(Deadline deadline) {
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    ACCELERATE_CHECK(ready(group_->rank(), index).load(std::memory_order_relaxed) == round_,
+                     "bucket " + std::to_string(index) + " is published before finish()");
+  }
   Operation operation{OperationKind::kGradients};
   operation.count = buckets_.size();
   operation.round = identity_ + round_;

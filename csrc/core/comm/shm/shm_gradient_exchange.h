@@ -29,10 +29,6 @@ class ShmGradientExchange final : public GradientExchange {
   // Collective over the ranks of `communicator`, whose group is `group`.
   ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group,
                       const std::vector<BucketSpec>& buckets, Deadline deadline);
-  ~ShmGradientExchange() override;
-  ShmGradientExchange(const ShmGradientExchange&) = delete;
-  ShmGradientExchange& operator=(const ShmGradientExchange&) = delete;
-
   MemoryView bucket(std::size_t index) override;
   std::uint8_t* used_slots(std::size_t index) override;
   bool used_anywhere(std::size_t index, std::size_t slot) const override;
@@ -58,7 +54,7 @@ class ShmGradientExchange final : public GradientExchange {
 
   std::shared_ptr<Group> group_;
   std::vector<Bucket> buckets_;
-  std::uint32_t segment_id_ = 0;
+  std::unique_ptr<OwnedBlock> block_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::uint64_t identity_ = 0;  // distinguishes this exchange from others of the group
   std::uint64_t round_ = 1;

@@ -1,0 +1,99 @@
+#include "core/comm/shm/memory_limit.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/comm/ranks.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+// A tree of control groups in a temporary folder.
+class MemoryLimit : public ::testing::Test {
+ protected:
+  MemoryLimit() : root_(testing::make_temporary_folder()) {}
+  ~MemoryLimit() override { std::filesystem::remove_all(root_); }
+
+  // The path of `group` ("" for the root), with the given files.
+  std::string group(const std::string& group, const std::string& limit, const std::string& current,
+                    const std::string& stat = "") {
+    const std::filesystem::path folder = group.empty() ? root_ : root_ / group;
+    std::filesystem::create_directories(folder);
+    write(folder / "memory.max", limit);
+    write(folder / "memory.current", current);
+    write(folder / "memory.stat", stat);
+    return folder.string();
+  }
+
+  std::optional<std::size_t> left(const std::string& folder) const { return memory_left_in(folder, root_.string()); }
+
+ private:
+  static void write(const std::filesystem::path& path, const std::string& text) {
+    if (!text.empty()) {
+      std::ofstream(path) << text << "\n";
+    }
+  }
+
+  const std::filesystem::path root_;
+};
+
+TEST_F(MemoryLimit, IsWhatTheLimitLeavesBesideWhatIsInUse) {
+  EXPECT_EQ(left(group("job", "1000", "300")), 700u);
+}
+
+TEST_F(MemoryLimit, DoesNotCountPagesThatTheKernelGivesBack) {
+  EXPECT_EQ(left(group("job", "1000", "300", "anon 150\nfile 150\nactive_file 50\ninactive_file 100\nshmem 7")), 800u);
+}
+
+TEST_F(MemoryLimit, CountsNoMoreGivenBackThanIsInUse) {
+  EXPECT_EQ(left(group("job", "1000", "300", "inactive_file 5000")), 1000u);
+}
+
+TEST_F(MemoryLimit, IsNothingLeftWhenMoreIsInUseThanAllowed) {
+  EXPECT_EQ(left(group("job", "1000", "1500")), 0u);
+}
+
+TEST_F(MemoryLimit, IsTheTightestOfTheNestedGroups) {
+  group("outer", "5000", "4900");
+  group("outer/middle", "10000", "100");
+  EXPECT_EQ(left(group("outer/middle/inner", "2000", "50")), 100u);
+  group("outer", "5000", "100");
+  EXPECT_EQ(left(group("outer/middle/inner", "2000", "50")), 1950u);
+}
+
+TEST_F(MemoryLimit, OfTheRootCounts) {
+  group("", "400", "100");
+  EXPECT_EQ(left(group("job", "1000", "100")), 300u);
+}
+
+TEST_F(MemoryLimit, OfGroupsBesideTheOwnDoesNotCount) {
+  group("neighbour", "10", "10");
+  EXPECT_EQ(left(group("job", "1000", "100")), 900u);
+}
+
+TEST_F(MemoryLimit, OfMaxIsNone) {
+  EXPECT_EQ(left(group("job", "max", "300")), std::nullopt);
+  EXPECT_EQ(left(group("job/inner", "1000", "300")), 700u) << "an unlimited parent does not lift a child's limit";
+  group("limited", "1000", "300");
+  EXPECT_EQ(left(group("limited/inner", "max", "300")), 700u) << "and an unlimited child has its parent's";
+}
+
+TEST_F(MemoryLimit, IsNoneWithoutTheFiles) {
+  EXPECT_EQ(left(group("job", "", "")), std::nullopt);
+  EXPECT_EQ(left(group("job", "1000", "")), std::nullopt);
+  EXPECT_EQ(left(group("other", "", "10")), std::nullopt);
+  EXPECT_EQ(memory_left_in("/no/such/group", "/no"), std::nullopt);
+}
+
+TEST_F(MemoryLimit, AllowsSizesBeyondFourGigabytes) {
+  EXPECT_EQ(left(group("job", "1099511627776", "1073741824")), 1098437885952u);
+}
+
+TEST(MemoryLimitOfThisProcess, AllowsNothingToBeAllocated) {
+  EXPECT_NO_THROW(check_memory_limit(0));
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,48 @@
+#include "core/comm/shm/staged_all_reduce.h"
+
+#include <gtest/gtest.h>
+
+#include "core/comm/communicator_conformance.h"
+#include "core/comm/shm/group.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using testing::Operand;
+using testing::soon;
+
+// Runs operations of the given sizes one after the other on `size` thread ranks and compares each with the plain sum.
+void reduce_in_turn(int size, DType dtype, const std::vector<std::size_t>& counts) {
+  testing::run_threads(size, [&](Store& store, int rank) {
+    Group group(store, rank, size, kStagingBytes, soon(), {});
+    Staging staging(group);
+    for (const std::size_t count : counts) {
+      Operand data(count, dtype);
+      const MemoryView view = data.fill(rank).view();
+      const Deadline deadline = soon();
+      StagedAllReduce(staging, rank, size, view, ReduceOp::kSum, deadline).run();
+      EXPECT_EQ(testing::differences(view, 0,
+                                     [&](std::size_t i) { return testing::reduced(size, i, dtype, ReduceOp::kSum); }),
+                0u)
+          << count << " " << name(dtype) << " on " << size << " ranks";
+    }
+  });
+}
+
+TEST(StagedAllReduce, HandlesSizesAroundWholePieces) {
+  const std::size_t piece = kPieceBytes / sizeof(float);
+  for (const int size : {2, 3, 4}) {
+    reduce_in_turn(size, DType::kFloat32, {piece - 1, piece, piece + 1, 3 * piece, 5 * piece + 17});
+  }
+}
+
+TEST(StagedAllReduce, LeavesRanksWithoutASliceWhenThereIsLittleData) {
+  reduce_in_turn(5, DType::kInt8, {1, 64, 65, 200});
+}
+
+TEST(StagedAllReduce, ReusesSlotsOverManyOperations) {
+  reduce_in_turn(2, DType::kBFloat16, std::vector<std::size_t>(40, kPieceBytes));
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm
