@@ -17,7 +17,9 @@ def tool(name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def module() -> Path:
-    from accelerate_cpp._native import _C  # which imports torch first
+    import torch  # noqa: F401  (the module needs its libraries)
+
+    from accelerate_cpp import _C
 
     return Path(_C.__file__)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import select
 from collections.abc import Callable
 
 TAIL_BYTES = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
+# What torch.distributed puts before each line of an uncaught exception.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 
 class ForwardedBytes:
@@ -50,7 +53,8 @@ class ForwardedText:
 
 
 def last_traceback(tail: str) -> str:
-    """The last traceback in ``tail`` to its end; without one, the last lines."""
+    """The last traceback in ``tail`` to its end, without torch's rank prefixes; without one, the last lines."""
+    tail = _RANK_PREFIX.sub("", tail)
     start = tail.rfind(_TRACEBACK)
     if start >= 0:
         return tail[start:].rstrip("\n")
@@ -59,6 +63,7 @@ def last_traceback(tail: str) -> str:
 
 def last_error_line(tail: str) -> str:
     """The line ``module.Type: message`` that closes the last traceback in ``tail``; empty without a traceback."""
+    tail = _RANK_PREFIX.sub("", tail)
     start = tail.rfind(_TRACEBACK)
     if start < 0:
         return ""

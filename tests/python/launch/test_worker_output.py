@@ -103,3 +103,16 @@ def test_last_lines_are_reported_without_a_traceback() -> None:
 def test_error_line_is_the_one_that_closes_the_last_traceback() -> None:
     assert last_error_line(CHAIN) == "accelerate_cpp.errors.PeerLost: rank 1 died"
     assert last_error_line("PeerLost: no traceback") == ""
+
+
+def test_rank_prefixes_of_torch_are_left_out_of_the_report() -> None:
+    tail = "epoch 1\n" + "".join(
+        f"[rank1]: {line}\n"
+        for line in ("Traceback (most recent call last):", '  File "train.py", line 3, in f', "m.PeerLost: rank 0")
+    )
+    assert last_traceback(tail).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in f',
+        "m.PeerLost: rank 0",
+    ]
+    assert last_error_line(tail) == "m.PeerLost: rank 0"

@@ -7,6 +7,7 @@
 //   16   announced  8   sequence number of the last operation that operations[] describes; the first is 1
 //   24   staged     8   pieces this rank has put into its staging slots, over all operations
 //   32   consumed   8   pieces whose staged bytes this rank no longer reads
+//   40   failed_in  8   sequence number of the operation in which, or before which, it failed; written before the state
 //   64   operations     descriptions of the operations with even and odd sequence numbers
 //   ...  failure        why the state is kFailed; written before the state
 //
@@ -71,6 +72,7 @@ struct RankControl {
   std::atomic<std::uint64_t> announced;
   std::atomic<std::uint64_t> staged;
   std::atomic<std::uint64_t> consumed;
+  std::uint64_t failed_in;
   alignas(64) Operation operations[2];
   char failure[kFailureBytes];
 };

@@ -88,7 +88,7 @@ void Group::await_announcements(const Deadline& deadline) {
     if (peer != rank_) {
       RankControl& control = this->control(peer);
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
-      if (control.state.load(std::memory_order_acquire) == RankState::kFailed) {
+      if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
         throw PeerLost(describe_wait(peer) + loss_of(peer));
       }
       agreed = agreed && current_.agrees_with(announced(peer));
@@ -155,7 +155,11 @@ std::shared_ptr<Segment> Group::peer_segment(int peer, std::uint32_t id, const D
   }
 }
 
-void Group::fail(const std::string& reason) noexcept {
+void Group::abort(const std::string& reason) noexcept {
+  fail(reason, own().announced.load(std::memory_order_relaxed) + 1);
+}
+
+void Group::fail(const std::string& reason, std::uint64_t sequence) noexcept {
   if (::getpid() != owner_pid_) {
     return;
   }
@@ -163,6 +167,7 @@ void Group::fail(const std::string& reason) noexcept {
   const std::lock_guard lock(writing);
   if (own().state.load(std::memory_order_relaxed) == RankState::kRunning) {
     std::snprintf(own().failure, kFailureBytes, "%s", reason.c_str());
+    own().failed_in = sequence;
     own().state.store(RankState::kFailed, std::memory_order_release);
   }
   own().event.notify();

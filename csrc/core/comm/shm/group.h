@@ -50,15 +50,16 @@ class Group {
     const std::lock_guard lock(mutex_);
     check_usable(operation);
     current_ = operation;
+    const std::uint64_t next = next_sequence();
     try {
       body();
     } catch (const MismatchedCollective&) {
       throw;
     } catch (const std::exception& error) {
-      fail(error.what());
+      fail(error.what(), next);
       throw;
     } catch (...) {
-      fail("an exception during " + describe(operation));
+      fail("an exception during " + describe(operation), next);
       throw;
     }
   }
@@ -97,13 +98,15 @@ class Group {
   // The segment `id` of `peer`, waiting for its arrival if need be.
   std::shared_ptr<Segment> peer_segment(int peer, std::uint32_t id, const Deadline& deadline);
 
-  // Makes this group fail on every rank. Never blocks or throws; the first reason stays.
-  void fail(const std::string& reason) noexcept;
+  // Makes the current and later operations fail on every rank. Never blocks or throws; the first reason stays.
+  void abort(const std::string& reason) noexcept;
 
  private:
   static constexpr std::size_t kControlBytes = 4096;
   static_assert(sizeof(RankControl) <= kControlBytes);
 
+  // As abort(), for operation number `sequence` and later ones: those that were complete before stay so for every rank.
+  void fail(const std::string& reason, std::uint64_t sequence) noexcept;
   void check_usable(const Operation& operation) const;
   // Why `peer` can no longer be waited for, as far as it has said so itself; empty while it can.
   std::string loss_of(int peer);

@@ -215,7 +215,7 @@ std::unique_ptr<GradientExchange> ShmCommunicator::gradient_exchange(const std::
 }
 
 void ShmCommunicator::abort(const std::string& reason) noexcept {
-  group_->fail(reason);
+  group_->abort(reason);
 }
 
 }  // namespace accelerate_cpp::comm

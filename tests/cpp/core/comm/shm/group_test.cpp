@@ -147,8 +147,8 @@ TEST(Groups, TellEveryRankOfAFailureThatIsNoStandardException) {
 TEST(Groups, KeepTheFirstReason) {
   run_groups(2, [](Group& group) {
     if (group.rank() == 1) {
-      group.fail("the first reason");
-      group.fail("the second reason");
+      group.abort("the first reason");
+      group.abort("the second reason");
     }
     EXPECT_THAT([&] { meet(group); },
                 ThrowsMessage<PeerLost>(AllOf(HasSubstr("the first reason"), Not(HasSubstr("the second reason")))));
@@ -158,7 +158,7 @@ TEST(Groups, KeepTheFirstReason) {
 TEST(Groups, CutAReasonThatIsTooLong) {
   run_groups(2, [](Group& group) {
     if (group.rank() == 1) {
-      group.fail("it began well" + std::string(10 * kFailureBytes, 'x'));
+      group.abort("it began well" + std::string(10 * kFailureBytes, 'x'));
     }
     EXPECT_THAT([&] { meet(group); }, ThrowsMessage<PeerLost>(HasSubstr("it began well")));
     EXPECT_LT(std::strlen(group.control(1).failure), kFailureBytes);
@@ -312,7 +312,7 @@ TEST(Groups, AreNotDisturbedByAForkedChild) {
     auto group = std::make_unique<Group>(store, rank, 2, 0, soon(), InterruptProbe());
     const pid_t child = ::fork();
     if (child == 0) {
-      group->fail("the child failed");
+      group->abort("the child failed");
       group.reset();
       ::_exit(0);
     }

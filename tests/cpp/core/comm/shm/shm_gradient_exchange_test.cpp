@@ -30,14 +30,15 @@ constexpr bool kThreadSanitizer = true;
 constexpr bool kThreadSanitizer = false;
 #endif
 
+constexpr DType kFloat = DType::kFloat32;
 using Buckets = std::vector<BucketSpec>;
 using Exchange = std::unique_ptr<GradientExchange>;
 
-// float32 buckets of one slot each.
+// Buckets of one slot each; all are float32 unless a test says otherwise.
 Buckets of(const std::vector<std::size_t>& counts) {
   Buckets buckets;
   for (const std::size_t count : counts) {
-    buckets.push_back({DType::kFloat32, count, 1});
+    buckets.push_back({kFloat, count, 1});
   }
   return buckets;
 }
@@ -58,7 +59,6 @@ void fill(GradientExchange& exchange, std::size_t bucket, float value) {
   std::fill_n(floats(exchange, bucket), exchange.bucket(bucket).count, value);
 }
 
-// Whether every element of a float32 bucket is `value`.
 bool is_all(GradientExchange& exchange, std::size_t bucket, float value) {
   const float* const begin = floats(exchange, bucket);
   return std::all_of(begin, begin + exchange.bucket(bucket).count, [value](float element) { return element == value; });
@@ -78,9 +78,9 @@ void run_round(GradientExchange& exchange, std::size_t num_buckets, int rank, in
   }
 }
 
-// Lets all ranks come to this point.
-void meet(Communicator& communicator) {
-  communicator.barrier(soon());
+// Long enough for any machine, short enough that a rank that hears nothing fails the test in a while.
+Deadline in_a_while() {
+  return Deadline::after(std::chrono::seconds(30));
 }
 
 // Mappings of shared segments in this process.
@@ -103,7 +103,7 @@ TEST(GradientExchanges, AverageInRankOrderToTheLastBit) {
   run_ranks(4, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 15u, 16u, 17u, 64u, 1023u, 4099u}) {
       const Exchange exchange =
-          communicator.gradient_exchange({{DType::kFloat32, count, 1}, {DType::kBFloat16, count, 1}}, soon());
+          communicator.gradient_exchange({{kFloat, count, 1}, {DType::kBFloat16, count, 1}}, soon());
       auto* const brains = static_cast<BFloat16*>(exchange->bucket(1).data);
       for (std::size_t i = 0; i < count; ++i) {
         floats(*exchange, 0)[i] = gradient(communicator.rank(), i);
@@ -152,23 +152,9 @@ TEST(GradientExchanges, LeaveABucketAloneUntilEveryRankHasPublishedIt) {
   });
 }
 
-TEST(GradientExchanges, KeepTheirMemoryInPlaceOverRounds) {
-  run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(of({3, 5}), soon());
-    const void* const first = exchange->bucket(0).data;
-    const void* const second = exchange->bucket(1).data;
-    for (int round = 0; round < 5; ++round) {
-      run_round(*exchange, 2, communicator.rank(), 2, static_cast<float>(round));
-      EXPECT_EQ(exchange->bucket(0).data, first);
-      EXPECT_EQ(exchange->bucket(1).data, second);
-    }
-  });
-}
-
 TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
   run_ranks(3, [](Communicator& communicator) {
-    const Exchange exchange =
-        communicator.gradient_exchange({{DType::kFloat32, 8, 4}, {DType::kFloat32, 8, 1}}, soon());
+    const Exchange exchange = communicator.gradient_exchange({{kFloat, 8, 4}, {kFloat, 8, 1}}, soon());
     for (int round = 0; round < 12; ++round) {
       for (std::size_t b = 0; b < 2; ++b) {
         for (int slot = 0; slot < (b == 0 ? 4 : 1); ++slot) {
@@ -188,7 +174,7 @@ TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
 TEST(GradientExchanges, MayHaveNoBucketsOrEmptyOnes) {
   run_ranks(3, [](Communicator& communicator) {
     const Exchange none = communicator.gradient_exchange({}, soon());
-    const Exchange empty = communicator.gradient_exchange({{DType::kFloat32, 0, 0}, {DType::kFloat32, 1, 1}}, soon());
+    const Exchange empty = communicator.gradient_exchange({{kFloat, 0, 0}, {kFloat, 1, 1}}, soon());
     for (int round = 0; round < 3; ++round) {
       none->progress();
       none->finish(soon());
@@ -202,13 +188,15 @@ TEST(GradientExchanges, OfOneGroupDoNotDisturbEachOtherNorOtherOperations) {
     const int rank = communicator.rank();
     const Exchange first = communicator.gradient_exchange(of({5000}), soon());
     const Exchange second = communicator.gradient_exchange(of({70, 30000}), soon());
+    const void* const place = first->bucket(0).data;
     for (int round = 0; round < 5; ++round) {
       run_round(*first, 1, rank, 3, static_cast<float>(round));
+      EXPECT_EQ(first->bucket(0).data, place) << "buckets stay where they are";
       fill(*first, 0, static_cast<float>(rank));
       first->publish(0);
       run_round(*second, 2, rank, 3, static_cast<float>(10 * round));
       std::vector<float> sum(40000, static_cast<float>(rank));
-      communicator.all_reduce({sum.data(), sum.size(), DType::kFloat32}, ReduceOp::kSum, soon());
+      communicator.all_reduce({sum.data(), sum.size(), kFloat}, ReduceOp::kSum, soon());
       EXPECT_EQ(sum, std::vector<float>(40000, 3.0f));
       first->finish(soon());
       EXPECT_TRUE(is_all(*first, 0, 1.0f));
@@ -218,9 +206,8 @@ TEST(GradientExchanges, OfOneGroupDoNotDisturbEachOtherNorOtherOperations) {
 
 TEST(GradientExchanges, CanBeMadeAgainAfterARound) {
   run_ranks(3, [](Communicator& communicator) {
-    for (int generation = 0; generation < 50; ++generation) {
-      const auto count = static_cast<std::size_t>(100 + 37 * generation);
-      const Exchange exchange = communicator.gradient_exchange(of({count}), soon());
+    for (std::size_t generation = 0; generation < 50; ++generation) {
+      const Exchange exchange = communicator.gradient_exchange(of({100 + 37 * generation}), in_a_while());
       run_round(*exchange, 1, communicator.rank(), 3, static_cast<float>(generation));
     }
   });
@@ -229,10 +216,9 @@ TEST(GradientExchanges, CanBeMadeAgainAfterARound) {
 TEST(GradientExchanges, CanBeDestroyedAsSoonAsTheyHaveBeenMade) {
   run_ranks(4, [](Communicator& communicator) {
     for (int generation = 0; generation < 100; ++generation) {
-      const Deadline deadline = Deadline::after(std::chrono::seconds(30));
-      communicator.gradient_exchange(of({100}), deadline);
+      communicator.gradient_exchange(of({100}), in_a_while());
     }
-    meet(communicator);
+    communicator.barrier(soon());
   });
 }
 
@@ -242,15 +228,15 @@ template <class Use>
 int mappings_left_behind(const Use& use) {
   std::atomic<int> left{0};
   run_ranks(2, [&](Communicator& communicator) {
-    meet(communicator);
+    communicator.barrier(soon());
     const int before = count_mappings();
-    meet(communicator);
+    communicator.barrier(soon());
     use(communicator);
-    meet(communicator);
+    communicator.barrier(soon());
     const Exchange last = communicator.gradient_exchange(of({100}), soon());
     run_round(*last, 1, communicator.rank(), 2, 0.0f);
     left = count_mappings() - before - 2;
-    meet(communicator);
+    communicator.barrier(soon());
   });
   return left;
 }
@@ -269,7 +255,7 @@ TEST(GradientExchanges, ThatWereRefusedLeaveNoMemoryBehind) {
   EXPECT_EQ(mappings_left_behind([](Communicator& communicator) {
               for (std::size_t i = 1; i <= 5; ++i) {
                 const std::size_t count = 100 * i + static_cast<std::size_t>(communicator.rank());
-                EXPECT_THROW(communicator.gradient_exchange(of({count}), soon()), MismatchedCollective);
+                EXPECT_THROW(communicator.gradient_exchange(of({count}), in_a_while()), MismatchedCollective);
               }
             }),
             0);
@@ -278,24 +264,24 @@ TEST(GradientExchanges, ThatWereRefusedLeaveNoMemoryBehind) {
 class LayoutMismatch : public ::testing::TestWithParam<Buckets> {};
 
 TEST_P(LayoutMismatch, IsRaisedOnAllRanksAndLeavesTheGroupUsable) {
-  const Buckets usual = {{DType::kFloat32, 100, 2}, {DType::kFloat32, 50, 1}};
+  const Buckets usual = {{kFloat, 100, 2}, {kFloat, 50, 1}};
   for (int odd = 0; odd < 3; ++odd) {
     run_ranks(3, [&](Communicator& communicator) {
       const Buckets& buckets = communicator.rank() == odd ? GetParam() : usual;
-      EXPECT_THAT([&] { communicator.gradient_exchange(buckets, soon()); },
+      EXPECT_THAT([&] { communicator.gradient_exchange(buckets, in_a_while()); },
                   ThrowsMessage<MismatchedCollective>(HasSubstr("different parameters")));
-      const Exchange exchange = communicator.gradient_exchange(usual, soon());
+      const Exchange exchange = communicator.gradient_exchange(usual, in_a_while());
       run_round(*exchange, 2, communicator.rank(), 3, 1.0f);
     });
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LayoutMismatch,
-                         ::testing::Values(Buckets{{DType::kFloat32, 100, 2}, {DType::kInt32, 50, 1}},
-                                           Buckets{{DType::kFloat32, 100, 2}, {DType::kFloat32, 51, 1}},
-                                           Buckets{{DType::kFloat32, 100, 2}, {DType::kFloat32, 50, 2}},
-                                           Buckets{{DType::kFloat32, 50, 1}, {DType::kFloat32, 100, 2}},
-                                           Buckets{{DType::kFloat32, 100, 2}}, Buckets{}));
+                         ::testing::Values(Buckets{{kFloat, 100, 2}, {DType::kInt32, 50, 1}},
+                                           Buckets{{kFloat, 100, 2}, {kFloat, 51, 1}},
+                                           Buckets{{kFloat, 100, 2}, {kFloat, 50, 2}},
+                                           Buckets{{kFloat, 50, 1}, {kFloat, 100, 2}}, Buckets{{kFloat, 100, 2}},
+                                           Buckets{}));
 
 TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
   run_ranks(2, [](Communicator& communicator) {
@@ -312,11 +298,21 @@ TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
 
 TEST(GradientExchanges, TakeItForAFaultToNameABucketOrSlotThatIsNotThere) {
   run_ranks(1, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{DType::kFloat32, 4, 2}}, soon());
+    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, 2}}, soon());
     EXPECT_THROW(exchange->publish(1), InternalError);
     EXPECT_THROW(exchange->used_slots(1), InternalError);
     EXPECT_THROW(exchange->used_anywhere(1, 0), InternalError);
     EXPECT_THROW(exchange->used_anywhere(0, 2), InternalError);
+  });
+}
+
+TEST(GradientExchanges, TakeItForAFaultToFinishBeforeEveryBucketIsPublished) {
+  run_ranks(2, [](Communicator& communicator) {
+    const Exchange exchange = communicator.gradient_exchange(of({9, 9}), soon());
+    exchange->publish(1);
+    EXPECT_THAT([&] { exchange->finish(soon()); }, ThrowsMessage<InternalError>(HasSubstr("bucket 0")));
+    exchange->publish(0);
+    exchange->finish(soon());
   });
 }
 
@@ -345,37 +341,28 @@ TEST(GradientExchanges, RaiseOnEveryRankWhenRanksFinishDifferentOnes) {
   });
 }
 
-class GradientExchangesOfProcesses : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (kThreadSanitizer) {
-      GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
-    }
+// Runs three ranks as processes, of which rank 1 is expected to be killed.
+void expect_that_one_is_killed(const testing::RankBody& body) {
+  if (kThreadSanitizer) {
+    GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
-  ~GradientExchangesOfProcesses() override { std::filesystem::remove_all(folder_); }
-
-  // Starts three ranks of which rank 1 is expected to be killed.
-  template <class Body>
-  void expect_that_one_is_killed(const Body& body) {
-    std::vector<pid_t> ranks;
-    for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(testing::start_process(folder_, rank, body));
-    }
-    EXPECT_EQ(testing::wait_process(ranks[0]), 0);
-    EXPECT_EQ(testing::wait_process(ranks[1]), -SIGKILL);
-    EXPECT_EQ(testing::wait_process(ranks[2]), 0);
+  const std::filesystem::path folder = testing::make_temporary_folder();
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(testing::start_process(folder, rank, body));
   }
+  EXPECT_EQ(testing::wait_process(ranks[0]), 0);
+  EXPECT_EQ(testing::wait_process(ranks[1]), -SIGKILL);
+  EXPECT_EQ(testing::wait_process(ranks[2]), 0);
+  std::filesystem::remove_all(folder);
+}
 
-  static void expect_lost_rank_one(GradientExchange& exchange) {
-    EXPECT_THAT([&] { exchange.finish(soon()); },
-                ThrowsMessage<PeerLost>(AllOf(HasSubstr("gradient averaging"), HasSubstr("rank 1"))));
-  }
+void expect_lost_rank_one(GradientExchange& exchange) {
+  EXPECT_THAT([&] { exchange.finish(soon()); },
+              ThrowsMessage<PeerLost>(AllOf(HasSubstr("gradient averaging"), HasSubstr("rank 1"))));
+}
 
- private:
-  const std::filesystem::path folder_ = testing::make_temporary_folder();
-};
-
-TEST_F(GradientExchangesOfProcesses, NameARankThatIsKilledBeforeItFinishes) {
+TEST(GradientExchanges, NameARankThatIsKilledBeforeItFinishes) {
   expect_that_one_is_killed([](Store& store, int rank) {
     const auto communicator = ShmCommunicator::connect(store, rank, 3, soon(), {});
     const Exchange exchange = communicator->gradient_exchange(of({9, 9}), soon());
@@ -389,7 +376,7 @@ TEST_F(GradientExchangesOfProcesses, NameARankThatIsKilledBeforeItFinishes) {
   });
 }
 
-TEST_F(GradientExchangesOfProcesses, NameARankThatIsKilledWhileItFinishes) {
+TEST(GradientExchanges, NameARankThatIsKilledWhileItFinishes) {
   expect_that_one_is_killed([](Store& store, int rank) {
     bool armed = false;
     const auto die = [&] {  // called while rank 1 waits, inside finish(), for rank 2
@@ -406,15 +393,6 @@ TEST_F(GradientExchangesOfProcesses, NameARankThatIsKilledWhileItFinishes) {
       store.get("dying", soon());
     }
     expect_lost_rank_one(*exchange);
-  });
-}
-
-TEST_F(GradientExchangesOfProcesses, TakeItForAFaultToFinishWithoutEveryBucketPublished) {
-  testing::run_processes(1, [](Store& store, int rank) {
-    const auto communicator = ShmCommunicator::connect(store, rank, 1, soon(), {});
-    const Exchange exchange = communicator->gradient_exchange(of({9, 9}), soon());
-    exchange->publish(1);
-    EXPECT_THROW(exchange->finish(soon()), InternalError);
   });
 }
 
