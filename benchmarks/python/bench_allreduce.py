@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
-from interleaved import compare, serve
+from interleaved import main, serve
 
 SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20, "100 MB": 100 << 20}
 CONTESTANTS = ["gloo", "shm", "shm, tensor in the arena"]
@@ -51,18 +50,5 @@ def worker(name: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Parent: prints the table. Worker: serves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(__file__, CONTESTANTS, arguments.sizes, arguments.turns)
-
-
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, CONTESTANTS, list(SIZES), worker)

@@ -6,7 +6,6 @@ transformer of 25 million parameters. Batches are random and small, so that comm
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from interleaved import compare, serve
+from interleaved import main, serve
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -113,18 +112,5 @@ def worker(name: str) -> None:
         dist.destroy_process_group()
 
 
-def main() -> None:
-    """Parent: prints the table. Worker: serves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(__file__, CONTESTANTS, arguments.models, arguments.turns)
-
-
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, CONTESTANTS, list(MODELS), worker)

@@ -7,6 +7,7 @@ else the machine does hits all of them alike.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -79,6 +80,21 @@ class Contestant:
                 worker.wait(30)
             except subprocess.TimeoutExpired:
                 worker.kill()
+
+
+def main(
+    script: str, description: str | None, contestants: list[str], measurements: list[str], worker: Callable[[str], None]
+) -> None:
+    """The command line of a benchmark: the parent prints the table, and runs ``script`` again for its workers."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=15, help="how often each contestant is measured")
+    parser.add_argument("--only", nargs="+", default=measurements, choices=measurements, help="which measurements")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments.worker)
+    else:
+        compare(script, contestants, arguments.only, arguments.turns)
 
 
 def serve(measure: Callable[[str], float]) -> None:

@@ -1,0 +1,34 @@
+"""Packages whose names are loaded when they are first used (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, namespace: dict[str, Any], module_of: Mapping[str, str], submodules: Collection[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions that a package binds to ``__getattr__`` and ``__dir__``.
+
+    Args:
+        package: its full name.
+        namespace: its ``globals()``; a name is stored there once it has been loaded.
+        module_of: for each public name, the module that has it, relative to the package.
+        submodules: modules that are attributes of the package although nobody has imported them.
+    """
+
+    def load(name: str) -> Any:
+        if name in submodules:
+            return importlib.import_module(f"{package}.{name}")
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        namespace[name] = value
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*namespace, *module_of, *submodules})
+
+    return load, list_names
