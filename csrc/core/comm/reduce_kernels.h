@@ -17,7 +17,7 @@ struct ReduceArguments {
   void* const* destinations;  // num_destinations arrays; one may be the same array as a source, but may not overlap it
   int num_destinations;
   std::size_t count;
-  double scale;  // multiplies the combined value; floating types only
+  double scale;  // multiplies sums and averages of floating types; ignored for all else
 };
 
 // Throws InvalidArgument when `op` has no meaning for `dtype` (average of integers).

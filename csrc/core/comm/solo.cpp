@@ -1,5 +1,6 @@
 #include "core/comm/solo.h"
 
+#include <cerrno>
 #include <cstring>
 #include <new>
 
@@ -20,7 +21,10 @@ void copy(ConstMemoryView from, MemoryView to) {
 
 class HeapBuffer final : public Buffer {
  public:
-  explicit HeapBuffer(std::size_t size_bytes) : data_(::operator new(size_bytes, kAlignment)) {
+  explicit HeapBuffer(std::size_t size_bytes) : data_(::operator new(size_bytes, kAlignment, std::nothrow)) {
+    if (data_ == nullptr) {
+      throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of memory", ENOMEM);
+    }
     std::memset(data_, 0, size_bytes);
   }
   ~HeapBuffer() override { ::operator delete(data_, kAlignment); }
@@ -58,8 +62,8 @@ class SoloGradientExchange final : public GradientExchange {
 }  // namespace
 
 void SoloCommunicator::check_usable() const {
-  if (!aborted_.empty()) {
-    throw PeerLost("this communicator was aborted: " + aborted_);
+  if (aborted_) {
+    throw PeerLost("this communicator was aborted: " + reason_);
   }
 }
 
@@ -116,7 +120,8 @@ std::unique_ptr<GradientExchange> SoloCommunicator::gradient_exchange(const std:
 }
 
 void SoloCommunicator::abort(const std::string& reason) noexcept {
-  aborted_ = reason;
+  aborted_ = true;
+  reason_ = reason;
 }
 
 }  // namespace accelerate_cpp::comm

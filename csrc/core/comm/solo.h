@@ -29,7 +29,8 @@ class SoloCommunicator final : public Communicator {
  private:
   void check_usable() const;
 
-  std::string aborted_;
+  bool aborted_ = false;
+  std::string reason_;
 };
 
 }  // namespace accelerate_cpp::comm

@@ -27,7 +27,7 @@ struct BucketLayout {
 };
 
 struct BucketPlan {
-  std::vector<BucketLayout> buckets;  // in the order in which they are expected to fill
+  std::vector<BucketLayout> buckets;  // in the order in which they get their first gradient
   std::vector<Slot> slots;            // by parameter
 };
 

@@ -23,10 +23,17 @@ int usable_cores() {
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+int checked_rank(int rank, int size) {
+  if (rank < 0 || rank >= size) {
+    throw InvalidArgument("rank " + std::to_string(rank) + " is not within a group of " + std::to_string(size));
+  }
+  return rank;
+}
+
 }  // namespace
 
 Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, InterruptProbe probe)
-    : rank_(rank),
+    : rank_(checked_rank(rank, size)),
       size_(size),
       owner_pid_(::getpid()),
       probe_(probe ? std::move(probe) : [] {}),
@@ -34,7 +41,6 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
       arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, probe_))),
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {
-  ACCELERATE_CHECK(rank >= 0 && rank < size, "rank " + std::to_string(rank) + " of " + std::to_string(size));
   // Never released: a peer may map it after this rank has left, to read that it has.
   const Arena::Block block = arena_->create(kControlBytes + extra_bytes);
   ACCELERATE_CHECK(block.id == 0, "the control block is the first segment of its arena");

@@ -57,14 +57,28 @@ std::optional<std::size_t> memory_left_in(const std::string& directory, const st
   return least;
 }
 
-void check_memory_limit(std::size_t size_bytes) {
-  const std::optional<std::size_t> left = memory_left_in(own_directory(), kCgroupRoot);
-  if (left && *left < size_bytes) {
-    throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of shared memory: the control group has " +
-                            std::to_string(*left) +
-                            " bytes left under its memory limit; raise the limit or use fewer " + "processes",
-                        ENOMEM);
+std::optional<std::size_t> memory_available(const std::string& meminfo) {
+  std::ifstream file(meminfo);
+  std::string key;
+  std::string unit;
+  for (std::size_t kibibytes = 0; file >> key >> kibibytes && std::getline(file, unit);) {
+    if (key == "MemAvailable:") {
+      return kibibytes * 1024;
+    }
   }
+  return std::nullopt;
+}
+
+void check_memory_limit(std::size_t size_bytes) {
+  const auto check = [size_bytes](const std::optional<std::size_t>& left, const std::string& whose) {
+    if (left && *left < size_bytes) {
+      throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of shared memory: " + whose + " has " +
+                              std::to_string(*left) + " bytes left; free some, raise the limit or use fewer processes",
+                          ENOMEM);
+    }
+  };
+  check(memory_left_in(own_directory(), kCgroupRoot), "the control group");
+  check(memory_available("/proc/meminfo"), "the machine");
 }
 
 }  // namespace accelerate_cpp::comm

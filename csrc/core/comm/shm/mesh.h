@@ -13,7 +13,8 @@ namespace accelerate_cpp::comm {
 
 // Returns one channel per rank; the entry of `rank` itself is empty. Addresses are abstract sockets (no file),
 // published in `store`; a connection is accepted only from a process of the same user that knows the token published
-// beside the address. Throws Timeout when ranks are missing at `deadline`; `probe` is called while waiting.
+// beside the address. Throws Timeout when ranks are missing at `deadline`; `probe` is called while waiting for
+// connections; waiting for an address is the store's affair.
 std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int size, Deadline deadline,
                                                    const InterruptProbe& probe);
 

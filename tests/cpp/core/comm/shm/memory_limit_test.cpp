@@ -95,5 +95,25 @@ TEST(MemoryLimitOfThisProcess, AllowsNothingToBeAllocated) {
   EXPECT_NO_THROW(check_memory_limit(0));
 }
 
+TEST(MemoryOfTheMachine, IsReadFromTheLineOfWhatIsAvailable) {
+  const std::filesystem::path folder = testing::make_temporary_folder();
+  const std::string path = (folder / "meminfo").string();
+  std::ofstream(path) << "MemTotal:       1000 kB\nHugePages_Total:       0\nMemAvailable:    300 kB\nCached: 5 kB\n";
+  EXPECT_EQ(memory_available(path), 300u * 1024);
+  std::ofstream(path) << "MemTotal:       1000 kB\n";
+  EXPECT_EQ(memory_available(path), std::nullopt);
+  EXPECT_EQ(memory_available((folder / "none").string()), std::nullopt);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(MemoryOfTheMachine, IsNotExceeded) {
+  try {
+    check_memory_limit(std::size_t{1} << 60);
+    FAIL() << "no machine has an exbibyte";
+  } catch (const SystemFailure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("bytes left"), std::string::npos) << failure.what();
+  }
+}
+
 }  // namespace
 }  // namespace accelerate_cpp::comm
