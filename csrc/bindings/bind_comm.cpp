@@ -1,8 +1,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <ATen/ops/from_blob.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -14,6 +12,7 @@
 #include "core/comm/solo.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_store.h"
+#include "torch_bridge/shared_empty.h"
 #include "torch_bridge/tensor_view.h"
 #if defined(ACCELERATE_HAS_SHM)
 #include "core/comm/shm/shm_communicator.h"
@@ -40,18 +39,6 @@ std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store
 #endif
 }
 
-// A tensor in memory on which the communicator's collectives need no staging copy.
-at::Tensor shared_empty(Communicator& communicator, const std::vector<std::int64_t>& size, at::ScalarType dtype) {
-  std::int64_t count = 1;
-  for (const std::int64_t dimension : size) {
-    count *= dimension;
-  }
-  const auto bytes = static_cast<std::size_t>(count) * c10::elementSize(dtype);
-  std::shared_ptr<comm::Buffer> buffer = communicator.allocate(std::max<std::size_t>(bytes, 1));
-  void* const data = buffer->data();
-  return at::from_blob(data, size, [buffer](void*) {}, at::TensorOptions().dtype(dtype));
-}
-
 void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>& tensors, int root,
                        milliseconds timeout) {
   for (const at::Tensor& tensor : tensors) {
@@ -69,7 +56,7 @@ void bind_comm(py::module_& module) {
       module, "Communicator", "Collective operations of a fixed set of ranks (csrc/core/comm/communicator.h).")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
-      .def("shared_empty", &shared_empty, py::arg("size"), py::arg("dtype"), release,
+      .def("shared_empty", &comm::shared_empty, py::arg("size"), py::arg("dtype"), release,
            "An uninitialised CPU tensor on which collectives need no staging copy.")
       .def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"), py::arg("timeout"), release,
            "Copies the tensors of rank `root` into those of every rank, in place.")

@@ -1,7 +1,3 @@
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "bindings/bindings.h"
 #include "torch_bridge/tree.h"
 
@@ -10,8 +6,8 @@ namespace accelerate_cpp::bindings {
 void bind_tree(py::module_& module) {
   module.def(
       "move_tree",
-      [](const py::object& tree, const at::Device& device, bool non_blocking, std::vector<std::string> skip_keys) {
-        PyObject* const moved = move_tree(tree.ptr(), {device, non_blocking, std::move(skip_keys)});
+      [](const py::object& tree, const at::Device& device, bool non_blocking, const py::tuple& skip_keys) {
+        PyObject* const moved = move_tree(tree.ptr(), {device, non_blocking, skip_keys.ptr()});
         if (moved == nullptr) {
           throw py::error_already_set();
         }

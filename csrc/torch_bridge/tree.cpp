@@ -1,8 +1,8 @@
 #include "torch_bridge/tree.h"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <memory>
 
 namespace accelerate_cpp {
@@ -51,14 +51,13 @@ class Mover {
     if (tensor.device().type() == target.type() && (!target.has_index() || tensor.device() == target)) {
       return same(object);
     }
-    at::Tensor moved;
-    try {
-      moved = tensor.to(target, options_.non_blocking);
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_RuntimeError, error.what());
-      return nullptr;
-    }
-    return Reference(THPVariable_Wrap(std::move(moved)));
+    return Reference(copy_tensor(tensor));
+  }
+
+  PyObject* copy_tensor(const at::Tensor& tensor) {
+    HANDLE_TH_ERRORS
+    return THPVariable_Wrap(tensor.to(options_.device, options_.non_blocking));
+    END_HANDLE_TH_ERRORS
   }
 
   Reference move_object(PyObject* object) {
@@ -136,15 +135,6 @@ class Mover {
     return mapping != nullptr && PyObject_IsInstance(object, mapping) == 1;
   }
 
-  bool skipped(PyObject* key) const {
-    if (!PyUnicode_Check(key) || options_.skip_keys.empty()) {
-      return false;
-    }
-    const char* const text = PyUnicode_AsUTF8(key);
-    return text != nullptr &&
-           std::find(options_.skip_keys.begin(), options_.skip_keys.end(), text) != options_.skip_keys.end();
-  }
-
   Reference move_mapping(PyObject* object) {
     const Reference items(PyMapping_Items(object));
     const Reference moved(items ? PyDict_New() : nullptr);
@@ -155,7 +145,8 @@ class Mover {
       PyObject* const pair = PyList_GET_ITEM(items.get(), i);
       PyObject* const key = PyTuple_GET_ITEM(pair, 0);
       PyObject* const value = PyTuple_GET_ITEM(pair, 1);
-      const Reference result = skipped(key) ? same(value) : move(value);
+      const int skipped = PySequence_Contains(options_.skip_keys, key);
+      const Reference result = skipped < 0 ? nullptr : skipped == 1 ? same(value) : move(value);
       if (!result || PyDict_SetItem(moved.get(), key, result.get()) != 0) {
         return nullptr;
       }
@@ -177,24 +168,32 @@ class Mover {
                              : PyObject_CallOneArg(type, entries));
   }
 
-  // A copy of the instance whose fields are moved; frozen dataclasses and fields outside __init__ included.
+  // A copy of the instance whose fields are moved; frozen dataclasses and fields outside __init__ included. Fields that
+  // have not been set are left out.
   Reference move_dataclass(PyObject* object) {
-    const Reference fields = PyType_Check(object) ? nullptr : attribute(object, "__dataclass_fields__");
-    if (!fields) {
+    if (PyType_Check(object) || !attribute(object, "__dataclass_fields__")) {
       return PyErr_Occurred() != nullptr ? nullptr : same(object);
     }
-    const Reference copy_module(PyImport_ImportModule("copy"));
+    const Reference dataclasses(PyImport_ImportModule("dataclasses"));
+    const Reference fields(dataclasses ? PyObject_CallMethod(dataclasses.get(), "fields", "O", object) : nullptr);
+    const Reference copy_module(fields ? PyImport_ImportModule("copy") : nullptr);
     Reference copied(copy_module ? PyObject_CallMethod(copy_module.get(), "copy", "O", object) : nullptr);
-    const Reference names(copied ? PyMapping_Keys(fields.get()) : nullptr);
-    for (Py_ssize_t i = 0; names && i < PyList_GET_SIZE(names.get()); ++i) {
-      PyObject* const name = PyList_GET_ITEM(names.get(), i);
-      const Reference value(PyObject_GetAttr(object, name));
-      const Reference moved = value ? move(value.get()) : nullptr;
-      if (!moved || PyObject_GenericSetAttr(copied.get(), name, moved.get()) != 0) {
+    for (Py_ssize_t i = 0; copied && i < PyTuple_GET_SIZE(fields.get()); ++i) {
+      const Reference name(PyObject_GetAttrString(PyTuple_GET_ITEM(fields.get(), i), "name"));
+      if (!name || !move_field(object, copied.get(), name.get())) {
         return nullptr;
       }
     }
-    return names ? std::move(copied) : nullptr;
+    return copied;
+  }
+
+  bool move_field(PyObject* from, PyObject* to, PyObject* name) {
+    const Reference value = attribute(from, PyUnicode_AsUTF8(name));
+    if (!value) {
+      return PyErr_Occurred() == nullptr;
+    }
+    const Reference moved = move(value.get());
+    return moved && PyObject_GenericSetAttr(to, name, moved.get()) == 0;
   }
 
   const MoveOptions& options_;

@@ -6,15 +6,12 @@
 
 #include <c10/core/Device.h>
 
-#include <string>
-#include <vector>
-
 namespace accelerate_cpp {
 
 struct MoveOptions {
   c10::Device device;
   bool non_blocking;
-  std::vector<std::string> skip_keys;  // entries of mappings with these keys stay where they are
+  PyObject* skip_keys;  // a borrowed tuple: entries of mappings with one of these keys stay where they are
 };
 
 // A tree of the same types with every tensor on the device. What is no container and has no .to is returned as it is;

@@ -33,8 +33,8 @@ class MismatchedCollective(AccelerateError):
     """Ranks called different collectives, or the same one with different shapes or dtypes; the message is a table."""
 
 
-class SystemFailure(AccelerateError, OSError):
-    """The operating system refused something (memory, descriptors, sockets); the message names the call and errno."""
+class SystemFailure(OSError, AccelerateError):
+    """The operating system refused something (memory, descriptors, sockets); ``errno`` has its number."""
 
 
 class InternalError(RuntimeError):

@@ -26,5 +26,5 @@ def send_to_device(
         non_blocking: whether copies from pinned memory may overlap with computation.
         skip_keys: entries of mappings that stay where they are.
     """
-    keys = [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ())
+    keys = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
     return move_tree(tree, torch.device(device), non_blocking, keys)

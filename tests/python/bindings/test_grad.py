@@ -1,0 +1,87 @@
+"""GradientReducer as Python sees it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp._native import GradientReducer, create_backend
+from accelerate_cpp.errors import InvalidArgument, PeerLost
+
+MINUTE = timedelta(minutes=1)
+ARGUMENTS: dict[str, Any] = {"first_bucket_cap_bytes": 1 << 20, "bucket_cap_bytes": 1 << 20, "timeout": MINUTE}
+
+
+def alone(*parameters: torch.Tensor, **arguments: Any) -> GradientReducer:
+    communicator = create_backend(dist.HashStore(), 0, 1, MINUTE).communicator
+    return GradientReducer(communicator, list(parameters), **{**ARGUMENTS, **arguments})
+
+
+def test_it_keeps_its_communicator_and_its_parameters_alive() -> None:
+    reducer = alone(torch.nn.Parameter(torch.ones(5)))
+    assert reducer.bucket_sizes_bytes == [64]
+
+
+def test_synchronising_can_be_switched() -> None:
+    reducer = alone(torch.nn.Parameter(torch.ones(5)))
+    assert reducer.synchronizing
+    reducer.synchronizing = False
+    assert not reducer.synchronizing
+
+
+def test_buckets_have_the_sizes_that_the_caps_allow() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(64)) for _ in range(5)]
+    reducer = alone(*parameters, first_bucket_cap_bytes=256, bucket_cap_bytes=512)
+    assert reducer.bucket_sizes_bytes == [256, 512, 512]
+    with pytest.raises(InvalidArgument, match="caps above 0 bytes"):
+        alone(*parameters, bucket_cap_bytes=0)
+
+
+def test_a_gradient_stays_the_same_object_between_passes() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    reducer = alone(parameter)
+    parameter.sum().backward()
+    gradient = parameter.grad
+    parameter.sum().backward()
+    assert parameter.grad is gradient
+    assert gradient is not None
+    assert gradient.tolist() == [2] * 5
+    assert reducer.synchronizing
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ([], "no parameter that requires a gradient"),
+        ([torch.ones(2)], "leaf tensors that require gradients"),
+        ([torch.ones(2, requires_grad=True) * 2], "leaf tensors that require gradients"),
+        ([torch.ones(2, requires_grad=True, device="meta")], "found one on meta"),
+        ([torch.ones(2, requires_grad=True, dtype=torch.complex64)], "ComplexFloat"),
+    ],
+)
+def test_parameters_that_cannot_be_averaged_are_refused(parameters: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        alone(*parameters)
+
+
+def test_an_error_in_backward_keeps_its_type_and_an_abort_its_reason() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    communicator = create_backend(dist.HashStore(), 0, 1, MINUTE).communicator
+    reducer = GradientReducer(communicator, [parameter], **ARGUMENTS)
+    with pytest.raises(InvalidArgument, match="create_graph=True"):
+        parameter.pow(2).sum().backward(create_graph=True)
+    reducer.abort(reason="an earlier error")
+    with pytest.raises(PeerLost, match="an earlier error"):
+        communicator.broadcast_tensors([torch.ones(1)], 0, MINUTE)
+
+
+def test_an_abort_outside_a_backward_pass_harms_nobody() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    reducer = alone(parameter)
+    reducer.abort("not in backward")
+    parameter.sum().backward()
+    assert parameter.grad is not None

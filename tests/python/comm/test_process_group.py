@@ -1,0 +1,156 @@
+"""The default process group that the environment describes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp._native import C10dBackend
+from accelerate_cpp.comm import process_group
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, choose_backend, connect, host_identity
+from accelerate_cpp.errors import InvalidArgument, PeerLost, Timeout
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_CPP_RENDEZVOUS_FD")
+linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="shared-memory collectives exist on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def _no_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The environment of the only worker of our launcher."""
+    with (tmp_path / "rendezvous").open("w+b") as file:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv("ACCELERATE_CPP_RENDEZVOUS_FD", str(file.fileno()))
+        yield
+
+
+def core_backend() -> C10dBackend:
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert isinstance(backend, C10dBackend)
+    return backend
+
+
+def test_without_a_launcher_there_is_no_group() -> None:
+    assert connect(device_type="cpu") is False
+    assert not dist.is_initialized()
+
+
+def test_without_distributed_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    assert connect(device_type="cpu") is False
+
+
+@linux_only
+@pytest.mark.usefixtures("alone")
+def test_our_launchers_descriptor_gives_a_group_over_shared_memory() -> None:
+    assert connect(device_type="cpu") is True
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend_config()) == (0, 1, "cpu:shm")
+    assert core_backend().timeout == DEFAULT_TIMEOUT == timedelta(minutes=30)
+
+
+@linux_only
+@pytest.mark.usefixtures("alone")
+def test_the_timeout_is_that_of_every_collective() -> None:
+    connect(device_type="cpu", timeout=timedelta(seconds=77))
+    assert core_backend().timeout == timedelta(seconds=77)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_users_backend_wins() -> None:
+    connect(device_type="cpu", backend="gloo")
+    assert dist.get_backend() == "gloo"
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_that_exists_is_used_as_it_is() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert connect(device_type="cpu", backend="shm") is True
+    assert dist.group.WORLD is group
+
+
+@linux_only
+def test_torchs_variables_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert connect(device_type="cpu") is True
+    assert dist.get_backend_config() == "cpu:shm"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("rank", ["-1", "1", "7"])
+def test_a_rank_outside_the_world_is_refused(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(InvalidArgument, match=rf"RANK={rank} is not within WORLD_SIZE=1"):
+        connect(device_type="cpu")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_missing_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK")
+    with pytest.raises(InvalidArgument, match="RANK"):
+        connect(device_type="cpu")
+
+
+@linux_only
+@pytest.mark.usefixtures("alone")
+def test_a_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Timeout, match="1 more of 2 ranks to connect"):
+        connect(device_type="cpu", timeout=timedelta(milliseconds=200))
+
+
+@linux_only
+def test_processes_of_one_host_have_one_identity() -> None:
+    script = "from accelerate_cpp.comm.process_group import host_identity; print(host_identity())"
+    other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
+    assert host_identity() == other
+    assert str(os.stat("/proc/self/ns/net").st_ino) in other
+
+
+def test_other_systems_go_by_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert host_identity() == platform.node()
+
+
+@pytest.mark.parametrize(("peer", "expected"), [("same", True), ("another boot 4026531840", False)])
+def test_ranks_are_on_one_host_when_all_identities_are_equal(peer: str, expected: bool) -> None:
+    store = dist.HashStore()
+    store.set("accelerate_cpp/host/1", host_identity() if peer == "same" else peer)
+    assert process_group._on_one_host(store, 0, 2) is expected
+
+
+def test_a_rank_whose_identity_never_comes_is_lost() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(milliseconds=50))
+    with pytest.raises(PeerLost, match="rank 0 of 2 waited in vain"):
+        process_group._on_one_host(store, 0, 2)
+
+
+def test_the_backend_is_ours_among_cpu_processes_of_one_host_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert choose_backend("cpu", one_host=True) == "shm"
+    assert choose_backend("cpu", one_host=False) == "gloo"
+    assert choose_backend("cuda", one_host=True) == "cpu:gloo,cuda:nccl"
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert choose_backend("cpu", one_host=True) == "gloo"

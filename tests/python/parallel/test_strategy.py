@@ -1,0 +1,21 @@
+"""The interface of strategies."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerate_cpp.parallel.strategy import Strategy
+
+
+def test_there_are_seven_questions_and_all_must_be_answered() -> None:
+    assert {
+        "prepare",
+        "no_sync",
+        "backward",
+        "clip_grad_norm",
+        "unwrap",
+        "model_state",
+        "load_model_state",
+    } == Strategy.__abstractmethods__
+    with pytest.raises(TypeError, match="abstract"):
+        Strategy()  # type: ignore[abstract]
