@@ -240,7 +240,7 @@ void GradientReducer::follow_arrival_order() {
 }
 
 void GradientReducer::abort(const std::string& reason) noexcept {
-  if (in_backward_) {
+  if (synchronizing_) {
     communicator_->abort(reason);
   }
 }

@@ -52,7 +52,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_synchronizing(bool synchronizing) { synchronizing_ = synchronizing; }
   bool synchronizing() const { return synchronizing_; }
 
-  // Forgets a backward pass that ended in an exception, and makes it known to the other ranks.
+  // Makes a backward pass that ended in an exception known to the other ranks, unless they do not take part in it.
   void abort(const std::string& reason) noexcept;
 
   // Sizes of the buckets in bytes, in the order in which they are expected to fill.

@@ -48,7 +48,8 @@ class Mover {
   Reference move_tensor(PyObject* object) {
     const at::Tensor& tensor = THPVariable_Unpack(object);
     const c10::Device& target = options_.device;
-    if (tensor.device().type() == target.type() && (!target.has_index() || tensor.device() == target)) {
+    const bool any_index = !target.has_index() || target.is_cpu();
+    if (tensor.device().type() == target.type() && (any_index || tensor.device() == target)) {
       return same(object);
     }
     return Reference(copy_tensor(tensor));

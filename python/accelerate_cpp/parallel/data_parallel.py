@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, MismatchedCollective, PeerLost, Timeout
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 
@@ -160,8 +160,12 @@ class DataParallelStrategy(SingleStrategy):
         return context
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        if not loss.requires_grad:
+            loss.backward(**kwargs)  # raises before anything is computed, on every rank that is given such a loss
         try:
             loss.backward(**kwargs)
+        except (MismatchedCollective, PeerLost, Timeout):
+            raise  # the group itself has told the other ranks
         except BaseException as error:
             for model in self._wrapped:
                 model.abort(f"its backward pass raised {type(error).__name__}: {error}")

@@ -79,9 +79,11 @@ def test_an_error_in_backward_keeps_its_type_and_an_abort_its_reason() -> None:
         communicator.broadcast_tensors([torch.ones(1)], 0, MINUTE)
 
 
-def test_an_abort_outside_a_backward_pass_harms_nobody() -> None:
+def test_an_abort_of_a_backward_pass_that_stays_local_harms_nobody() -> None:
     parameter = torch.nn.Parameter(torch.ones(5))
     reducer = alone(parameter)
-    reducer.abort("not in backward")
+    reducer.synchronizing = False
+    reducer.abort("nobody waits for it")
+    reducer.synchronizing = True
     parameter.sum().backward()
     assert parameter.grad is not None

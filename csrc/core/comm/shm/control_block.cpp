@@ -49,8 +49,8 @@ std::string describe(const Operation& operation) {
     case OperationKind::kBarrier:
       return text;
     case OperationKind::kGradients:
-      return text + " of " + std::to_string(operation.count) + " buckets (round " + std::to_string(operation.round) +
-             ")";
+      return text + " of " + std::to_string(operation.count) + " buckets (round " +
+             std::to_string(operation.round & 0xffffffffu) + ")";
     case OperationKind::kAllReduce:
     case OperationKind::kReduceScatter:
       text += std::string("(") + name(operation.reduce_op) + ")";

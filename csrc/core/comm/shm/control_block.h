@@ -46,7 +46,7 @@ struct Operation {
   ReduceOp reduce_op = ReduceOp::kSum;
   std::int32_t root = -1;
   std::uint64_t count = 0;  // elements per rank; for kGradients the number of buckets
-  std::uint64_t round = 0;  // for kGradients: which exchange and which of its rounds
+  std::uint64_t round = 0;  // for kGradients: which exchange (upper half) and which of its rounds
 
   bool in_arena = false;  // the operand is at (segment, offset_bytes) of this rank's arena
   std::uint32_t segment = 0;

@@ -94,6 +94,7 @@ void Group::await_announcements(const Deadline& deadline) {
     if (peer != rank_) {
       RankControl& control = this->control(peer);
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
+      // A rank that gave up this operation, or an earlier one, will not finish it, whatever it announced.
       if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
         throw PeerLost(describe_wait(peer) + loss_of(peer));
       }
