@@ -13,9 +13,10 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// Looking costs about 20 ns, sleeping and being woken about 10 µs: spin about as long as a wake-up takes. With more
-// ranks than cores the rank that is waited for may need this very core, so nobody spins.
-constexpr int kSpins = 2000;
+// A look costs about 20 ns; being woken costs some 10 µs on bare metal and 50 µs or more on a virtual machine. So
+// looking for 200 µs before sleeping costs at most a few wake-ups. With more ranks than cores the rank that is waited
+// for may need this very core, so nobody looks: they sleep at once.
+constexpr int kSpins = 10000;
 
 int usable_cores() {
   cpu_set_t set;
