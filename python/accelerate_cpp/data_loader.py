@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-class _TrackedLoader(DataLoaderAdapter):
+class _TrackedLoader(DataLoaderAdapter, ABC):
     """A loader that is the active one while an iterator over it lives, however that ends."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,9 +62,9 @@ class _TrackedLoader(DataLoaderAdapter):
     def _synchronize(self) -> None:
         """Makes ranks agree on what the pass depends on."""
 
+    @abstractmethod
     def _batches(self) -> Iterator[tuple[Any, bool]]:
         """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
-        raise NotImplementedError
 
 
 class DataLoaderShard(_TrackedLoader):

@@ -62,7 +62,8 @@ class DataLoaderAdapter:
     @property
     def total_batch_size(self) -> int | None:
         """Samples of one step over all processes; ``None`` for batches of varying length."""
-        raise NotImplementedError
+        size: int | None = getattr(self.base_dataloader.batch_sampler, "batch_size", self.base_dataloader.batch_size)
+        return size
 
     @property
     def total_dataset_length(self) -> int:

@@ -48,3 +48,8 @@ def test_an_epoch_reaches_sampler_and_dataset():
     adapter = DataLoaderAdapter(dataset, batch_size=2, sampler=sampler)
     adapter.set_epoch(5)
     assert (sampler.epoch, dataset.epoch, adapter.iteration) == (5, 5, 5)
+
+
+def test_a_step_of_one_process_has_the_samples_of_a_batch() -> None:
+    assert DataLoaderAdapter(range(4), batch_size=2).total_batch_size == 2
+    assert DataLoaderAdapter(range(4), batch_sampler=[[0], [1, 2, 3]]).total_batch_size is None
