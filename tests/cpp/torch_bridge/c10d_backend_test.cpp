@@ -26,6 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
+using testing::message_of;
 using Tensors = C10dBackend::Tensors;
 
 constexpr milliseconds kTimeout(120000);
@@ -51,16 +52,6 @@ void expect_equal(const at::Tensor& found, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(found, expected))
       << "found " << found.toString() << " starting with " << found.flatten()[0].item<double>() << ", expected "
       << expected.flatten()[0].item<double>();
-}
-
-template <class Exception, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing of the expected type was thrown";
 }
 
 TEST(C10dBackend, TellsItsNameItsPlaceAndItsTimeout) {

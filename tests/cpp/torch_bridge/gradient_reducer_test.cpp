@@ -24,6 +24,7 @@ namespace accelerate_cpp::grad {
 namespace {
 
 using comm::Communicator;
+using comm::testing::message_of;
 using comm::testing::soon;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -66,16 +67,6 @@ void expect_filled(const at::Tensor& found, double value) {
   ASSERT_TRUE(found.defined());
   EXPECT_TRUE(at::equal(found, at::full_like(found, value)))
       << "starts with " << found.flatten()[0].item<double>() << ", expected " << value;
-}
-
-template <class Exception, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing of the expected type was thrown";
 }
 
 class ReducerOfSize : public ::testing::TestWithParam<int> {};

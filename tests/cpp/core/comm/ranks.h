@@ -29,6 +29,24 @@ inline Deadline soon() {
   return Deadline::after(std::chrono::seconds(120));
 }
 
+// GCC's thread sanitizer does not support processes that fork while threads run.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+// What an exception of the given type says that `action` throws.
+template <class Exception, class Action>
+std::string message_of(const Action& action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "nothing of the expected type was thrown";
+}
+
 using RankBody = std::function<void(Store& store, int rank)>;
 
 // Runs `body` once per rank in its own thread; an exception in any of them fails the test.

@@ -24,12 +24,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 constexpr auto kLong = std::chrono::milliseconds(100000);
 
 struct Sockets {
@@ -226,7 +220,7 @@ TEST(Channels, RefuseAnAnnouncementWhoseDescriptorDidNotArrive) {
 class ChannelInAForkedChild : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (kThreadSanitizer) {
+    if (testing::kThreadSanitizer) {
       GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
     }
   }

@@ -13,12 +13,6 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 // So long that a wake-up that got lost shows as a test that does not end.
 constexpr auto kForever = std::chrono::hours(10);
 
@@ -70,7 +64,7 @@ TEST(EventWords, LoseNoWakeUpBetweenThreads) {
 }
 
 TEST(EventWords, LoseNoWakeUpBetweenProcesses) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   constexpr int kRounds = 20000;

@@ -12,12 +12,6 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 bool is_open(int descriptor) {
   return ::fcntl(descriptor, F_GETFD) >= 0;
 }
@@ -25,7 +19,7 @@ bool is_open(int descriptor) {
 class ForkGuard : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (kThreadSanitizer) {
+    if (testing::kThreadSanitizer) {
       GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
     }
     ASSERT_EQ(::pipe(ends_), 0);

@@ -21,12 +21,6 @@ using ::testing::Not;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 Deadline passed() {
   return Deadline::after(std::chrono::milliseconds(0));
 }
@@ -305,7 +299,7 @@ TEST(Groups, RunOneOperationAtATimeHoweverManyThreadsCall) {
 }
 
 TEST(Groups, AreNotDisturbedByAForkedChild) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   testing::run_processes(2, [](Store& store, int rank) {
@@ -323,7 +317,7 @@ TEST(Groups, AreNotDisturbedByAForkedChild) {
 }
 
 TEST(Groups, CanBeMadeAnewInAForkedChildThatDropsTheInheritedOne) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   const std::filesystem::path folder = testing::make_temporary_folder();

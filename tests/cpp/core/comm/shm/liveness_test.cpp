@@ -13,12 +13,6 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 int refuse(pid_t) {
   errno = EPERM;
   return -1;
@@ -59,7 +53,7 @@ class Child {
 class Liveness : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (kThreadSanitizer) {
+    if (testing::kThreadSanitizer) {
       GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
     }
     const int descriptor = ProcessWatch::open_pidfd(::getpid());

@@ -21,12 +21,6 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 const std::size_t kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
 std::ptrdiff_t count_open_descriptors() {
@@ -86,7 +80,7 @@ TEST(Segments, LiveAsLongAsOneRankHoldsThem) {
 }
 
 TEST(Segments, ReachAnotherProcessThroughTheirDescriptor) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   int sockets[2];
@@ -176,7 +170,7 @@ TEST(Segments, LargerThanAnyFileAreRefused) {
 // Runs `check` in a forked child in which one resource is limited.
 template <class Check>
 void expect_in_limited_child(__rlimit_resource resource, rlim_t limit, const Check& check) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   const pid_t child = ::fork();

@@ -12,6 +12,7 @@ namespace accelerate_cpp::comm {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::Operand;
 using testing::soon;
 
@@ -21,16 +22,6 @@ std::shared_ptr<ShmCommunicator> connect(Store& store, int rank, int size, Inter
 
 Deadline in(int milliseconds) {
   return Deadline::after(std::chrono::milliseconds(milliseconds));
-}
-
-template <class Exception, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing of the expected type was thrown";
 }
 
 class ShmOfSize : public ::testing::TestWithParam<int> {};

@@ -24,12 +24,6 @@ using ::testing::HasSubstr;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 constexpr DType kFloat = DType::kFloat32;
 using Buckets = std::vector<BucketSpec>;
 using Exchange = std::unique_ptr<GradientExchange>;
@@ -343,7 +337,7 @@ TEST(GradientExchanges, RaiseOnEveryRankWhenRanksFinishDifferentOnes) {
 
 // Runs three ranks as processes, of which rank 1 is expected to be killed.
 void expect_that_one_is_killed(const testing::RankBody& body) {
-  if (kThreadSanitizer) {
+  if (testing::kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   const std::filesystem::path folder = testing::make_temporary_folder();
