@@ -160,15 +160,14 @@ class DataParallelStrategy(SingleStrategy):
         return context
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        if not loss.requires_grad:
-            loss.backward(**kwargs)  # raises before anything is computed, on every rank that is given such a loss
         try:
             loss.backward(**kwargs)
         except (MismatchedCollective, PeerLost, Timeout):
             raise  # the group itself has told the other ranks
         except BaseException as error:
-            for model in self._wrapped:
-                model.abort(f"its backward pass raised {type(error).__name__}: {error}")
+            if loss.requires_grad:  # otherwise torch refused the loss before any rank could wait for another
+                for model in self._wrapped:
+                    model.abort(f"its backward pass raised {type(error).__name__}: {error}")
             raise
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
