@@ -6,16 +6,15 @@ namespace accelerate_cpp::comm {
 namespace {
 
 template <class View>
-void check_views(const char* operation, ConstMemoryView one, const std::vector<View>& per_rank, int size) {
-  if (per_rank.size() != static_cast<std::size_t>(size)) {
-    throw InvalidArgument(std::string(operation) + ": expected " + std::to_string(size) +
-                          " tensors, one per rank, found " + std::to_string(per_rank.size()));
+void check_views(const char* operation, const char* role, const std::vector<View>& parts, DType dtype, int size) {
+  if (parts.size() != static_cast<std::size_t>(size)) {
+    throw InvalidArgument(std::string(operation) + ": expected " + std::to_string(size) + " " + role +
+                          " tensors, one per rank, found " + std::to_string(parts.size()));
   }
-  for (std::size_t r = 0; r < per_rank.size(); ++r) {
-    if (per_rank[r].dtype != one.dtype || per_rank[r].count != one.count) {
-      throw InvalidArgument(std::string(operation) + ": the tensor for rank " + std::to_string(r) + " has " +
-                            std::to_string(per_rank[r].count) + " elements of " + name(per_rank[r].dtype) +
-                            ", expected " + std::to_string(one.count) + " of " + name(one.dtype));
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    if (parts[r].dtype != dtype) {
+      throw InvalidArgument(std::string(operation) + ": the " + role + " tensor for rank " + std::to_string(r) +
+                            " is " + name(parts[r].dtype) + ", expected " + name(dtype));
     }
   }
 }
@@ -29,13 +28,27 @@ void check_root(const char* operation, int root, int size) {
   }
 }
 
-void check_per_rank(const char* operation, ConstMemoryView one, const std::vector<ConstMemoryView>& per_rank,
-                    int size) {
-  check_views(operation, one, per_rank, size);
+void check_parts(const char* operation, const char* role, const std::vector<ConstMemoryView>& parts, DType dtype,
+                 int size) {
+  check_views(operation, role, parts, dtype, size);
 }
 
-void check_per_rank(const char* operation, ConstMemoryView one, const std::vector<MemoryView>& per_rank, int size) {
-  check_views(operation, one, per_rank, size);
+void check_parts(const char* operation, const char* role, const std::vector<MemoryView>& parts, DType dtype, int size) {
+  check_views(operation, role, parts, dtype, size);
+}
+
+void check_no_parts(const char* operation, const char* role, std::size_t found, int root) {
+  if (found != 0) {
+    throw InvalidArgument(std::string(operation) + ": only rank " + std::to_string(root) + ", the root, passes " +
+                          role + " tensors; found " + std::to_string(found) + " elsewhere");
+  }
+}
+
+void check_counts_equal(const char* operation, ConstMemoryView input, ConstMemoryView output) {
+  if (input.count != output.count) {
+    throw InvalidArgument(std::string(operation) + ": the output of " + std::to_string(output.count) +
+                          " elements does not fit its input of " + std::to_string(input.count));
+  }
 }
 
 }  // namespace accelerate_cpp::comm

@@ -1,18 +1,24 @@
-// Collective operations of a fixed set of ranks.
+// Collective and point-to-point operations of a fixed set of ranks.
 //
-// Every rank calls the same operations in the same order with the same dtypes and counts; anything else raises
-// MismatchedCollective on every rank. Calls return when the result is in place. A dead or failed peer raises PeerLost,
-// a passed deadline Timeout; after either the communicator stays unusable and says why. One thread at a time calls a
-// communicator (calls from several threads are serialised).
+// Collectives: every rank calls the same ones in the same order, with the same dtype and with operands of the same
+// shape where they correspond; anything else raises MismatchedCollective on every rank. Calls return when the result is
+// in place. Operands may not overlap unless a method says so. One thread at a time (calls from several threads are
+// serialised).
+//
+// Point-to-point: from any thread, in any order, independent of collectives.
+//
+// A dead or failed peer raises PeerLost, a passed deadline Timeout; after either the communicator stays unusable and
+// says why.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/base/deadline.h"
 #include "core/base/memory_view.h"
+#include "core/comm/call.h"
 #include "core/comm/gradient_exchange.h"
 #include "core/comm/options.h"
 
@@ -25,34 +31,73 @@ class Buffer {
   virtual void* data() = 0;
 };
 
+// A posted send or receive. Its operand must stay valid until it has ended; dropping the Transfer does not cancel it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  // Whether it has ended, well or not; makes progress. Never blocks or throws.
+  virtual bool poll() noexcept = 0;
+
+  // Returns when it is complete; throws why it failed. A Timeout of wait() alone leaves it posted.
+  virtual void wait(Deadline deadline) = 0;
+
+  // The rank that the data came from, once a receive is complete.
+  virtual int source() const = 0;
+};
+
 class Communicator {
  public:
+  static constexpr int kAnySource = -1;
+
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
   // In place: afterwards `data` holds the reduction over all ranks, bitwise equal on all of them.
-  virtual void all_reduce(MemoryView data, ReduceOp op, Deadline deadline) = 0;
+  virtual void all_reduce(MemoryView data, Reduction reduction, const Call& call) = 0;
+
+  // As all_reduce, but only the `data` of `root` holds the reduction; that of the other ranks is unchanged.
+  virtual void reduce(MemoryView data, int root, Reduction reduction, const Call& call) = 0;
 
   // inputs[r] is this rank's contribution to rank r; `output` receives the reduction of the contributions to this rank.
-  virtual void reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, ReduceOp op,
-                              Deadline deadline) = 0;
+  // inputs[r].count is the same on all ranks and equals the count of rank r's output; it may differ between r. `output`
+  // may be inputs[rank()].
+  virtual void reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, Reduction reduction,
+                              const Call& call) = 0;
 
   // `data` of `root` is copied to all ranks.
-  virtual void broadcast(MemoryView data, int root, Deadline deadline) = 0;
+  virtual void broadcast(MemoryView data, int root, const Call& call) = 0;
 
-  // outputs[r] receives the input of rank r.
-  virtual void all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, Deadline deadline) = 0;
+  // outputs[r] receives the input of rank r; counts may differ between ranks. `input` may be outputs[rank()].
+  virtual void all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) = 0;
 
   // As all_gather, on `root` alone; elsewhere `outputs` is empty.
-  virtual void gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, Deadline deadline) = 0;
+  virtual void gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, const Call& call) = 0;
 
-  // inputs[r] of `root` is copied to rank r's `output`; elsewhere `inputs` is empty.
-  virtual void scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, Deadline deadline) = 0;
+  // inputs[r] of `root` is copied to rank r's `output`; elsewhere `inputs` is empty. Counts may differ between ranks.
+  // `output` may be inputs[root].
+  virtual void scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, const Call& call) = 0;
+
+  // inputs[r] is copied to outputs[this rank] of rank r; counts may differ between pairs, 0 included.
+  virtual void all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
+                          const Call& call) = 0;
 
   // Returns when every rank has entered it.
-  virtual void barrier(Deadline deadline) = 0;
+  virtual void barrier(const Call& call) = 0;
+
+  // Posts `data` for the receive of `destination` with the same tag. Messages with equal tags arrive in order.
+  virtual std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint64_t tag,
+                                         const Call& call) = 0;
+
+  // Posts `data` for a message from `source` (or kAnySource) with this tag. A message of another dtype or count raises
+  // MismatchedCollective.
+  virtual std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) = 0;
+
+  // Collective: a communicator of the ranks that pass the same `color`, in the order of `key`, then of rank. Returns
+  // null on ranks that pass a negative color.
+  virtual std::shared_ptr<Communicator> split(int color, int key, const Call& call) = 0;
 
   // Memory on which this communicator works without a staging copy. Not collective. Throws SystemFailure when there is
   // not enough.
@@ -61,6 +106,10 @@ class Communicator {
   // Buckets for gradients, averaged over the ranks. Collective: every rank passes the same buckets.
   virtual std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                               Deadline deadline) = 0;
+
+  // Tells peers that this rank takes part no more: they need not wait for it. Where nobody can be told, nothing
+  // happens.
+  virtual void leave() noexcept {}
 
   // Makes every rank's current and later operations raise PeerLost with `reason`. Never blocks or throws.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -1,14 +1,39 @@
-// What collectives can be asked for beyond their operands.
+// What collectives can be asked for beyond their operands, and what they ask of their surroundings while they wait.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace accelerate_cpp::comm {
 
-enum class ReduceOp : std::uint8_t { kSum, kAvg, kMin, kMax, kProduct };
+// kPreMulSum: every rank's values are multiplied by its own factor, then added.
+enum class ReduceOp : std::uint8_t { kSum, kAvg, kMin, kMax, kProduct, kPreMulSum, kBitAnd, kBitOr, kBitXor };
+
+// "sum", "avg", …, for messages.
+const char* name(ReduceOp op);
+
+struct Reduction {
+  ReduceOp op;
+  double factor;  // this rank's, for kPreMulSum
+
+  Reduction(ReduceOp op_, double factor_ = 1.0) : op(op_), factor(factor_) {}  // NOLINT(google-explicit-constructor)
+};
 
 // Called from inside long waits; throws when the caller wants to stop waiting (Ctrl-C).
 using InterruptProbe = std::function<void()>;
+
+struct WaitHooks {
+  InterruptProbe probe = [] {};
+
+  // The place in the user's program that called the operation, "train.py:88"; asked for by the thread that called, once
+  // a wait has become long or a mismatch is to be reported.
+  std::function<std::string()> call_site = [] { return std::string(); };
+
+  // Takes one sentence when a wait has lasted for `warn_after`.
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
+  std::chrono::milliseconds warn_after{30000};
+};
 
 }  // namespace accelerate_cpp::comm

@@ -1,40 +1,30 @@
 #include "core/comm/solo.h"
 
-#include <cerrno>
 #include <cstring>
-#include <new>
 
-#include "core/base/check.h"
 #include "core/comm/arguments.h"
+#include "core/comm/heap_buffer.h"
 #include "core/comm/reduce_kernels.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
-
-void copy(ConstMemoryView from, MemoryView to) {
+void copy(const char* operation, ConstMemoryView from, MemoryView to) {
+  check_counts_equal(operation, from, to);
   if (from.data != to.data && from.count > 0) {
     std::memcpy(to.data, from.data, from.size_bytes());
   }
 }
 
-class HeapBuffer final : public Buffer {
- public:
-  explicit HeapBuffer(std::size_t size_bytes) : data_(::operator new(size_bytes, kAlignment, std::nothrow)) {
-    if (data_ == nullptr) {
-      throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of memory", ENOMEM);
-    }
-    std::memset(data_, 0, size_bytes);
-  }
-  ~HeapBuffer() override { ::operator delete(data_, kAlignment); }
-  HeapBuffer(const HeapBuffer&) = delete;
-  HeapBuffer& operator=(const HeapBuffer&) = delete;
-  void* data() override { return data_; }
-
- private:
-  void* data_;
-};
+// A reduction over one operand: the operand, multiplied by its factor when there is one.
+void reduce_one(const char* operation, ConstMemoryView from, MemoryView to, const Reduction& reduction) {
+  check_reduction(to.dtype, reduction.op);
+  check_counts_equal(operation, from, to);
+  const void* source = from.data;
+  void* destination = to.data;
+  const double* const factors = reduction.op == ReduceOp::kPreMulSum ? &reduction.factor : nullptr;
+  comm::reduce(to.dtype, reduction.op, {&source, 1, &destination, 1, to.count, 1.0, factors});
+}
 
 // The average over one rank is the gradient itself.
 class SoloGradientExchange final : public GradientExchange {
@@ -67,46 +57,72 @@ void SoloCommunicator::check_usable() const {
   }
 }
 
-void SoloCommunicator::all_reduce(MemoryView data, ReduceOp op, Deadline) {
+void SoloCommunicator::all_reduce(MemoryView data, Reduction reduction, const Call&) {
   check_usable();
-  check_reduction(data.dtype, op);
+  reduce_one("all_reduce", data, data, reduction);
 }
 
-void SoloCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, ReduceOp op,
-                                      Deadline) {
+void SoloCommunicator::reduce(MemoryView data, int root, Reduction reduction, const Call&) {
   check_usable();
-  check_reduction(output.dtype, op);
-  check_per_rank("reduce_scatter", output, inputs, 1);
-  copy(inputs[0], output);
+  check_root("reduce", root, 1);
+  reduce_one("reduce", data, data, reduction);
 }
 
-void SoloCommunicator::broadcast(MemoryView, int root, Deadline) {
+void SoloCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output,
+                                      Reduction reduction, const Call&) {
+  check_usable();
+  check_parts("reduce_scatter", "input", inputs, output.dtype, 1);
+  reduce_one("reduce_scatter", inputs[0], output, reduction);
+}
+
+void SoloCommunicator::broadcast(MemoryView, int root, const Call&) {
   check_usable();
   check_root("broadcast", root, 1);
 }
 
-void SoloCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, Deadline) {
+void SoloCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call&) {
   check_usable();
-  check_per_rank("all_gather", input, outputs, 1);
-  copy(input, outputs[0]);
+  check_parts("all_gather", "output", outputs, input.dtype, 1);
+  copy("all_gather", input, outputs[0]);
 }
 
-void SoloCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, Deadline) {
+void SoloCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, const Call&) {
   check_usable();
   check_root("gather", root, 1);
-  check_per_rank("gather", input, outputs, 1);
-  copy(input, outputs[0]);
+  check_parts("gather", "output", outputs, input.dtype, 1);
+  copy("gather", input, outputs[0]);
 }
 
-void SoloCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, Deadline) {
+void SoloCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, const Call&) {
   check_usable();
   check_root("scatter", root, 1);
-  check_per_rank("scatter", output, inputs, 1);
-  copy(inputs[0], output);
+  check_parts("scatter", "input", inputs, output.dtype, 1);
+  copy("scatter", inputs[0], output);
 }
 
-void SoloCommunicator::barrier(Deadline) {
+void SoloCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
+                                  const Call&) {
   check_usable();
+  check_parts("all_to_all", "input", inputs, inputs.empty() ? DType::kUInt8 : inputs[0].dtype, 1);
+  check_parts("all_to_all", "output", outputs, inputs[0].dtype, 1);
+  copy("all_to_all", inputs[0], outputs[0]);
+}
+
+void SoloCommunicator::barrier(const Call&) {
+  check_usable();
+}
+
+std::shared_ptr<Transfer> SoloCommunicator::send(ConstMemoryView, int destination, std::uint64_t, const Call&) {
+  throw InvalidArgument("send: rank " + std::to_string(destination) + " is not another rank of this group of 1");
+}
+
+std::shared_ptr<Transfer> SoloCommunicator::receive(MemoryView, int source, std::uint64_t, const Call&) {
+  throw InvalidArgument("receive: rank " + std::to_string(source) + " is not another rank of this group of 1");
+}
+
+std::shared_ptr<Communicator> SoloCommunicator::split(int color, int, const Call&) {
+  check_usable();
+  return color < 0 ? nullptr : std::make_shared<SoloCommunicator>();
 }
 
 std::shared_ptr<Buffer> SoloCommunicator::allocate(std::size_t size_bytes) {

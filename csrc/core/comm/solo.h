@@ -13,14 +13,21 @@ class SoloCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  void all_reduce(MemoryView data, ReduceOp op, Deadline deadline) override;
-  void reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, ReduceOp op,
-                      Deadline deadline) override;
-  void broadcast(MemoryView data, int root, Deadline deadline) override;
-  void all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, Deadline deadline) override;
-  void gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, Deadline deadline) override;
-  void scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, Deadline deadline) override;
-  void barrier(Deadline deadline) override;
+  void all_reduce(MemoryView data, Reduction reduction, const Call& call) override;
+  void reduce(MemoryView data, int root, Reduction reduction, const Call& call) override;
+  void reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, Reduction reduction,
+                      const Call& call) override;
+  void broadcast(MemoryView data, int root, const Call& call) override;
+  void all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) override;
+  void gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, const Call& call) override;
+  void scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, const Call& call) override;
+  void all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
+                  const Call& call) override;
+  void barrier(const Call& call) override;
+  // There is no other rank to send to or receive from: both throw InvalidArgument.
+  std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint64_t tag, const Call& call) override;
+  std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
+  std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <iterator>
 #include <utility>
+
+#include "core/comm/shm/shared_segments.h"
 
 namespace accelerate_cpp::comm {
 
@@ -18,19 +21,33 @@ Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : peers_(channels.s
   }
 }
 
-Arena::Block Arena::create(std::size_t size_bytes) {
-  std::shared_ptr<Segment> segment = Segment::create(size_bytes);
-  const std::lock_guard lock(mutex_);
+std::uint32_t Arena::announce_locked(const std::shared_ptr<Segment>& segment, bool close_afterwards) {
   const std::uint32_t id = next_id_++;
-  own_[id] = segment;
-  by_address_[segment->data()] = id;
   for (const Peer& peer : peers_) {
     if (peer.channel) {
       peer.channel->announce(id, segment->descriptor());
     }
   }
-  unsent_.push_back(segment);
+  unsent_.push_back({segment, close_afterwards});
   flush_locked();
+  return id;
+}
+
+void Arena::release_locked(std::uint32_t id) {
+  for (const Peer& peer : peers_) {
+    if (peer.channel) {
+      peer.channel->release(id);
+    }
+  }
+  flush_locked();
+}
+
+Arena::Block Arena::create(std::size_t size_bytes) {
+  std::shared_ptr<Segment> segment = Segment::create(size_bytes);
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t id = announce_locked(segment, true);
+  own_[id] = segment;
+  by_address_[segment->data()] = id;
   return {id, std::move(segment)};
 }
 
@@ -42,28 +59,50 @@ void Arena::release(std::uint32_t id) {
   }
   by_address_.erase(found->second->data());
   own_.erase(found);
-  for (const Peer& peer : peers_) {
-    if (peer.channel) {
-      peer.channel->release(id);
-    }
-  }
-  flush_locked();
+  release_locked(id);
 }
 
-std::optional<ArenaReference> Arena::find(const void* data, std::size_t size_bytes) const {
+void Arena::release_expired_locked() {
+  for (auto entry = adopted_.begin(); entry != adopted_.end();) {
+    const bool gone = entry->second.segment.expired();
+    if (gone) {
+      release_locked(entry->second.id);
+    }
+    entry = gone ? adopted_.erase(entry) : std::next(entry);
+  }
+}
+
+std::uint32_t Arena::adopt_locked(const std::shared_ptr<Segment>& segment) {
+  if (const auto known = adopted_.find(segment.get());
+      known != adopted_.end() && known->second.segment.lock() == segment) {
+    return known->second.id;
+  }
+  release_expired_locked();
+  const std::uint32_t id = announce_locked(segment, false);
+  adopted_[segment.get()] = {id, segment};
+  return id;
+}
+
+std::optional<ArenaReference> Arena::find(const void* data, std::size_t size_bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto* const begin = static_cast<const std::byte*>(data);
+    const auto after = by_address_.upper_bound(begin);
+    if (after != by_address_.begin()) {
+      const auto& [start, id] = *std::prev(after);
+      const auto offset = static_cast<std::size_t>(begin - start);
+      const std::size_t segment_bytes = own_.at(id)->size_bytes();
+      if (offset <= segment_bytes && size_bytes <= segment_bytes - offset) {
+        return ArenaReference{id, offset};
+      }
+    }
+  }
+  const SharedSegments::Found shared = SharedSegments::of_process().find(data, size_bytes);
+  if (!shared.segment) {
+    return std::nullopt;
+  }
   const std::lock_guard lock(mutex_);
-  const auto* const begin = static_cast<const std::byte*>(data);
-  auto after = by_address_.upper_bound(begin);
-  if (after == by_address_.begin()) {
-    return std::nullopt;
-  }
-  const auto& [start, id] = *std::prev(after);
-  const auto offset = static_cast<std::size_t>(begin - start);
-  const std::size_t segment_bytes = own_.at(id)->size_bytes();
-  if (offset > segment_bytes || size_bytes > segment_bytes - offset) {
-    return std::nullopt;
-  }
-  return ArenaReference{id, offset};
+  return ArenaReference{adopt_locked(shared.segment), shared.offset_bytes};
 }
 
 std::shared_ptr<Segment> Arena::of_peer(int peer, std::uint32_t id) {
@@ -93,6 +132,7 @@ std::shared_ptr<Segment> Arena::await_of_peer(int peer, std::uint32_t id, std::c
 
 void Arena::poll() {
   const std::lock_guard lock(mutex_);
+  release_expired_locked();
   flush_locked();
   for (Peer& peer : peers_) {
     if (peer.channel) {
@@ -117,8 +157,10 @@ void Arena::flush_locked() {
     all_sent = (!peer.channel || peer.channel->flush()) && all_sent;
   }
   if (all_sent) {
-    for (const std::shared_ptr<Segment>& segment : unsent_) {
-      segment->close_descriptor();
+    for (const Unsent& unsent : unsent_) {
+      if (unsent.close) {
+        unsent.segment->close_descriptor();
+      }
     }
     unsent_.clear();
   }

@@ -1,7 +1,8 @@
 // The shared memory of one rank in one group, and its view of the memory of its peers.
 //
 // A pointer into the arena is named to peers as (rank, segment, offset). Segments are announced to every peer on
-// creation; peers map them when they are first referred to. Thread-safe.
+// creation; peers map them when they are first referred to. Memory of the process that belongs to no group becomes part
+// of the arena when find() first meets it. Thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -45,7 +46,7 @@ class Arena {
   void release(std::uint32_t id);
 
   // Where [data, data + size_bytes) lies in this rank's arena, or nothing.
-  std::optional<ArenaReference> find(const void* data, std::size_t size_bytes) const;
+  std::optional<ArenaReference> find(const void* data, std::size_t size_bytes);
 
   // The segment `id` of `peer`, or null while it has not arrived.
   std::shared_ptr<Segment> of_peer(int peer, std::uint32_t id);
@@ -53,7 +54,7 @@ class Arena {
   // As of_peer, waiting for the segment at most `limit`.
   std::shared_ptr<Segment> await_of_peer(int peer, std::uint32_t id, std::chrono::milliseconds limit);
 
-  // Sends what could not be sent and receives what has arrived. Never blocks.
+  // Sends what could not be sent and receives what has arrived, so that peers can let go of memory. Never blocks.
   void poll();
 
   // Whether the peer has closed its end; up to date after poll().
@@ -70,6 +71,21 @@ class Arena {
     ~Peer();
   };
 
+  // A segment that still has to be sent to some peer, and whether its descriptor is of no use afterwards.
+  struct Unsent {
+    std::shared_ptr<Segment> segment;
+    bool close;
+  };
+  struct Adopted {
+    std::uint32_t id;
+    std::weak_ptr<Segment> segment;
+  };
+
+  std::uint32_t announce_locked(const std::shared_ptr<Segment>& segment, bool close_afterwards);
+  void release_locked(std::uint32_t id);
+  std::uint32_t adopt_locked(const std::shared_ptr<Segment>& segment);
+  // Lets peers unmap the segments of the process that nobody uses any more.
+  void release_expired_locked();
   void flush_locked();
   void drain_locked(Peer& peer);
 
@@ -78,7 +94,8 @@ class Arena {
   std::uint32_t next_id_ = 0;
   std::map<std::uint32_t, std::shared_ptr<Segment>> own_;
   std::map<const std::byte*, std::uint32_t> by_address_;
-  std::vector<std::shared_ptr<Segment>> unsent_;
+  std::map<const Segment*, Adopted> adopted_;  // segments of the process that peers have been told of
+  std::vector<Unsent> unsent_;
 };
 
 // A new block of an arena that is released with this object.

@@ -55,6 +55,11 @@ void Channel::wait_readable(std::chrono::milliseconds limit) const {
   ::poll(&entry, 1, static_cast<int>(limit.count()));
 }
 
+bool Channel::hung_up() const {
+  pollfd entry{socket_, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
 void Channel::close_if_forked() {
   if (::getpid() != owner_pid_) {
     closed_ = drained_ = true;

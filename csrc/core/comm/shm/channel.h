@@ -39,6 +39,9 @@ class Channel {
   // Waits until drain() has something to do (a message or the peer's end), at most `limit`.
   void wait_readable(std::chrono::milliseconds limit) const;
 
+  // Whether the peer's end has been closed, whatever is still to be drained.
+  bool hung_up() const;
+
   // Whether the peer's end has been closed (or this is a forked child); known only after drain() or flush(). What the
   // peer sent before its end can be drained all the same.
   bool closed() const { return closed_; }

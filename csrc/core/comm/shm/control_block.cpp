@@ -1,30 +1,13 @@
 #include "core/comm/shm/control_block.h"
 
 namespace accelerate_cpp::comm {
-namespace {
-
-const char* name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAvg:
-      return "avg";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-  }
-  return "unknown reduction";
-}
-
-}  // namespace
 
 const char* name(OperationKind kind) {
   switch (kind) {
     case OperationKind::kAllReduce:
       return "all_reduce";
+    case OperationKind::kReduce:
+      return "reduce";
     case OperationKind::kReduceScatter:
       return "reduce_scatter";
     case OperationKind::kBroadcast:
@@ -35,6 +18,8 @@ const char* name(OperationKind kind) {
       return "gather";
     case OperationKind::kScatter:
       return "scatter";
+    case OperationKind::kAllToAll:
+      return "all_to_all";
     case OperationKind::kBarrier:
       return "barrier";
     case OperationKind::kGradients:
@@ -52,13 +37,15 @@ std::string describe(const Operation& operation) {
       return text + " of " + std::to_string(operation.count) + " buckets (round " +
              std::to_string(operation.round & 0xffffffffu) + ")";
     case OperationKind::kAllReduce:
+    case OperationKind::kReduce:
     case OperationKind::kReduceScatter:
       text += std::string("(") + name(operation.reduce_op) + ")";
       break;
     default:
       break;
   }
-  text += " of " + std::to_string(operation.count) + " " + accelerate_cpp::name(operation.dtype);
+  text += " of " + (operation.shape.known() ? operation.shape.to_string() : std::to_string(operation.count)) + " " +
+          accelerate_cpp::name(operation.dtype);
   return operation.root < 0 ? text : text + ", root " + std::to_string(operation.root);
 }
 

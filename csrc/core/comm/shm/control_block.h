@@ -1,5 +1,5 @@
 // What each rank shares about itself. It lies at the start of the rank's segment 0; only the owner writes to it, but
-// for `event.sleepers`.
+// for the sleepers of its events and for `doorbell`, which peers ring.
 //
 //   0    event      8   counter that peers sleep on, and how many do
 //   8    state      4   RankState
@@ -8,11 +8,16 @@
 //   24   staged     8   pieces this rank has put into its staging slots, over all operations
 //   32   consumed   8   pieces whose staged bytes this rank no longer reads
 //   40   failed_in  8   sequence number of the operation in which, or before which, it failed; written before the state
+//   48   doorbell   8   rung by peers that have posted or taken a message of this rank
+//   56   outbox     4   1 + id of the segment with its messages; 0: none yet
 //   64   operations     descriptions of the operations with even and odd sequence numbers
+//   ...  places         where in the user's program those operations were called, once somebody needs to know
 //   ...  failure        why the state is kFailed; written before the state
+//   4096 counts         2 x 2 x size x 8: by parity of the sequence number, elements given to and expected from each
+//   rank
 //
 // A description may be overwritten two operations later: by then every peer has announced the operation in between,
-// which it does only after it has read the older one.
+// which it does only after it has read the older one. The same holds for places and counts.
 #pragma once
 
 #include <atomic>
@@ -21,6 +26,7 @@
 #include <string>
 
 #include "core/base/dtype.h"
+#include "core/comm/call.h"
 #include "core/comm/options.h"
 #include "core/comm/shm/event_word.h"
 
@@ -30,42 +36,55 @@ enum class RankState : std::uint32_t { kRunning, kFailed, kLeft };
 
 enum class OperationKind : std::uint8_t {
   kAllReduce,
+  kReduce,
   kReduceScatter,
   kBroadcast,
   kAllGather,
   kGather,
   kScatter,
+  kAllToAll,
   kBarrier,
   kGradients,
 };
 
-// What a rank is about to do. All ranks must agree on everything above `in_arena`.
+// What a rank is about to do. All ranks must agree on everything above `factor`.
 struct Operation {
   OperationKind kind;
   DType dtype = DType::kUInt8;
   ReduceOp reduce_op = ReduceOp::kSum;
+  bool has_counts = false;  // operands may differ in size: the tables of counts tell whether they fit together
   std::int32_t root = -1;
-  std::uint64_t count = 0;  // elements per rank; for kGradients the number of buckets
+  std::uint64_t count = 0;  // elements of the operand; for kGradients the number of buckets
   std::uint64_t round = 0;  // for kGradients: which exchange (upper half) and which of its rounds
+  Shape shape;
 
+  double factor = 1.0;    // for kPreMulSum
   bool in_arena = false;  // the operand is at (segment, offset_bytes) of this rank's arena
   std::uint32_t segment = 0;
   std::uint64_t offset_bytes = 0;
 
   bool agrees_with(const Operation& other) const {
     return kind == other.kind && dtype == other.dtype && reduce_op == other.reduce_op && root == other.root &&
-           count == other.count && round == other.round;
+           (has_counts || count == other.count) && round == other.round && shape == other.shape;
   }
 };
 
 const char* name(OperationKind kind);
 
-// "all_reduce(sum) of 1000 float32", for messages.
+// "all_reduce(sum) of [10, 100] float32", for messages.
 std::string describe(const Operation& operation);
 
-inline constexpr std::size_t kFailureBytes = 1024;
+// A place in the user's program, for one operation.
+struct Place {
+  static constexpr std::size_t kBytes = 200;
+
+  std::atomic<std::uint64_t> sequence;  // of the operation; written after the text
+  char text[kBytes];
+};
 
 struct RankControl {
+  static constexpr std::size_t kFailureBytes = 1024;
+
   EventWord event;
   std::atomic<RankState> state;
   std::int32_t pid;
@@ -73,11 +92,16 @@ struct RankControl {
   std::atomic<std::uint64_t> staged;
   std::atomic<std::uint64_t> consumed;
   std::uint64_t failed_in;
+  EventWord doorbell;
+  std::atomic<std::uint32_t> outbox;
   alignas(64) Operation operations[2];
+  Place places[2];
   char failure[kFailureBytes];
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");
-static_assert(offsetof(RankControl, announced) == 16 && offsetof(RankControl, consumed) == 32, "see the layout above");
+static_assert(offsetof(RankControl, announced) == 16 && offsetof(RankControl, consumed) == 32 &&
+                  offsetof(RankControl, outbox) == 56,
+              "see the layout above");
 
 }  // namespace accelerate_cpp::comm

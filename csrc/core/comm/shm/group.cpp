@@ -3,8 +3,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "core/base/check.h"
@@ -18,10 +18,17 @@ namespace {
 // for may need this very core, so nobody looks: they sleep at once.
 constexpr int kSpins = 10000;
 
+// Every so many operations the sockets are looked at, so that peers' segments that have gone are unmapped.
+constexpr std::uint64_t kPollInterval = 64;
+
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::size_t round_up(std::size_t size_bytes, std::size_t multiple) {
+  return (size_bytes + multiple - 1) / multiple * multiple;
 }
 
 int checked_rank(int rank, int size) {
@@ -33,17 +40,18 @@ int checked_rank(int rank, int size) {
 
 }  // namespace
 
-Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, InterruptProbe probe)
+Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, WaitHooks hooks)
     : rank_(checked_rank(rank, size)),
       size_(size),
       owner_pid_(::getpid()),
-      probe_(probe ? std::move(probe) : [] {}),
+      hooks_(std::move(hooks)),
+      control_bytes_(round_up(kCountsOffset + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size), 4096)),
       spins_(usable_cores() >= size ? kSpins : 0),
-      arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, probe_))),
+      arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, hooks_))),
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {
   // Never released: a peer may map it after this rank has left, to read that it has.
-  const Arena::Block block = arena_->create(kControlBytes + extra_bytes);
+  const Arena::Block block = arena_->create(control_bytes_ + extra_bytes);
   ACCELERATE_CHECK(block.id == 0, "the control block is the first segment of its arena");
   segments_[static_cast<std::size_t>(rank)] = block.segment;
   // A segment is zero-filled, which is a fresh control block: peers may read it before this rank gets here.
@@ -62,7 +70,11 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
 }
 
 Group::~Group() {
-  if (::getpid() != owner_pid_) {
+  leave();
+}
+
+void Group::leave() noexcept {
+  if (forked()) {
     return;
   }
   RankState expected = RankState::kRunning;
@@ -70,20 +82,50 @@ Group::~Group() {
   own().event.notify();
 }
 
-void Group::check_usable(const Operation& operation) const {
-  if (::getpid() != owner_pid_) {
-    throw InvalidArgument(describe(operation) + ": this process was forked from rank " + std::to_string(rank_) +
+bool Group::forked() const {
+  return ::getpid() != owner_pid_;
+}
+
+bool Group::usable() const {
+  return !forked() && control(rank_).state.load(std::memory_order_acquire) != RankState::kFailed;
+}
+
+void Group::throw_unusable(const std::string& what) const {
+  if (forked()) {
+    throw InvalidArgument(what + ": this process was forked from rank " + std::to_string(rank_) +
                           ", and its communicator did not come along; create a new group in the child");
   }
-  const RankControl& own = *controls_[static_cast<std::size_t>(rank_)];
-  if (own.state.load(std::memory_order_acquire) == RankState::kFailed) {
-    throw PeerLost(describe(operation) + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " +
-                   own.failure);
+  throw PeerLost(what + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " +
+                 control(rank_).failure);
+}
+
+std::uint64_t* Group::counts(int rank, std::uint64_t sequence) const {
+  auto* const tables = reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(&control(rank)) + kCountsOffset);
+  return tables + (sequence & 1) * 2 * static_cast<std::size_t>(size_);
+}
+
+void Group::set_counts(const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected) {
+  std::uint64_t* const table = counts(rank_, next_sequence());
+  std::copy(given.begin(), given.end(), table);
+  std::copy(expected.begin(), expected.end(), table + size_);
+}
+
+bool Group::counts_fit() const {
+  for (int giver = 0; giver < size_; ++giver) {
+    for (int taker = 0; taker < size_; ++taker) {
+      if (given(giver, taker) != expected(taker, giver)) {
+        return false;
+      }
+    }
   }
+  return true;
 }
 
 void Group::announce() {
   ++sequence_;
+  if (sequence_ % kPollInterval == 0) {
+    arena_->poll();
+  }
   own().operations[sequence_ & 1] = current_;
   own().announced.store(sequence_, std::memory_order_release);
   own().event.notify();
@@ -97,57 +139,76 @@ void Group::await_announcements(const Deadline& deadline) {
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
       // A rank that gave up this operation, or an earlier one, will not finish it, whatever it announced.
       if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
-        throw PeerLost(describe_wait(peer) + loss_of(peer));
+        throw PeerLost(describe_wait(peer) + loss_of(peer, false));
       }
       agreed = agreed && current_.agrees_with(announced(peer));
     }
   }
-  if (!agreed) {
+  if (!agreed || (current_.has_counts && !counts_fit())) {
     throw_mismatch();
   }
 }
 
-void Group::throw_mismatch() {
-  std::string table = "ranks called different collectives as operation #" + std::to_string(sequence_) + ":";
-  for (int rank = 0; rank < size_; ++rank) {
-    table += "\n  rank " + std::to_string(rank) + ": " + describe(announced(rank));
-  }
-  throw MismatchedCollective(
-      table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
-}
-
-std::string Group::loss_of(int peer) {
+std::string Group::loss_of(int peer, bool look_closely) {
   const RankControl& control = this->control(peer);
   const std::string who = "rank " + std::to_string(peer);
-  switch (control.state.load(std::memory_order_acquire)) {
-    case RankState::kFailed:
-      return who + " failed: " + control.failure;
-    case RankState::kLeft:
-      return who + " has left the group without this operation";
-    case RankState::kRunning:
-      return "";
+  const RankState state = control.state.load(std::memory_order_acquire);
+  if (state == RankState::kFailed) {
+    return who + " failed: " + control.failure;
   }
-  return who + " is in an unknown state";
+  if (state == RankState::kLeft) {
+    return who + " has left the group without this operation" + standings();
+  }
+  if (look_closely) {
+    arena_->poll();
+    if (watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer)) {
+      return who + " has ended" + standings();
+    }
+  }
+  return "";
 }
 
-bool Group::ended(int peer) {
-  arena_->poll();
-  return watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer);
-}
-
-std::string Group::describe_wait(int peer) const {
-  return describe(current_) + " (operation #" + std::to_string(sequence_) + ") on rank " + std::to_string(rank_) +
-         " waited for rank " + std::to_string(peer) + ": ";
+std::string Group::loss_during_wait(int peer, bool look_closely) {
+  std::string lost = loss_of(peer, look_closely);
+  if (lost.empty() && own().state.load(std::memory_order_acquire) == RankState::kFailed) {
+    return "the group was aborted on this rank: " + std::string(own().failure);
+  }
+  for (int other = 0; other < size_ && lost.empty() && look_closely; ++other) {
+    const RankControl& control = this->control(other);
+    const bool failed = control.state.load(std::memory_order_acquire) == RankState::kFailed;
+    // One that got past this operation may go.
+    const bool absent =
+        failed ? control.failed_in <= sequence_ : control.announced.load(std::memory_order_acquire) < sequence_;
+    if (other != rank_ && absent) {
+      lost = loss_of(other, true);
+    }
+  }
+  return lost;
 }
 
 void Group::check_wait(int peer, const Deadline& deadline) {
-  probe_();
+  hooks_.probe();
+  const auto now = std::chrono::steady_clock::now();
+  if (!stalled_since_) {
+    stalled_since_ = now;
+    publish_place();
+  }
   if (deadline.expired()) {
-    const RankControl* const control = controls_[static_cast<std::size_t>(peer)];
-    const std::uint64_t reached = control == nullptr ? 0 : control->announced.load(std::memory_order_acquire);
     throw Timeout(describe_wait(peer) + "nothing came for " + std::to_string(deadline.waited().count()) +
-                  " ms; the last operation it reached is #" + std::to_string(reached) +
-                  ". It may be stopped, slow, or in code that does not call this collective");
+                  " ms; it may be stopped, slow, or in code that does not call this collective" + standings());
+  }
+  if (!warned_ && now - *stalled_since_ >= hooks_.warn_after) {
+    warned_ = true;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - *stalled_since_).count();
+    hooks_.warn(describe_wait(peer) + "for " + std::to_string(seconds) + " s now" + standings());
+  }
+}
+
+void Group::take_in_segments() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (announced(rank).in_arena) {
+      return arena_->poll();
+    }
   }
 }
 
@@ -156,15 +217,25 @@ std::shared_ptr<Segment> Group::peer_segment(int peer, std::uint32_t id, const D
     if (std::shared_ptr<Segment> segment = arena_->await_of_peer(peer, id, std::chrono::milliseconds(50))) {
       return segment;
     }
-    if (ended(peer)) {
-      throw PeerLost(describe_wait(peer) + "rank " + std::to_string(peer) + " has ended");
+    arena_->poll();
+    if (watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer)) {
+      if (std::shared_ptr<Segment> segment = arena_->of_peer(peer, id)) {
+        return segment;
+      }
+      throw PeerLost("rank " + std::to_string(rank_) + " waited for shared memory of rank " + std::to_string(peer) +
+                     ", which has ended");
     }
-    check_wait(peer, deadline);
+    hooks_.probe();
+    if (deadline.expired()) {
+      throw Timeout("rank " + std::to_string(rank_) + " waited for shared memory of rank " + std::to_string(peer) +
+                    "; nothing came for " + std::to_string(deadline.waited().count()) + " ms");
+    }
   }
 }
 
 void Group::abort(const std::string& reason) noexcept {
-  fail(reason, own().announced.load(std::memory_order_relaxed) + 1);
+  const std::uint64_t announced = own().announced.load(std::memory_order_relaxed);
+  fail(reason, running_.load(std::memory_order_relaxed) ? announced : announced + 1);
 }
 
 void Group::fail(const std::string& reason, std::uint64_t sequence) noexcept {
@@ -174,7 +245,7 @@ void Group::fail(const std::string& reason, std::uint64_t sequence) noexcept {
   static std::mutex writing;
   const std::lock_guard lock(writing);
   if (own().state.load(std::memory_order_relaxed) == RankState::kRunning) {
-    std::snprintf(own().failure, kFailureBytes, "%s", reason.c_str());
+    std::snprintf(own().failure, RankControl::kFailureBytes, "%s", reason.c_str());
     own().failed_in = sequence;
     own().state.store(RankState::kFailed, std::memory_order_release);
   }

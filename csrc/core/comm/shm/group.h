@@ -3,20 +3,24 @@
 // An operation has a sequence number. Each rank announces what it is about to do and reads what the others announced; a
 // difference raises MismatchedCollective on all of them, and the group stays usable. Any other error while an operation
 // runs is published: this rank's group is unusable from then on, and every peer that waits for it raises PeerLost.
+// Nobody waits in silence: a long wait is reported once, and whatever ends it says where every rank is.
 #pragma once
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/error.h"
+#include "core/comm/call.h"
 #include "core/comm/options.h"
 #include "core/comm/shm/arena.h"
 #include "core/comm/shm/control_block.h"
@@ -28,9 +32,8 @@ namespace accelerate_cpp::comm {
 class Group {
  public:
   // Collective. `extra_bytes` of memory follow the control block of each rank. Throws Timeout when ranks are missing.
-  Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, InterruptProbe probe);
+  Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, WaitHooks hooks);
 
-  // Publishes that this rank has left. Does nothing in a forked child.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -38,18 +41,26 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  const WaitHooks& hooks() const { return hooks_; }
+  // How many quick looks a wait takes before it sleeps.
+  int spins() const { return spins_; }
 
   RankControl& own() { return *controls_[static_cast<std::size_t>(rank_)]; }
-  RankControl& control(int rank) { return *controls_[static_cast<std::size_t>(rank)]; }
+  RankControl& control(int rank) const { return *controls_[static_cast<std::size_t>(rank)]; }
   // The memory behind the control block of `rank`, aligned to a page.
-  std::byte* extra(int rank) { return reinterpret_cast<std::byte*>(&control(rank)) + kControlBytes; }
+  std::byte* extra(int rank) { return reinterpret_cast<std::byte*>(&control(rank)) + control_bytes_; }
 
   // Runs `body` as one operation: alone in this process, refused once the group has failed, its failure published.
   template <class Body>
-  void run(const Operation& operation, const Body& body) {
+  void run(const Operation& operation, const Call& call, const Body& body) {
     const std::lock_guard lock(mutex_);
-    check_usable(operation);
+    check_usable(describe, operation);
     current_ = operation;
+    current_.shape = call.shape;
+    location_ = call.location;
+    stalled_since_.reset();
+    warned_ = false;
+    const Running running(running_);
     const std::uint64_t next = next_sequence();
     try {
       body();
@@ -67,12 +78,19 @@ class Group {
   // The sequence number that the next announce() will use.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
 
+  // Within run(), before announce(): elements that this rank gives to and expects from every rank, for an operation
+  // with has_counts.
+  void set_counts(const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected);
+
   // Within run(): announces the current operation.
   void announce();
 
   // Waits until all ranks have announced theirs and compares them. Afterwards announced(r) is rank r's description.
   void await_announcements(const Deadline& deadline);
-  const Operation& announced(int rank) { return control(rank).operations[sequence_ & 1]; }
+  const Operation& announced(int rank) const { return control(rank).operations[sequence_ & 1]; }
+  // What `rank` gives to `to`, in elements.
+  std::uint64_t given(int rank, int to) const { return counts(rank, sequence_)[to]; }
+  std::uint64_t expected(int rank, int from) const { return counts(rank, sequence_)[size_ + from]; }
 
   // Waits until `condition`, which depends on what `peer` has published, holds.
   template <class Condition>
@@ -82,53 +100,104 @@ class Group {
     }
     auto last_check = std::chrono::steady_clock::now();
     control(peer).event.wait_until(condition, spins_, [&] {
-      std::string lost = loss_of(peer);
       const auto now = std::chrono::steady_clock::now();
-      if (lost.empty() && now - last_check >= std::chrono::milliseconds(40)) {
+      const bool look_closely = now - last_check >= std::chrono::milliseconds(40);
+      if (look_closely) {
         last_check = now;
         check_wait(peer, deadline);
-        lost = ended(peer) ? "rank " + std::to_string(peer) + " has ended" : "";
       }
+      const std::string lost = loss_during_wait(peer, look_closely);
       if (!lost.empty() && !condition()) {
         throw PeerLost(describe_wait(peer) + lost);
       }
     });
   }
 
+  // For an operation that leaves announced segments unused: takes them from the sockets all the same, where they would
+  // keep the memory of tensors alive that their owner has freed.
+  void take_in_segments();
+
   // The segment `id` of `peer`, waiting for its arrival if need be.
   std::shared_ptr<Segment> peer_segment(int peer, std::uint32_t id, const Deadline& deadline);
+
+  // Publishes that this rank takes part no more. Does nothing in a forked child.
+  void leave() noexcept;
 
   // Makes the current and later operations fail on every rank. Never blocks or throws; the first reason stays.
   void abort(const std::string& reason) noexcept;
 
- private:
-  static constexpr std::size_t kControlBytes = 4096;
-  static_assert(sizeof(RankControl) <= kControlBytes);
+  // Why `peer` can no longer be waited for; empty while it can. From any thread. Only with `look_closely` are its
+  // process and socket looked at, which takes system calls.
+  std::string loss_of(int peer, bool look_closely);
 
+  // Where every rank is, one line each, each after a line break.
+  std::string standings() const;
+
+  // Whether this is a child of the process that the group belongs to.
+  bool forked() const;
+
+  // Throws unless this process may use the group; `text` of `what` opens the message.
+  template <class Text, class What>
+  void check_usable(const Text& text, const What& what) const {
+    if (!usable()) {
+      throw_unusable(text(what));
+    }
+  }
+
+ private:
+  static constexpr std::size_t kCountsOffset = 4096;
+  static_assert(sizeof(RankControl) <= kCountsOffset);
+
+  // Says, for as long as it lives, that an operation is running.
+  class Running {
+   public:
+    explicit Running(std::atomic<bool>& flag) : flag_(flag) { flag_.store(true, std::memory_order_relaxed); }
+    ~Running() { flag_.store(false, std::memory_order_relaxed); }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    std::atomic<bool>& flag_;
+  };
+
+  // Why a wait for `peer` is in vain: the peer, this rank itself, or another rank without which nobody will get through
+  // this operation is lost. Empty while there is hope.
+  std::string loss_during_wait(int peer, bool look_closely);
   // As abort(), for operation number `sequence` and later ones: those that were complete before stay so for every rank.
   void fail(const std::string& reason, std::uint64_t sequence) noexcept;
-  void check_usable(const Operation& operation) const;
-  // Why `peer` can no longer be waited for, as far as it has said so itself; empty while it can.
-  std::string loss_of(int peer);
-  // Whether the process or the communicator of `peer` is gone.
-  bool ended(int peer);
-  std::string describe_wait(int peer) const;
-  // Interrupts and the deadline.
+  bool usable() const;
+  [[noreturn]] void throw_unusable(const std::string& what) const;
+  bool counts_fit() const;
+  std::uint64_t* counts(int rank, std::uint64_t sequence) const;
+  // Interrupts, the deadline, and the report of a long wait.
   void check_wait(int peer, const Deadline& deadline);
+  // Lets peers know where the user's program called the current operation.
+  void publish_place();
+  void await_places();
   [[noreturn]] void throw_mismatch();
+  std::string describe_wait(int peer) const;
+  std::string describe_counts(int rank) const;
+  // "rank 1 last reached operation #6 (barrier) at train.py:80".
+  std::string standing(int peer) const;
 
   const int rank_;
   const int size_;
   const pid_t owner_pid_;
-  const InterruptProbe probe_;
+  const WaitHooks hooks_;
+  const std::size_t control_bytes_;
   int spins_;
   std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<RankControl*> controls_;
   std::vector<ProcessWatch> watches_;
   std::mutex mutex_;
-  Operation current_{OperationKind::kBarrier};
   std::uint64_t sequence_ = 0;
+  std::atomic<bool> running_{false};
+  // Of the operation that is running or ran last:
+  Operation current_{OperationKind::kBarrier};
+  std::string_view location_;
+  std::optional<std::chrono::steady_clock::time_point> stalled_since_;
+  bool warned_ = false;
 };
 
 }  // namespace accelerate_cpp::comm

@@ -3,13 +3,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <sstream>
 
 #include "core/base/error.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
-constexpr const char* kCgroupRoot = "/sys/fs/cgroup";
+// What the two versions of control groups call the same things.
+struct Files {
+  const char* limit;
+  const char* used;
+  const char* reclaimable;  // line of memory.stat, for the group with all below it
+};
+constexpr Files kVersion2{"/memory.max", "/memory.current", "inactive_file"};
+constexpr Files kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"};
 
 // A file that holds one number; nothing for a missing file or the word "max".
 std::optional<std::size_t> read_number(const std::string& path) {
@@ -19,40 +27,68 @@ std::optional<std::size_t> read_number(const std::string& path) {
 }
 
 // The part of the current memory that the kernel gives back before it kills: clean pages of files.
-std::size_t reclaimable(const std::string& directory) {
-  std::ifstream file(directory + "/memory.stat");
+std::size_t reclaimable(const std::string& folder, const std::string& line) {
+  std::ifstream file(folder + "/memory.stat");
   std::string key;
   for (std::size_t bytes = 0; file >> key >> bytes;) {
-    if (key == "inactive_file") {
+    if (key == line) {
       return bytes;
     }
   }
   return 0;
 }
 
-// The directory of this process's control group (the line "0::/path").
-std::string own_directory() {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("0::", 0) == 0) {
-      return kCgroupRoot + line.substr(3);
+// What one group leaves; nothing when it has no limit.
+std::optional<std::size_t> left_in(const std::string& folder, const Files& files) {
+  const std::optional<std::size_t> limit = read_number(folder + files.limit);
+  const std::optional<std::size_t> used = read_number(folder + files.used);
+  if (!limit || !used) {
+    return std::nullopt;
+  }
+  const std::size_t held = *used - std::min(*used, reclaimable(folder, files.reclaimable));
+  return *limit - std::min(*limit, held);
+}
+
+std::optional<std::size_t> smaller(std::optional<std::size_t> one, std::optional<std::size_t> other) {
+  return one && other ? std::min(*one, *other) : one ? one : other;
+}
+
+// Whether a comma-separated list has `word`.
+bool lists(const std::string& text, const std::string& word) {
+  std::istringstream words(text);
+  for (std::string one; std::getline(words, one, ',');) {
+    if (one == word) {
+      return true;
     }
   }
-  return kCgroupRoot;
+  return false;
 }
 
 }  // namespace
 
-std::optional<std::size_t> memory_left_in(const std::string& directory, const std::string& root) {
-  std::optional<std::size_t> least;
-  for (std::string place = directory; place.size() >= root.size(); place.erase(place.find_last_of('/'))) {
-    const std::optional<std::size_t> limit = read_number(place + "/memory.max");
-    const std::optional<std::size_t> used = read_number(place + "/memory.current");
-    if (limit && used) {
-      const std::size_t held = *used - std::min(*used, reclaimable(place));
-      const std::size_t left = *limit - std::min(*limit, held);
-      least = least ? std::min(*least, left) : left;
+std::vector<ControlGroup> control_groups(const std::string& listing, const std::string& mounts) {
+  std::vector<ControlGroup> groups;
+  std::ifstream file(listing);
+  // Lines are "number:controllers:/path"; version 2 has the number 0 and no controllers.
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) {
+      continue;
     }
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string root = controllers.empty() ? mounts : mounts + "/memory";
+    if (controllers.empty() || lists(controllers, "memory")) {
+      groups.push_back({root + line.substr(second + 1), root});
+    }
+  }
+  return groups;
+}
+
+std::optional<std::size_t> memory_left_in(const ControlGroup& group) {
+  std::optional<std::size_t> least;
+  for (std::string place = group.folder; place.size() >= group.root.size(); place.erase(place.find_last_of('/'))) {
+    least = smaller(least, smaller(left_in(place, kVersion2), left_in(place, kVersion1)));
   }
   return least;
 }
@@ -77,7 +113,9 @@ void check_memory_limit(std::size_t size_bytes) {
                           ENOMEM);
     }
   };
-  check(memory_left_in(own_directory(), kCgroupRoot), "the control group");
+  for (const ControlGroup& group : control_groups("/proc/self/cgroup", "/sys/fs/cgroup")) {
+    check(memory_left_in(group), "the control group " + group.folder);
+  }
   check(memory_available("/proc/meminfo"), "the machine");
 }
 

@@ -1,22 +1,33 @@
-// The memory that this process may still take: of its control group, and of the machine. Exceeding either would get a
+// The memory that this process may still take: of its control groups, and of the machine. Exceeding either would get a
 // process killed, not told.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace accelerate_cpp::comm {
 
-// Bytes left under the tightest limit of the control group at `directory` and its ancestors (cgroup version 2: files
-// memory.max and memory.current); nothing when there is no limit or no such file.
-std::optional<std::size_t> memory_left_in(const std::string& directory, const std::string& root);
+// A control group that limits memory: its folder, and the folder in which its hierarchy begins.
+struct ControlGroup {
+  std::string folder;
+  std::string root;
+};
+
+// The control groups, of version 2 and of version 1, that a file like /proc/self/cgroup names, with their hierarchies
+// mounted below `mounts` as usual (/sys/fs/cgroup and /sys/fs/cgroup/memory).
+std::vector<ControlGroup> control_groups(const std::string& listing, const std::string& mounts);
+
+// Bytes left under the tightest limit of the group and its ancestors; nothing when there is no limit. A container may
+// see the names of its groups, but not the groups; then the root is its own.
+std::optional<std::size_t> memory_left_in(const ControlGroup& group);
 
 // Bytes that can be had without swapping, from a file like /proc/meminfo (line MemAvailable); nothing when it has no
 // such line.
 std::optional<std::size_t> memory_available(const std::string& meminfo);
 
-// Throws SystemFailure when `size_bytes` more do not fit into the control group of this process or into the machine.
+// Throws SystemFailure when `size_bytes` more do not fit into a control group of this process or into the machine.
 void check_memory_limit(std::size_t size_bytes);
 
 }  // namespace accelerate_cpp::comm

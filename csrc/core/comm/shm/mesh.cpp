@@ -94,8 +94,85 @@ std::string address_key(int rank) {
   return "shm/address/" + std::to_string(rank);
 }
 
-std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Deadline deadline) {
-  const std::string published = store.get(address_key(peer), deadline);
+// The forming of a group as one of its ranks sees it: who is there, and how long this rank may wait for the others.
+class Forming {
+ public:
+  Forming(int rank, int size, const Deadline& deadline, const WaitHooks& hooks)
+      : channels(static_cast<std::size_t>(size)), rank_(rank), deadline_(deadline), hooks_(hooks) {}
+
+  // To be called about every kPollMilliseconds while waiting for the ranks that `missing` names.
+  void check(const std::string& missing) {
+    hooks_.probe();
+    for (std::size_t peer = 0; peer < channels.size(); ++peer) {
+      // No rank leaves before all have come, so one that does has failed.
+      if (channels[peer] && channels[peer]->hung_up()) {
+        throw PeerLost(describe(missing) + "; rank " + std::to_string(peer) + " has ended or given up meanwhile");
+      }
+    }
+    if (deadline_.expired()) {
+      throw Timeout(describe(missing) + " in vain; check that all ranks were started on this host");
+    }
+    if (!warned_ && deadline_.waited() >= hooks_.warn_after) {
+      warned_ = true;
+      hooks_.warn(describe(missing) + " until now");
+    }
+  }
+
+  // The time that one wait within the store or the kernel may take.
+  Deadline slice() const {
+    return Deadline::after(std::min(deadline_.remaining(), std::chrono::milliseconds(kPollMilliseconds)));
+  }
+
+  std::vector<std::unique_ptr<Channel>> channels;
+
+ private:
+  std::string describe(const std::string& missing) const {
+    return "forming a group of " + std::to_string(channels.size()) + " ranks: rank " + std::to_string(rank_) +
+           " waited " + std::to_string(deadline_.waited().count()) + " ms for " + missing;
+  }
+
+  const int rank_;
+  const Deadline& deadline_;
+  const WaitHooks& hooks_;
+  bool warned_ = false;
+};
+
+std::string name_of(int peer) {
+  return "rank " + std::to_string(peer);
+}
+
+std::string await_address(Store& store, int peer, Forming& forming) {
+  while (true) {
+    try {
+      return store.get(address_key(peer), forming.slice());
+    } catch (const Timeout&) {
+      forming.check(name_of(peer));
+    }
+  }
+}
+
+void connect_socket(int socket, const std::string& name, int peer, Forming& forming) {
+  // Connecting blocks while the peer's queue is full: of strangers, say.
+  const timeval limit{0, kPollMilliseconds * 1000};
+  if (::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0) {
+    throw SystemFailure("limiting the time to connect", errno);
+  }
+  sockaddr_un address{};
+  const socklen_t length = fill_address(name, &address);
+  while (::connect(socket, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (errno == ECONNREFUSED) {
+      throw PeerLost("connecting to rank " + std::to_string(peer) +
+                     " on this host: it has ended, or runs in another network namespace");
+    }
+    if (errno != EINTR && errno != EAGAIN) {
+      throw SystemFailure("connecting to rank " + std::to_string(peer) + " on this host", errno);
+    }
+    forming.check(name_of(peer));
+  }
+}
+
+std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Forming& forming) {
+  const std::string published = await_address(store, peer, forming);
   if (published.size() <= kTokenBytes) {
     throw InvalidArgument("the store holds no shared memory address for rank " + std::to_string(peer));
   }
@@ -103,16 +180,9 @@ std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Deadline d
   std::memcpy(greeting.token.data(), published.data(), kTokenBytes);
   greeting.rank = rank;
   Socket socket(make_socket());
-  sockaddr_un address{};
-  const socklen_t length = fill_address(published.substr(kTokenBytes), &address);
-  int result = 0;
-  do {
-    result = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0 || !same_user(socket.get())) {
-    throw SystemFailure("connecting to rank " + std::to_string(peer) +
-                            " on this host (it may have ended, or run as another user or in another network namespace)",
-                        result != 0 ? errno : EPERM);
+  connect_socket(socket.get(), published.substr(kTokenBytes), peer, forming);
+  if (!same_user(socket.get())) {
+    throw SystemFailure("connecting to rank " + std::to_string(peer) + ", which runs as another user", EPERM);
   }
   if (::send(socket.get(), &greeting, sizeof(greeting), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting))) {
     throw SystemFailure("greeting rank " + std::to_string(peer), errno);
@@ -126,29 +196,39 @@ class Acceptor {
   Acceptor(int listener, const Token& token, int rank, std::vector<std::unique_ptr<Channel>>& channels)
       : listener_(listener), token_(token), rank_(rank), channels_(channels) {}
 
-  // Waits a little for something to happen and deals with it; returns how many ranks have been connected thereby.
-  int serve() {
+  // Waits a little for something to happen and deals with it.
+  void serve() {
     std::vector<pollfd> entries = {{listener_, POLLIN, 0}};
     for (const auto& socket : silent_) {
       entries.push_back({socket->get(), POLLIN, 0});
     }
     if (::poll(entries.data(), entries.size(), kPollMilliseconds) <= 0) {
-      return 0;
+      return;
     }
-    int connected = 0;
     std::vector<std::unique_ptr<Socket>> still_silent;
     for (std::size_t i = 0; i < silent_.size(); ++i) {
       if (entries[i + 1].revents == 0) {
         still_silent.push_back(std::move(silent_[i]));
-      } else if (greeted(*silent_[i])) {
-        ++connected;
+      } else {
+        read_greeting(*silent_[i]);
       }
     }
     silent_ = std::move(still_silent);
     if (entries[0].revents != 0) {
       accept_one();
     }
-    return connected;
+  }
+
+  // The ranks that have not come yet, for messages: "ranks 1, 3"; empty when all have.
+  std::string missing() const {
+    std::string text;
+    int count = 0;
+    for (std::size_t peer = static_cast<std::size_t>(rank_) + 1; peer < channels_.size(); ++peer) {
+      if (!channels_[peer]) {
+        text += (count++ == 0 ? "" : ", ") + std::to_string(peer);
+      }
+    }
+    return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + text;
   }
 
  private:
@@ -166,19 +246,17 @@ class Acceptor {
     }
   }
 
-  // Whether the socket has sent the greeting of a rank that is still missing; then it has become that rank's channel.
-  bool greeted(Socket& socket) {
+  // A socket that sends the greeting of a rank that is still missing becomes that rank's channel.
+  void read_greeting(Socket& socket) {
     Greeting greeting{};
     if (::recv(socket.get(), &greeting, sizeof(greeting), MSG_DONTWAIT) != static_cast<ssize_t>(sizeof(greeting))) {
-      return false;
+      return;
     }
     const int peer = greeting.rank;
-    if (greeting.token != token_ || peer <= rank_ || peer >= static_cast<int>(channels_.size()) ||
-        channels_[static_cast<std::size_t>(peer)]) {
-      return false;
+    if (greeting.token == token_ && peer > rank_ && peer < static_cast<int>(channels_.size()) &&
+        !channels_[static_cast<std::size_t>(peer)]) {
+      channels_[static_cast<std::size_t>(peer)] = socket.to_channel();
     }
-    channels_[static_cast<std::size_t>(peer)] = socket.to_channel();
-    return true;
   }
 
   const int listener_;
@@ -191,7 +269,7 @@ class Acceptor {
 }  // namespace
 
 std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int size, Deadline deadline,
-                                                   const InterruptProbe& probe) {
+                                                   const WaitHooks& hooks) {
   Token token{};
   unsigned char random_name[kNameBytes];
   fill_random(token.data(), token.size());
@@ -207,20 +285,18 @@ std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int s
   }
   store.set(address_key(rank), std::string(token.begin(), token.end()) + socket_name);
 
-  std::vector<std::unique_ptr<Channel>> channels(static_cast<std::size_t>(size));
+  Forming forming(rank, size, deadline, hooks);
   for (int peer = 0; peer < rank; ++peer) {
-    channels[peer] = connect_to(store, rank, peer, deadline);
+    forming.channels[static_cast<std::size_t>(peer)] = connect_to(store, rank, peer, forming);
   }
-  Acceptor acceptor(listener.get(), token, rank, channels);
-  for (int missing = size - 1 - rank; missing > 0; missing -= acceptor.serve()) {
-    probe();
-    if (deadline.expired()) {
-      throw Timeout("rank " + std::to_string(rank) + " waited " + std::to_string(deadline.waited().count()) +
-                    " ms for " + std::to_string(missing) + " more of " + std::to_string(size) +
-                    " ranks to connect; check that all of them were started on this host");
+  Acceptor acceptor(listener.get(), token, rank, forming.channels);
+  while (!acceptor.missing().empty()) {
+    acceptor.serve();
+    if (const std::string missing = acceptor.missing(); !missing.empty()) {
+      forming.check(missing);
     }
   }
-  return channels;
+  return std::move(forming.channels);
 }
 
 }  // namespace accelerate_cpp::comm

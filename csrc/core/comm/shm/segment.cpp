@@ -1,28 +1,43 @@
 #include "core/comm/shm/segment.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/shm/memory_limit.h"
 
+// Of Linux 6.3; older C libraries do not have it.
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
+
 namespace accelerate_cpp::comm {
 namespace {
 
-// The segments this process has mapped, by inode: how thread ranks come to share one mapping.
+constexpr mode_t kOwnerOnly = 0600;
+
+// A signal ends an allocation, and the kernel then gives back what that call had got. In steps it gets on even when
+// signals keep coming, as they do from a profiler.
+constexpr std::size_t kAllocationStep = std::size_t{4} << 20;
+
+// The segments this process has mapped: how thread ranks come to share one mapping.
 struct Mapped {
   std::mutex mutex;
-  std::map<std::uint64_t, std::weak_ptr<Segment>> by_inode;
+  std::map<Segment::Identity, std::weak_ptr<Segment>> by_identity;
 };
 
 Mapped& mapped() {
@@ -40,59 +55,134 @@ class DescriptorGuard {
   }
   DescriptorGuard(const DescriptorGuard&) = delete;
   DescriptorGuard& operator=(const DescriptorGuard&) = delete;
+  int get() const { return descriptor_; }
   int release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_;
 };
 
-std::uint64_t inode_of(int descriptor, std::size_t* size_bytes) {
-  struct stat status{};
-  if (::fstat(descriptor, &status) != 0) {
-    throw SystemFailure("fstat of a shared memory segment", errno);
+int open_anonymous() {
+  // A kernel may insist on a file that cannot be executed (vm.memfd_noexec=2), or not know of the flag.
+  const int descriptor = ::memfd_create("accelerate_cpp", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+  return descriptor >= 0 || errno != EINVAL ? descriptor : ::memfd_create("accelerate_cpp", MFD_CLOEXEC);
+}
+
+int open_unnamed(const char* folder) {
+  return ::open(folder, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, kOwnerOnly);
+}
+
+int open_unlinked(const char* folder) {
+  std::string path = std::string(folder) + "/accelerate_cpp-XXXXXX";
+  DescriptorGuard file(::mkostemp(path.data(), O_CLOEXEC));
+  return file.get() < 0 || ::unlink(path.c_str()) != 0 ? -1 : file.release();
+}
+
+// Whether files in `folder` stay in memory, instead of being written to a disk.
+bool keeps_files_in_memory(const std::string& folder) {
+  struct statfs status{};
+  return ::statfs(folder.c_str(), &status) == 0 &&
+         (status.f_type == TMPFS_MAGIC || status.f_type == static_cast<decltype(status.f_type)>(RAMFS_MAGIC));
+}
+
+// An empty file, and where it lies: "" when it is in no folder.
+struct File {
+  int descriptor;
+  std::string folder;
+};
+
+File open_file(const MemoryFiles& files) {
+  const int anonymous = files.anonymous();
+  if (anonymous >= 0) {
+    return {anonymous, ""};
   }
-  *size_bytes = static_cast<std::size_t>(status.st_size);
-  return status.st_ino;
+  int error = errno;
+  if (error == EMFILE || error == ENFILE || error == ENOMEM) {
+    throw SystemFailure("memfd_create for shared memory", error);
+  }
+  std::string tried = "creating shared memory: memfd_create is refused (" + std::string(std::strerror(error)) + ")";
+  for (const std::string& folder : files.folders) {
+    if (!keeps_files_in_memory(folder)) {
+      tried += ", " + folder + " is no tmpfs";
+      continue;
+    }
+    int file = files.unnamed(folder.c_str());
+    file = file >= 0 ? file : files.unlinked(folder.c_str());
+    if (file >= 0) {
+      return {file, folder};
+    }
+    error = errno;
+    tried += ", " + folder + " takes no file (" + std::strerror(error) + ")";
+  }
+  throw SystemFailure(tried + "; allow memfd_create or mount a writable tmpfs at /dev/shm", error);
+}
+
+[[noreturn]] void throw_not_allocated(const File& file, std::size_t size_bytes, int error) {
+  std::string what = "allocating " + std::to_string(size_bytes) + " bytes of shared memory";
+  struct statvfs status{};
+  // What this file has got so far is given back first: it counts as left.
+  if (!file.folder.empty() && ::ftruncate(file.descriptor, 0) == 0 && ::fstatvfs(file.descriptor, &status) == 0) {
+    what +=
+        " in " + file.folder + " (memfd_create is refused), which has " +
+        std::to_string(static_cast<std::size_t>(status.f_bavail) * status.f_frsize) +
+        " bytes left; enlarge it (mount -o remount,size=..., in a container docker run --shm-size=...) or use fewer "
+        "processes";
+  }
+  throw SystemFailure(what, error);
+}
+
+void allocate(const MemoryFiles& files, const File& file, std::size_t size_bytes) {
+  for (std::size_t offset = 0; offset < size_bytes;) {
+    const std::size_t step = std::min(kAllocationStep, size_bytes - offset);
+    const int error = files.allocate(file.descriptor, static_cast<off_t>(offset), static_cast<off_t>(step));
+    if (error == 0) {
+      offset += step;
+    } else if (error != EINTR) {
+      throw_not_allocated(file, size_bytes, error);
+    }
+  }
 }
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::create(std::size_t size_bytes) {
+const MemoryFiles& MemoryFiles::of_system() {
+  static const MemoryFiles* const files =
+      new MemoryFiles{open_anonymous, open_unnamed, open_unlinked, ::posix_fallocate, {"/dev/shm", "/tmp"}};
+  return *files;
+}
+
+std::shared_ptr<Segment> Segment::create(std::size_t size_bytes, const MemoryFiles& files) {
   const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   if (size_bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - page) {
     throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of shared memory", EFBIG);
   }
   const std::size_t rounded = std::max((size_bytes + page - 1) / page, std::size_t{1}) * page;
   check_memory_limit(rounded);
-  const int descriptor = ::memfd_create("accelerate_cpp", MFD_CLOEXEC);
-  if (descriptor < 0) {
-    throw SystemFailure("memfd_create for shared memory", errno);
+  const File file = open_file(files);
+  DescriptorGuard guard(file.descriptor);
+  if (::fchmod(file.descriptor, kOwnerOnly) != 0) {
+    throw SystemFailure("restricting shared memory to its owner", errno);
   }
-  DescriptorGuard guard(descriptor);
-  int error = 0;
-  do {
-    error = ::posix_fallocate(descriptor, 0, static_cast<off_t>(rounded));
-  } while (error == EINTR);
-  if (error != 0) {
-    throw SystemFailure("allocating " + std::to_string(rounded) + " bytes of shared memory", error);
-  }
-  std::size_t actual = 0;
-  const std::uint64_t inode = inode_of(descriptor, &actual);
-  std::shared_ptr<Segment> segment = adopt(descriptor, actual, inode, true);
+  allocate(files, file, rounded);
+  std::shared_ptr<Segment> segment = adopt(file.descriptor, true);
   guard.release();
   return segment;
 }
 
 std::shared_ptr<Segment> Segment::map(int descriptor) {
   const DescriptorGuard guard(descriptor);
-  std::size_t size_bytes = 0;
-  const std::uint64_t inode = inode_of(descriptor, &size_bytes);
-  return adopt(descriptor, size_bytes, inode, false);
+  return adopt(descriptor, false);
 }
 
-std::shared_ptr<Segment> Segment::adopt(int descriptor, std::size_t size_bytes, std::uint64_t inode, bool keep_open) {
+std::shared_ptr<Segment> Segment::adopt(int descriptor, bool keep_open) {
+  struct stat status{};
+  if (::fstat(descriptor, &status) != 0) {
+    throw SystemFailure("fstat of a shared memory segment", errno);
+  }
+  const Identity identity(status.st_dev, status.st_ino);
+  const auto size_bytes = static_cast<std::size_t>(status.st_size);
   const std::lock_guard lock(mapped().mutex);
-  std::weak_ptr<Segment>& known = mapped().by_inode[inode];
+  std::weak_ptr<Segment>& known = mapped().by_identity[identity];
   if (std::shared_ptr<Segment> segment = known.lock()) {
     return segment;
   }
@@ -101,7 +191,7 @@ std::shared_ptr<Segment> Segment::adopt(int descriptor, std::size_t size_bytes, 
     throw SystemFailure("mapping " + std::to_string(size_bytes) + " bytes of shared memory", errno);
   }
   std::shared_ptr<Segment> segment(
-      new Segment(static_cast<std::byte*>(address), size_bytes, keep_open ? descriptor : -1, inode));
+      new Segment(static_cast<std::byte*>(address), size_bytes, keep_open ? descriptor : -1, identity));
   known = segment;
   return segment;
 }
@@ -115,9 +205,9 @@ void Segment::close_descriptor() {
 Segment::~Segment() {
   {
     const std::lock_guard lock(mapped().mutex);
-    const auto found = mapped().by_inode.find(inode_);
-    if (found != mapped().by_inode.end() && found->second.expired()) {
-      mapped().by_inode.erase(found);
+    const auto found = mapped().by_identity.find(identity_);
+    if (found != mapped().by_identity.end() && found->second.expired()) {
+      mapped().by_identity.erase(found);
     }
   }
   ::munmap(data_, size_bytes_);

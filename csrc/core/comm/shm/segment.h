@@ -1,18 +1,35 @@
-// One piece of memory that several processes map: an anonymous file (memfd) without a name, so nothing is left behind
-// however a process dies.
+// One piece of memory that several processes map: a file in memory without a name, so nothing is left behind however a
+// process dies. Only its owner may open it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
-#include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace accelerate_cpp::comm {
 
+// What the system has to offer for files in memory; tests refuse some of it, as sandboxes do. The functions that open a
+// file return its descriptor, or -1 with errno set.
+struct MemoryFiles {
+  int (*anonymous)();                                               // a file of no file system: memfd_create
+  int (*unnamed)(const char* folder);                               // a file in `folder` that never has a name
+  int (*unlinked)(const char* folder);                              // a file in `folder` that loses its name at once
+  int (*allocate)(int descriptor, off_t offset, off_t size_bytes);  // posix_fallocate: returns the error, 0 for none
+  std::vector<std::string> folders;  // where to put files when anonymous ones are refused
+
+  static const MemoryFiles& of_system();
+};
+
 class Segment {
  public:
-  // Zero-filled memory of at least `size_bytes`, really allocated: no later write to it can fail. Throws SystemFailure
-  // when the machine or the control group has too little memory.
-  static std::shared_ptr<Segment> create(std::size_t size_bytes);
+  // Zero-filled memory of at least `size_bytes`, really allocated: no later write to it can fail. Where memfd_create is
+  // refused, a nameless file in the first of files.folders that is a tmpfs takes its place. Throws SystemFailure when
+  // the machine, the control group or that tmpfs has too little memory.
+  static std::shared_ptr<Segment> create(std::size_t size_bytes, const MemoryFiles& files = MemoryFiles::of_system());
 
   // Maps the file behind `descriptor`, which another rank created, and closes the descriptor. Ranks that are threads of
   // one process share one mapping, so that a race detector sees them touch the same addresses.
@@ -31,16 +48,19 @@ class Segment {
   // The descriptor is no longer needed: every peer has been sent it.
   void close_descriptor();
 
- private:
-  Segment(std::byte* data, std::size_t size_bytes, int descriptor, std::uint64_t inode)
-      : data_(data), size_bytes_(size_bytes), descriptor_(descriptor), inode_(inode) {}
+  // What tells files apart: inode numbers repeat from one file system to the next.
+  using Identity = std::pair<dev_t, ino_t>;
 
-  static std::shared_ptr<Segment> adopt(int descriptor, std::size_t size_bytes, std::uint64_t inode, bool keep_open);
+ private:
+  Segment(std::byte* data, std::size_t size_bytes, int descriptor, Identity identity)
+      : data_(data), size_bytes_(size_bytes), descriptor_(descriptor), identity_(identity) {}
+
+  static std::shared_ptr<Segment> adopt(int descriptor, bool keep_open);
 
   std::byte* data_;
   std::size_t size_bytes_;
   int descriptor_;
-  std::uint64_t inode_;
+  Identity identity_;
 };
 
 }  // namespace accelerate_cpp::comm

@@ -2,104 +2,117 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/comm/arguments.h"
+#include "core/comm/copy.h"
 #include "core/comm/reduce_kernels.h"
+#include "core/comm/shared_buffer.h"
 #include "core/comm/shm/shm_gradient_exchange.h"
 #include "core/comm/shm/staged_all_reduce.h"
 #include "core/comm/slices.h"
+#include "core/comm/split_store.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
-class ArenaBuffer final : public Buffer {
- public:
-  ArenaBuffer(std::shared_ptr<Arena> arena, std::size_t size_bytes) : block_(std::move(arena), size_bytes) {}
-  void* data() override { return block_.segment()->data(); }
-
- private:
-  OwnedBlock block_;
-};
-
-std::vector<const std::byte*> pointers(const std::vector<ConstMemoryView>& views) {
-  std::vector<const std::byte*> result;
-  for (const ConstMemoryView& view : views) {
-    result.push_back(view.bytes());
-  }
-  return result;
-}
+// Below this, copying into a slot is cheaper than the second wait that working in place takes.
+constexpr std::size_t kInPlaceBytes = 8 * 1024;
 
 }  // namespace
 
 std::shared_ptr<ShmCommunicator> ShmCommunicator::connect(Store& store, int rank, int size, Deadline deadline,
-                                                          InterruptProbe probe) {
-  auto group = std::make_shared<Group>(store, rank, size, kStagingBytes, deadline, std::move(probe));
+                                                          WaitHooks hooks) {
+  auto group = std::make_shared<Group>(store, rank, size, kStagingBytes, deadline, std::move(hooks));
   return std::shared_ptr<ShmCommunicator>(new ShmCommunicator(std::move(group)));
 }
 
-Operation ShmCommunicator::at(Operation operation, const void* data, std::size_t size_bytes) const {
-  if (const auto place = group_->arena()->find(data, size_bytes)) {
-    operation.in_arena = true;
-    operation.segment = place->segment;
-    operation.offset_bytes = place->offset_bytes;
+ShmCommunicator::ShmCommunicator(std::shared_ptr<Group> group)
+    : group_(std::move(group)),
+      staging_(*group_),
+      point_to_point_(std::make_shared<PointToPoint>(group_)),
+      sources_(static_cast<std::size_t>(size())),
+      destinations_(static_cast<std::size_t>(size())),
+      factors_(static_cast<std::size_t>(size())) {}
+
+Operation ShmCommunicator::at(Operation operation, ConstMemoryView data) const {
+  if (data.size_bytes() >= kInPlaceBytes) {
+    if (const auto place = group_->arena()->find(data.data, data.size_bytes())) {
+      operation.in_arena = true;
+      operation.segment = place->segment;
+      operation.offset_bytes = place->offset_bytes;
+    }
   }
   return operation;
 }
 
-bool ShmCommunicator::announced_in_arena(int first, int last) const {
-  for (int r = first; r <= last; ++r) {
-    if (!group_->announced(r).in_arena) {
+bool ShmCommunicator::announced_in_arena(bool wanted) const {
+  for (int r = 0; r < size(); ++r) {
+    if (group_->announced(r).in_arena != wanted) {
       return false;
     }
   }
   return true;
 }
 
-std::byte* ShmCommunicator::peer_operand(int peer, const Deadline& deadline) {
-  const Operation& operation = group_->announced(peer);
-  return group_->peer_segment(peer, operation.segment, deadline)->data() + operation.offset_bytes;
+const double* ShmCommunicator::factors(const Reduction& reduction) {
+  if (reduction.op != ReduceOp::kPreMulSum) {
+    return nullptr;
+  }
+  for (int r = 0; r < size(); ++r) {
+    factors_[static_cast<std::size_t>(r)] = group_->announced(r).factor;
+  }
+  return factors_.data();
 }
 
-void ShmCommunicator::all_reduce(MemoryView data, ReduceOp op, Deadline deadline) {
-  check_reduction(data.dtype, op);
-  Operation operation{OperationKind::kAllReduce, data.dtype, op};
+void ShmCommunicator::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
+  check_reduction(data.dtype, reduction.op);
+  Operation operation{OperationKind::kAllReduce, data.dtype, reduction.op};
   operation.count = data.count;
+  operation.factor = reduction.factor;
+  operation = at(operation, data);
   const std::size_t size_bytes = data.size_bytes();
-  if (size_bytes <= kSmallBytes) {
-    const double scale = reduction_scale(op, size());
-    return run({operation,
-                {data.bytes()},
-                1,
-                size_bytes,
-                0,
-                size() - 1,
-                false,
-                [=, this](const void* const* sources, std::size_t, std::size_t) {
-                  void* const destination = data.data;
-                  reduce(data.dtype, op, {sources, size(), &destination, 1, data.count, scale});
-                }},
-               deadline);
-  }
-  group_->run(at(operation, data.data, size_bytes), [&] {
+  const bool small = size_bytes <= kSmallBytes;
+  group_->run(operation, call, [&] {
+    if (small && !operation.in_arena && size_bytes > 0) {
+      std::memcpy(staging_.small(rank(), group_->next_sequence()), data.data, size_bytes);
+    }
     group_->announce();
-    group_->await_announcements(deadline);
-    if (announced_in_arena(0, size() - 1)) {
-      all_reduce_in_arena(data, op, deadline);
+    group_->await_announcements(call.deadline);
+    if (small && announced_in_arena(false)) {
+      reduce_small(data, reduction);
+    } else if (announced_in_arena(true)) {
+      reduce_in_arena(data, reduction, call.deadline);
     } else {
-      StagedAllReduce(staging_, rank(), size(), data, op, deadline).run();
+      group_->take_in_segments();
+      StagedAllReduce(staging_, rank(), size(), data, reduction.op, factors(reduction), call.deadline).run();
     }
   });
 }
 
-void ShmCommunicator::all_reduce_in_arena(MemoryView data, ReduceOp op, const Deadline& deadline) {
+void ShmCommunicator::reduce_small(MemoryView data, const Reduction& reduction) {
+  for (int r = 0; r < size(); ++r) {
+    sources_[static_cast<std::size_t>(r)] = staging_.small(r, group_->next_sequence() - 1);
+  }
+  void* const destination = data.data;
+  comm::reduce(data.dtype, reduction.op,
+               {sources_.data(), size(), &destination, 1, data.count, reduction_scale(reduction.op, size()),
+                factors(reduction)});
+}
+
+void ShmCommunicator::reduce_in_arena(MemoryView data, const Reduction& reduction, const Deadline& deadline) {
   const Slices slices(data.count, element_size(data.dtype), size());
   const std::size_t begin_bytes = slices.begin(rank()) * element_size(data.dtype);
-  std::vector<void*> operands;
   for (int r = 0; r < size(); ++r) {
-    operands.push_back((r == rank() ? data.bytes() : peer_operand(r, deadline)) + begin_bytes);
+    const Operation& operation = group_->announced(r);
+    std::byte* const operand =
+        r == rank() ? data.bytes()
+                    : group_->peer_segment(r, operation.segment, deadline)->data() + operation.offset_bytes;
+    sources_[static_cast<std::size_t>(r)] = destinations_[static_cast<std::size_t>(r)] = operand + begin_bytes;
   }
-  reduce(data.dtype, op,
-         {operands.data(), size(), operands.data(), size(), slices.count(rank()), reduction_scale(op, size())});
+  comm::reduce(data.dtype, reduction.op,
+               {sources_.data(), size(), destinations_.data(), size(), slices.count(rank()),
+                reduction_scale(reduction.op, size()), factors(reduction)});
   const std::uint64_t piece = staging_.first_piece();
   staging_.publish_staged(piece);
   staging_.publish_consumed(piece);
@@ -107,111 +120,198 @@ void ShmCommunicator::all_reduce_in_arena(MemoryView data, ReduceOp op, const De
   staging_.finish(1);
 }
 
-void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, ReduceOp op,
-                                     Deadline deadline) {
-  check_reduction(output.dtype, op);
-  check_per_rank("reduce_scatter", output, inputs, size());
-  Operation operation{OperationKind::kReduceScatter, output.dtype, op};
-  operation.count = output.count;
-  const double scale = reduction_scale(op, size());
-  run({operation, pointers(inputs), size(), output.size_bytes(), 0, size() - 1, false,
-       [=, this](const void* const* sources, std::size_t begin, std::size_t length) {
-         void* const destination = output.bytes() + begin;
-         reduce(output.dtype, op, {sources, size(), &destination, 1, length / element_size(output.dtype), scale});
-       }},
-      deadline);
-}
-
-void ShmCommunicator::broadcast(MemoryView data, int root, Deadline deadline) {
-  check_root("broadcast", root, size());
-  Operation operation{OperationKind::kBroadcast, data.dtype};
+Operation ShmCommunicator::describe_gather(OperationKind kind, ConstMemoryView one, int root) const {
+  Operation operation{kind, one.dtype};
+  operation.has_counts = true;
   operation.root = root;
-  operation.count = data.count;
-  const bool is_root = rank() == root;
-  run({at(operation, data.data, data.size_bytes()),
-       is_root ? std::vector<const std::byte*>{data.bytes()} : std::vector<const std::byte*>{}, 1, data.size_bytes(),
-       is_root ? 1 : root, is_root ? 0 : root, true,
-       [=](const void* const* sources, std::size_t begin, std::size_t length) {
-         std::memcpy(data.bytes() + begin, sources[root], length);
-       }},
-      deadline);
+  operation.count = one.count;
+  return operation;
 }
 
-void ShmCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, Deadline deadline) {
-  check_per_rank("all_gather", input, outputs, size());
-  Operation operation{OperationKind::kAllGather, input.dtype};
-  operation.count = input.count;
-  run({at(operation, input.data, input.size_bytes()),
-       {input.bytes()},
-       1,
-       input.size_bytes(),
-       0,
-       size() - 1,
-       true,
-       [=, &outputs](const void* const* sources, std::size_t begin, std::size_t length) {
-         for (std::size_t r = 0; r < outputs.size(); ++r) {
-           std::memmove(outputs[r].bytes() + begin, sources[r], length);
-         }
-       }},
-      deadline);
+std::vector<bool> ShmCommunicator::takers(bool all, int root) const {
+  std::vector<bool> result(static_cast<std::size_t>(size()), all);
+  if (!all) {
+    result[static_cast<std::size_t>(root)] = true;
+  }
+  return result;
+}
+
+std::vector<std::uint64_t> ShmCommunicator::counts(const std::vector<bool>& takes, std::uint64_t count) const {
+  std::vector<std::uint64_t> result;
+  for (const bool takes_this : takes) {
+    result.push_back(takes_this ? count : 0);
+  }
+  return result;
+}
+
+void ShmCommunicator::reduce(MemoryView data, int root, Reduction reduction, const Call& call) {
+  check_root("reduce", root, size());
+  check_reduction(data.dtype, reduction.op);
+  Operation operation = describe_gather(OperationKind::kReduce, data, root);
+  operation.has_counts = false;
+  operation.reduce_op = reduction.op;
+  operation.factor = reduction.factor;
+  const std::vector<bool> everyone(static_cast<std::size_t>(size()), true);
+  const auto combine = [&](const void* const* sources, std::size_t begin, std::size_t length) {
+    void* const destination = data.bytes() + begin;
+    comm::reduce(data.dtype, reduction.op,
+                 {sources, size(), &destination, 1, length / element_size(data.dtype),
+                  reduction_scale(reduction.op, size()), factors(reduction)});
+  };
+  const bool is_root = rank() == root;
+  BlockExchange::run(*group_, staging_, operation,
+                     {{data}, takers(false, root), counts(everyone, is_root ? data.count : 0), combine}, call);
+}
+
+void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, Reduction reduction,
+                                     const Call& call) {
+  check_reduction(output.dtype, reduction.op);
+  check_parts("reduce_scatter", "input", inputs, output.dtype, size());
+  Operation operation = describe_gather(OperationKind::kReduceScatter, output, -1);
+  operation.reduce_op = reduction.op;
+  operation.factor = reduction.factor;
+  const std::vector<bool> everyone(static_cast<std::size_t>(size()), true);
+  const auto combine = [&](const void* const* sources, std::size_t begin, std::size_t length) {
+    void* const destination = output.bytes() + begin;
+    comm::reduce(output.dtype, reduction.op,
+                 {sources, size(), &destination, 1, length / element_size(output.dtype),
+                  reduction_scale(reduction.op, size()), factors(reduction)});
+  };
+  BlockExchange::run(*group_, staging_, operation, {inputs, {}, counts(everyone, output.count), combine}, call);
+}
+
+void ShmCommunicator::broadcast(MemoryView data, int root, const Call& call) {
+  check_root("broadcast", root, size());
+  Operation operation = describe_gather(OperationKind::kBroadcast, data, root);
+  operation.has_counts = false;
+  const bool is_root = rank() == root;
+  std::vector<bool> others(static_cast<std::size_t>(size()), true);
+  others[static_cast<std::size_t>(root)] = false;
+  const Residency residency = residency_of(data.size_bytes());
+  const auto take = [&](const void* const* sources, std::size_t begin, std::size_t length) {
+    copy(data.bytes() + begin, sources[root], length, residency);
+  };
+  const std::vector<ConstMemoryView> given =
+      is_root ? std::vector<ConstMemoryView>{data} : std::vector<ConstMemoryView>{};
+  BlockExchange::run(*group_, staging_, operation,
+                     {given, others, counts(takers(false, root), is_root ? 0 : data.count), take}, call);
+}
+
+namespace {
+
+// Copies one range of every source into the output for it.
+auto copy_into(const std::vector<MemoryView>& outputs) {
+  std::size_t result_bytes = 0;
+  for (const MemoryView& output : outputs) {
+    result_bytes += output.size_bytes();
+  }
+  const Residency residency = residency_of(result_bytes);
+  return [&outputs, residency](const void* const* sources, std::size_t begin, std::size_t length) {
+    for (std::size_t r = 0; r < outputs.size(); ++r) {
+      if (sources[r] != nullptr && sources[r] != outputs[r].bytes() + begin) {
+        copy(outputs[r].bytes() + begin, sources[r], std::min(length, outputs[r].size_bytes() - begin), residency);
+      }
+    }
+  };
+}
+
+std::vector<std::uint64_t> counts_of(const std::vector<MemoryView>& views, int size) {
+  std::vector<std::uint64_t> counts(static_cast<std::size_t>(size), 0);
+  std::transform(views.begin(), views.end(), counts.begin(), [](const MemoryView& view) { return view.count; });
+  return counts;
+}
+
+}  // namespace
+
+void ShmCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) {
+  check_parts("all_gather", "output", outputs, input.dtype, size());
+  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kAllGather, input, -1),
+                     {{input}, takers(true, 0), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
 void ShmCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root,
-                             Deadline deadline) {
+                             const Call& call) {
   check_root("gather", root, size());
-  const bool is_root = rank() == root;
-  if (is_root) {
-    check_per_rank("gather", input, outputs, size());
+  if (rank() == root) {
+    check_parts("gather", "output", outputs, input.dtype, size());
+  } else {
+    check_no_parts("gather", "output", outputs.size(), root);
   }
-  Operation operation{OperationKind::kGather, input.dtype};
-  operation.root = root;
-  operation.count = input.count;
-  run({at(operation, input.data, input.size_bytes()),
-       {input.bytes()},
-       1,
-       input.size_bytes(),
-       0,
-       is_root ? size() - 1 : -1,
-       true,
-       [=, &outputs](const void* const* sources, std::size_t begin, std::size_t length) {
-         for (std::size_t r = 0; r < outputs.size(); ++r) {
-           std::memmove(outputs[r].bytes() + begin, sources[r], length);
-         }
-       }},
-      deadline);
+  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kGather, input, root),
+                     {{input}, takers(false, root), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
 void ShmCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root,
-                              Deadline deadline) {
+                              const Call& call) {
   check_root("scatter", root, size());
   if (rank() == root) {
-    check_per_rank("scatter", output, inputs, size());
+    check_parts("scatter", "input", inputs, output.dtype, size());
+  } else {
+    check_no_parts("scatter", "input", inputs.size(), root);
   }
-  Operation operation{OperationKind::kScatter, output.dtype};
-  operation.root = root;
-  operation.count = output.count;
-  run({operation, rank() == root ? pointers(inputs) : std::vector<const std::byte*>{}, size(), output.size_bytes(),
-       root, root, false,
-       [=](const void* const* sources, std::size_t begin, std::size_t length) {
-         std::memmove(output.bytes() + begin, sources[root], length);
-       }},
-      deadline);
+  const Residency residency = residency_of(output.size_bytes());
+  const auto take = [&](const void* const* sources, std::size_t begin, std::size_t length) {
+    if (sources[root] != output.bytes() + begin) {
+      copy(output.bytes() + begin, sources[root], length, residency);
+    }
+  };
+  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kScatter, output, root),
+                     {inputs, {}, counts(takers(false, root), output.count), take}, call);
 }
 
-void ShmCommunicator::barrier(Deadline deadline) {
-  group_->run({OperationKind::kBarrier}, [&] {
+void ShmCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
+                                 const Call& call) {
+  check_parts("all_to_all", "output", outputs, inputs.empty() ? DType::kUInt8 : inputs[0].dtype, size());
+  check_parts("all_to_all", "input", inputs, outputs[0].dtype, size());
+  Operation operation = describe_gather(OperationKind::kAllToAll, inputs[0], -1);
+  operation.count = 0;
+  for (const ConstMemoryView& input : inputs) {
+    operation.count += input.count;
+  }
+  BlockExchange::run(*group_, staging_, operation, {inputs, {}, counts_of(outputs, size()), copy_into(outputs)}, call);
+}
+
+void ShmCommunicator::barrier(const Call& call) {
+  group_->run({OperationKind::kBarrier}, call, [&] {
     group_->announce();
-    group_->await_announcements(deadline);
+    group_->await_announcements(call.deadline);
   });
 }
 
+std::shared_ptr<Transfer> ShmCommunicator::send(ConstMemoryView data, int destination, std::uint64_t tag,
+                                                const Call& call) {
+  return point_to_point_->send(data, destination, tag, call);
+}
+
+std::shared_ptr<Transfer> ShmCommunicator::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
+  return point_to_point_->receive(data, source, tag, call);
+}
+
+std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const Call& call) {
+  SplitStore store(*this, color, key, call);
+  if (color < 0) {
+    store.exchange("", "");
+    return nullptr;
+  }
+  try {
+    return connect(store, store.new_rank(), store.new_size(), call.deadline, group_->hooks());
+  } catch (const std::exception& error) {
+    abort(std::string("splitting the group failed: ") + error.what());
+    throw;
+  }
+}
+
 std::shared_ptr<Buffer> ShmCommunicator::allocate(std::size_t size_bytes) {
-  return std::make_shared<ArenaBuffer>(group_->arena(), size_bytes);
+  return allocate_shared(size_bytes);
 }
 
 std::unique_ptr<GradientExchange> ShmCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                                      Deadline deadline) {
   return std::make_unique<ShmGradientExchange>(*this, group_, buckets, deadline);
+}
+
+void ShmCommunicator::leave() noexcept {
+  group_->leave();
 }
 
 void ShmCommunicator::abort(const std::string& reason) noexcept {

@@ -43,14 +43,14 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
   block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
   segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
 
-  struct Place {
+  struct Home {
     std::uint64_t layout;
     std::uint64_t segment;
   };
-  const Place own{fingerprint(buckets), block_->id()};
-  std::vector<Place> places(segments_.size());
+  const Home own{fingerprint(buckets), block_->id()};
+  std::vector<Home> places(segments_.size());
   std::vector<MemoryView> outputs;
-  for (Place& place : places) {
+  for (Home& place : places) {
     outputs.push_back({&place, 2, DType::kInt64});
   }
   communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
@@ -142,7 +142,7 @@ void ShmGradientExchange::finish(Deadline deadline) {
   Operation operation{OperationKind::kGradients};
   operation.count = buckets_.size();
   operation.round = identity_ + round_;
-  group_->run(operation, [&] {
+  group_->run(operation, deadline, [&] {
     group_->announce();
     progress();
     group_->await_announcements(deadline);

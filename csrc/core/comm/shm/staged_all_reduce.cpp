@@ -1,31 +1,34 @@
 #include "core/comm/shm/staged_all_reduce.h"
 
 #include <cstring>
-#include <vector>
 
+#include "core/comm/copy.h"
 #include "core/comm/reduce_kernels.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
-// Elements of a piece: as many whole cache lines per rank as fit into a slot.
-std::size_t elements_per_piece(int size, std::size_t element_bytes) {
+// Elements of a piece: as many whole cache lines per rank as fit.
+std::size_t elements_per_piece(int size, const MemoryView& data) {
   const std::size_t ranks = static_cast<std::size_t>(size);
-  return kPieceBytes / 64 / ranks * 64 * ranks / element_bytes;
+  return piece_bytes_for(data.size_bytes()) / 64 / ranks * 64 * ranks / element_size(data.dtype);
 }
 
 }  // namespace
 
 StagedAllReduce::StagedAllReduce(Staging& staging, int rank, int size, MemoryView data, ReduceOp op,
-                                 const Deadline& deadline)
+                                 const double* factors, const Deadline& deadline)
     : staging_(staging),
       rank_(rank),
       size_(size),
       data_(data),
       op_(op),
+      factors_(factors),
       deadline_(deadline),
       element_bytes_(element_size(data.dtype)),
-      piece_elements_(elements_per_piece(size, element_bytes_)),
+      piece_elements_(elements_per_piece(size, data)),
+      residency_(residency_of(data.size_bytes())),
+      sources_(static_cast<std::size_t>(size)),
       first_(staging.first_piece()) {}
 
 StagedAllReduce::Piece StagedAllReduce::piece(std::size_t index) const {
@@ -49,15 +52,14 @@ void StagedAllReduce::stage(std::size_t index) {
 void StagedAllReduce::reduce_own(std::size_t index) {
   const Piece part = piece(index);
   staging_.await_all_staged(first_ + index, deadline_);
-  std::vector<const void*> sources;
   for (int r = 0; r < size_; ++r) {
     const std::byte* const staged =
         staging_.input(r, first_ + index) + static_cast<std::size_t>(rank_) * part.stride_bytes;
-    sources.push_back(r == rank_ ? slice(part, rank_) : staged);
+    sources_[static_cast<std::size_t>(r)] = r == rank_ ? slice(part, rank_) : staged;
   }
   void* destinations[] = {slice(part, rank_), staging_.output(rank_, first_ + index)};
   reduce(data_.dtype, op_,
-         {sources.data(), size_, destinations, 2, part.slices.count(rank_), reduction_scale(op_, size_)});
+         {sources_.data(), size_, destinations, 2, part.slices.count(rank_), reduction_scale(op_, size_), factors_});
   staging_.publish_consumed(first_ + index);
 }
 
@@ -66,7 +68,7 @@ void StagedAllReduce::collect(std::size_t index) {
   staging_.await_all_consumed(first_ + index, deadline_);
   for (int r = 0; r < size_; ++r) {
     if (r != rank_) {
-      std::memcpy(slice(part, r), staging_.output(r, first_ + index), part.slices.count(r) * element_bytes_);
+      copy(slice(part, r), staging_.output(r, first_ + index), part.slices.count(r) * element_bytes_, residency_);
     }
   }
 }

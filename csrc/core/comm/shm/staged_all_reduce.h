@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/memory_view.h"
+#include "core/comm/copy.h"
 #include "core/comm/options.h"
 #include "core/comm/shm/staging.h"
 #include "core/comm/slices.h"
@@ -20,7 +22,9 @@ namespace accelerate_cpp::comm {
 
 class StagedAllReduce {
  public:
-  StagedAllReduce(Staging& staging, int rank, int size, MemoryView data, ReduceOp op, const Deadline& deadline);
+  // `factors`: one per rank for kPreMulSum, else null.
+  StagedAllReduce(Staging& staging, int rank, int size, MemoryView data, ReduceOp op, const double* factors,
+                  const Deadline& deadline);
 
   // Returns when `data` holds the result. Every rank must be in the same operation.
   void run();
@@ -45,9 +49,12 @@ class StagedAllReduce {
   const int size_;
   const MemoryView data_;
   const ReduceOp op_;
+  const double* const factors_;
   const Deadline& deadline_;
   const std::size_t element_bytes_;
   const std::size_t piece_elements_;
+  const Residency residency_;
+  std::vector<const void*> sources_;
   const std::uint64_t first_;  // number of the first piece
 };
 

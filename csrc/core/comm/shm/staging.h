@@ -9,6 +9,7 @@
 // k, because a rank stages piece k only after it has collected piece k - 3.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,13 @@ inline constexpr std::size_t kSmallBytes = 64 * 1024;
 inline constexpr std::size_t kPieceBytes = 512 * 1024;
 inline constexpr std::size_t kSlots = 3;
 inline constexpr std::size_t kStagingBytes = 2 * kSmallBytes + 2 * kSlots * kPieceBytes;
+
+// How much of an operand of `total_bytes` travels at once: enough pieces that copying and reducing overlap, but none so
+// small that waiting for each other dominates.
+inline std::size_t piece_bytes_for(std::size_t total_bytes) {
+  constexpr std::size_t kSmallestPieceBytes = 128 * 1024;
+  return std::clamp(total_bytes / 8 / 64 * 64, kSmallestPieceBytes, kPieceBytes);
+}
 
 class Staging {
  public:

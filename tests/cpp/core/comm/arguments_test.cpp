@@ -34,32 +34,39 @@ TEST(Arguments, RefuseARootOutsideTheGroup) {
   }
 }
 
-TEST(Arguments, AcceptOneEqualTensorPerRank) {
-  const MemoryView one = view(4, DType::kInt16);
-  EXPECT_NO_THROW(check_per_rank("gather", one, std::vector<MemoryView>{one, one}, 2));
-  EXPECT_NO_THROW(check_per_rank("scatter", one, std::vector<ConstMemoryView>{one, one}, 2));
+TEST(Arguments, AcceptOneTensorPerRankOfWhateverSizes) {
+  const std::vector<MemoryView> outputs = {view(4, DType::kInt16), view(0, DType::kInt16)};
+  const std::vector<ConstMemoryView> inputs(outputs.begin(), outputs.end());
+  EXPECT_NO_THROW(check_parts("gather", "output", outputs, DType::kInt16, 2));
+  EXPECT_NO_THROW(check_parts("scatter", "input", inputs, DType::kInt16, 2));
 }
 
 TEST(Arguments, RefuseMoreOrFewerTensorsThanRanks) {
   const MemoryView one = view(4, DType::kInt16);
   EXPECT_THAT(
-      [&] { check_per_rank("gather", one, std::vector<MemoryView>{one}, 2); },
-      ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("gather"), HasSubstr("expected 2"), HasSubstr("found 1"))));
-  EXPECT_THROW(check_per_rank("gather", one, std::vector<MemoryView>{one, one, one}, 2), InvalidArgument);
-  EXPECT_THROW(check_per_rank("scatter", one, std::vector<ConstMemoryView>{}, 2), InvalidArgument);
-}
-
-TEST(Arguments, NameTheRankWhoseTensorHasAnotherSize) {
-  const std::vector<ConstMemoryView> per_rank = {view(4, DType::kInt16), view(5, DType::kInt16)};
-  EXPECT_THAT([&] { check_per_rank("scatter", view(4, DType::kInt16), per_rank, 2); },
-              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("scatter"), HasSubstr("rank 1 has 5 elements of int16"),
-                                                   HasSubstr("expected 4 of int16"))));
+      [&] { check_parts("gather", "output", std::vector<MemoryView>{one}, DType::kInt16, 2); },
+      ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("gather"), HasSubstr("expected 2 output"), HasSubstr("found 1"))));
+  EXPECT_THROW(check_parts("gather", "output", std::vector<MemoryView>{one, one, one}, DType::kInt16, 2),
+               InvalidArgument);
+  EXPECT_THROW(check_parts("scatter", "input", std::vector<ConstMemoryView>{}, DType::kInt16, 2), InvalidArgument);
 }
 
 TEST(Arguments, NameTheRankWhoseTensorHasAnotherDTypeEvenOfTheSameSizeInBytes) {
-  const std::vector<MemoryView> per_rank = {view(4, DType::kInt16), view(4, DType::kFloat16)};
-  EXPECT_THAT([&] { check_per_rank("gather", view(4, DType::kInt16), per_rank, 2); },
-              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("rank 1 has 4 elements of float16"))));
+  const std::vector<MemoryView> outputs = {view(4, DType::kInt16), view(4, DType::kFloat16)};
+  EXPECT_THAT([&] { check_parts("gather", "output", outputs, DType::kInt16, 2); },
+              ThrowsMessage<InvalidArgument>(AllOf(
+                  HasSubstr("gather"), HasSubstr("output tensor for rank 1 is float16"), HasSubstr("expected int16"))));
+  const std::vector<ConstMemoryView> inputs(outputs.begin(), outputs.end());
+  EXPECT_THAT([&] { check_parts("scatter", "input", inputs, DType::kFloat16, 2); },
+              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("scatter"), HasSubstr("input tensor for rank 0 is int16"),
+                                                   HasSubstr("expected float16"))));
+}
+
+TEST(Arguments, RefuseAnOutputThatDoesNotFitItsInput) {
+  EXPECT_NO_THROW(check_counts_equal("all_gather", view(4, DType::kInt16), view(4, DType::kInt16)));
+  EXPECT_THAT([] { check_counts_equal("all_gather", view(4, DType::kInt16), view(5, DType::kInt16)); },
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("all_gather"), HasSubstr("output of 5 elements"), HasSubstr("input of 4"))));
 }
 
 }  // namespace

@@ -5,114 +5,29 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "core/base/half.h"
 #include "core/comm/communicator.h"
+#include "core/comm/operands.h"
 #include "core/comm/ranks.h"
 
 namespace accelerate_cpp::comm::testing {
 
-inline const std::vector<DType> kAllDTypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
-                                              DType::kInt8,    DType::kInt16,   DType::kInt32,   DType::kInt64,
-                                              DType::kUInt8,   DType::kBool};
-
-// Small integers: exact in every dtype, whatever the order of summation.
-inline double operand(int rank, std::size_t index, DType dtype) {
-  const auto value = static_cast<double>((index * 7 + static_cast<std::size_t>(rank) * 3) % 5);
-  return dtype == DType::kBool ? static_cast<double>(value > 2) : value;
+// What rank `rank` multiplies its operand with in a pre-multiplied sum.
+inline double factor(int rank) {
+  return 0.5 + rank;
 }
-
-inline void put(MemoryView view, std::size_t index, double value) {
-  std::byte* const place = view.bytes() + index * element_size(view.dtype);
-  const auto write = [place](auto element) { std::memcpy(place, &element, sizeof(element)); };
-  switch (view.dtype) {
-    case DType::kFloat32:
-      return write(static_cast<float>(value));
-    case DType::kFloat64:
-      return write(value);
-    case DType::kFloat16:
-      return write(to_float16(static_cast<float>(value)));
-    case DType::kBFloat16:
-      return write(to_bfloat16(static_cast<float>(value)));
-    case DType::kInt8:
-      return write(static_cast<std::int8_t>(value));
-    case DType::kInt16:
-      return write(static_cast<std::int16_t>(value));
-    case DType::kInt32:
-      return write(static_cast<std::int32_t>(value));
-    case DType::kInt64:
-      return write(static_cast<std::int64_t>(value));
-    case DType::kUInt8:
-    case DType::kBool:
-      return write(static_cast<std::uint8_t>(value));
-  }
-}
-
-template <class T>
-T read_as(const std::byte* place) {
-  T element;
-  std::memcpy(&element, place, sizeof(element));
-  return element;
-}
-
-inline double get(ConstMemoryView view, std::size_t index) {
-  const std::byte* const place = view.bytes() + index * element_size(view.dtype);
-  switch (view.dtype) {
-    case DType::kFloat32:
-      return read_as<float>(place);
-    case DType::kFloat64:
-      return read_as<double>(place);
-    case DType::kFloat16:
-      return to_float(read_as<Float16>(place));
-    case DType::kBFloat16:
-      return to_float(read_as<BFloat16>(place));
-    case DType::kInt8:
-      return read_as<std::int8_t>(place);
-    case DType::kInt16:
-      return read_as<std::int16_t>(place);
-    case DType::kInt32:
-      return read_as<std::int32_t>(place);
-    case DType::kInt64:
-      return static_cast<double>(read_as<std::int64_t>(place));
-    case DType::kUInt8:
-    case DType::kBool:
-      return read_as<std::uint8_t>(place);
-  }
-  return 0;
-}
-
-// Memory for an operand, on the heap or from the communicator.
-class Operand {
- public:
-  Operand(std::size_t count, DType dtype) : heap_(count * element_size(dtype) + 1), view_{heap_.data(), count, dtype} {}
-  Operand(Communicator& communicator, std::size_t count, DType dtype)
-      : buffer_(communicator.allocate(count * element_size(dtype) + 1)), view_{buffer_->data(), count, dtype} {}
-
-  MemoryView view() const { return view_; }
-
-  Operand& fill(int rank, std::size_t first = 0) {
-    for (std::size_t i = 0; i < view_.count; ++i) {
-      put(view_, i, operand(rank, first + i, view_.dtype));
-    }
-    return *this;
-  }
-
- private:
-  std::vector<std::byte> heap_;
-  std::shared_ptr<Buffer> buffer_;
-  MemoryView view_;
-};
 
 inline double reduced(int size, std::size_t index, DType dtype, ReduceOp op) {
-  double result = operand(0, index, dtype);
+  const double first = operand(0, index, dtype);
+  double result = op == ReduceOp::kPreMulSum ? factor(0) * first : first;
   for (int rank = 1; rank < size; ++rank) {
     const double next = operand(rank, index, dtype);
+    const auto a = static_cast<std::int64_t>(result);
+    const auto b = static_cast<std::int64_t>(next);
     switch (op) {
       case ReduceOp::kSum:
       case ReduceOp::kAvg:
@@ -127,31 +42,45 @@ inline double reduced(int size, std::size_t index, DType dtype, ReduceOp op) {
       case ReduceOp::kProduct:
         result *= next;
         break;
+      case ReduceOp::kPreMulSum:
+        result += factor(rank) * next;
+        break;
+      case ReduceOp::kBitAnd:
+        result = static_cast<double>(a & b);
+        break;
+      case ReduceOp::kBitOr:
+        result = static_cast<double>(a | b);
+        break;
+      case ReduceOp::kBitXor:
+        result = static_cast<double>(a ^ b);
+        break;
     }
   }
   return op == ReduceOp::kAvg ? result / size : result;
 }
 
-// Counts the elements of `view` that differ from `expected(index)`; averages may be rounded.
-template <class Expected>
-std::size_t differences(ConstMemoryView view, double tolerance, const Expected& expected) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < view.count; ++i) {
-    const double want = expected(i);
-    const double error = std::abs(get(view, i) - want);
-    count += error <= tolerance * std::abs(want) ? 0 : 1;
-  }
-  return count;
-}
-
 inline void check_all_reduce(Communicator& communicator, std::size_t count, DType dtype, ReduceOp op, bool in_arena) {
   Operand data = in_arena ? Operand(communicator, count, dtype) : Operand(count, dtype);
-  communicator.all_reduce(data.fill(communicator.rank()).view(), op, soon());
+  communicator.all_reduce(data.fill(communicator.rank()).view(), {op, factor(communicator.rank())}, soon());
   const double tolerance = op == ReduceOp::kAvg ? (dtype == DType::kBFloat16 ? 0.01 : 0.001) : 0;
   EXPECT_EQ(
       differences(data.view(), tolerance, [&](std::size_t i) { return reduced(communicator.size(), i, dtype, op); }),
       0u)
       << "all_reduce of " << count << " " << name(dtype) << ", op " << static_cast<int>(op) << ", arena " << in_arena;
+}
+
+inline void check_reduce(Communicator& communicator, std::size_t count, int root, bool in_arena) {
+  const DType dtype = DType::kFloat32;
+  Operand data = in_arena ? Operand(communicator, count, dtype) : Operand(count, dtype);
+  const int rank = communicator.rank();
+  communicator.reduce(data.fill(rank).view(), root, ReduceOp::kSum, soon());
+  EXPECT_EQ(differences(data.view(), 0,
+                        [&](std::size_t i) {
+                          return rank == root ? reduced(communicator.size(), i, dtype, ReduceOp::kSum)
+                                              : operand(rank, i, dtype);
+                        }),
+            0u)
+      << "reduce of " << count << " to " << root << ", arena " << in_arena;
 }
 
 inline void check_broadcast(Communicator& communicator, std::size_t count, int root, bool in_arena) {
@@ -161,55 +90,135 @@ inline void check_broadcast(Communicator& communicator, std::size_t count, int r
       << "broadcast of " << count << " from " << root;
 }
 
-inline void check_gathers(Communicator& communicator, std::size_t count, int root, bool in_arena) {
-  const DType dtype = DType::kInt16;
-  Operand input = in_arena ? Operand(communicator, count, dtype) : Operand(count, dtype);
-  input.fill(communicator.rank());
-  std::vector<Operand> everything;
-  std::vector<MemoryView> views;
+// How many elements rank `rank` has when `count` is the size and operands are equal or not.
+inline std::size_t share(std::size_t count, int rank, bool equal) {
+  return equal ? count : count * static_cast<std::size_t>((rank * 5 + 2) % 4) / 2;
+}
+
+inline std::vector<std::size_t> shares(const Communicator& communicator, std::size_t count, bool equal) {
+  std::vector<std::size_t> result;
   for (int r = 0; r < communicator.size(); ++r) {
-    everything.emplace_back(count, dtype);
-    views.push_back(everything.back().view());
+    result.push_back(share(count, r, equal));
   }
-  const auto check = [&](const char* operation) {
-    for (int r = 0; r < communicator.size(); ++r) {
-      EXPECT_EQ(differences(views[static_cast<std::size_t>(r)], 0, [&](std::size_t i) { return operand(r, i, dtype); }),
-                0u)
-          << operation << " of " << count << " from rank " << r;
-    }
-  };
-  communicator.all_gather(input.view(), views, soon());
-  check("all_gather");
-  for (const MemoryView& view : views) {
-    std::memset(view.data, 0, view.size_bytes());
-  }
-  const bool is_root = communicator.rank() == root;
-  communicator.gather(input.view(), is_root ? views : std::vector<MemoryView>{}, root, soon());
+  return result;
+}
+
+inline void check_gathers(Communicator& communicator, std::size_t count, bool equal, int root, bool in_arena) {
+  const DType dtype = DType::kInt16;
+  const int rank = communicator.rank();
+  const auto value = [&](int r, std::size_t i) { return operand(r, i, dtype); };
+  const std::size_t own = share(count, rank, equal);
+  Operand input = in_arena ? Operand(communicator, own, dtype) : Operand(own, dtype);
+  input.fill(rank);
+  Row everything(communicator, shares(communicator, count, equal), dtype, in_arena);
+  communicator.all_gather(input.view(), everything.parts(), soon());
+  EXPECT_EQ(everything.differences_from(value), 0u) << "all_gather of " << count << ", equal " << equal;
+  everything.clear();
+  std::memcpy(everything.part(rank).data, input.view().data, input.view().size_bytes());
+  communicator.all_gather(everything.part(rank), everything.parts(), soon());
+  EXPECT_EQ(everything.differences_from(value), 0u) << "all_gather in place of " << count << ", equal " << equal;
+  everything.clear();
+  const bool is_root = rank == root;
+  communicator.gather(input.view(), is_root ? everything.parts() : std::vector<MemoryView>{}, root, soon());
   if (is_root) {
-    check("gather");
+    EXPECT_EQ(everything.differences_from(value), 0u) << "gather of " << count << ", equal " << equal;
   }
 }
 
-inline void check_scatters(Communicator& communicator, std::size_t count, int root) {
+inline void check_scatters(Communicator& communicator, std::size_t count, bool equal, int root, bool in_arena) {
   const DType dtype = DType::kFloat32;
   const int rank = communicator.rank();
   const auto first_of = [count](int receiver) { return static_cast<std::size_t>(receiver) * count; };
-  std::vector<Operand> blocks;
-  std::vector<ConstMemoryView> views;
-  for (int r = 0; r < communicator.size(); ++r) {
-    blocks.emplace_back(count, dtype);
-    views.push_back(blocks.back().fill(rank, first_of(r)).view());
-  }
-  Operand output(count, dtype);
-  communicator.scatter(rank == root ? views : std::vector<ConstMemoryView>{}, output.view(), root, soon());
+  Row blocks(communicator, shares(communicator, count, equal), dtype, in_arena);
+  blocks.fill([&](int r, std::size_t i) { return operand(rank, first_of(r) + i, dtype); });
+  Operand output(share(count, rank, equal), dtype);
+  communicator.scatter(rank == root ? blocks.const_parts() : std::vector<ConstMemoryView>{}, output.view(), root,
+                       soon());
   EXPECT_EQ(differences(output.view(), 0, [&](std::size_t i) { return operand(root, first_of(rank) + i, dtype); }), 0u)
-      << "scatter of " << count;
-  communicator.reduce_scatter(views, output.view(), ReduceOp::kSum, soon());
-  EXPECT_EQ(differences(
-                output.view(), 0,
-                [&](std::size_t i) { return reduced(communicator.size(), first_of(rank) + i, dtype, ReduceOp::kSum); }),
-            0u)
-      << "reduce_scatter of " << count;
+      << "scatter of " << count << ", equal " << equal;
+  const auto sum = [&](std::size_t i) {
+    return reduced(communicator.size(), first_of(rank) + i, dtype, ReduceOp::kSum);
+  };
+  communicator.reduce_scatter(blocks.const_parts(), output.view(), ReduceOp::kSum, soon());
+  EXPECT_EQ(differences(output.view(), 0, sum), 0u) << "reduce_scatter of " << count << ", equal " << equal;
+  communicator.reduce_scatter(blocks.const_parts(), blocks.part(rank), ReduceOp::kSum, soon());
+  EXPECT_EQ(differences(blocks.part(rank), 0, sum), 0u) << "reduce_scatter in place of " << count;
+}
+
+inline void check_all_to_all(Communicator& communicator, std::size_t count, bool equal, bool in_arena) {
+  const DType dtype = DType::kInt32;
+  const int rank = communicator.rank();
+  // What goes from one rank to another; nothing between some of them.
+  const auto between = [&](int from, int to) {
+    return equal ? count : count * static_cast<std::size_t>((from + 2 * to) % 3) / 2;
+  };
+  std::vector<std::size_t> given;
+  std::vector<std::size_t> taken;
+  for (int r = 0; r < communicator.size(); ++r) {
+    given.push_back(between(rank, r));
+    taken.push_back(between(r, rank));
+  }
+  Row inputs(communicator, given, dtype, in_arena);
+  inputs.fill([&](int r, std::size_t i) { return operand(rank + 7 * r, i, dtype); });
+  Row outputs(communicator, taken, dtype, in_arena);
+  communicator.all_to_all(inputs.const_parts(), outputs.parts(), soon());
+  EXPECT_EQ(outputs.differences_from([&](int r, std::size_t i) { return operand(r + 7 * rank, i, dtype); }), 0u)
+      << "all_to_all of " << count << ", equal " << equal << ", arena " << in_arena;
+}
+
+// Every rank sends to every other before anybody receives, and receives in the opposite order.
+inline void check_point_to_point(Communicator& communicator, std::size_t count) {
+  const int rank = communicator.rank();
+  std::vector<Operand> sent;
+  std::vector<std::shared_ptr<Transfer>> transfers;
+  for (int r = 0; r < communicator.size(); ++r) {
+    for (std::uint64_t tag = 0; tag < 2 && r != rank; ++tag) {
+      sent.emplace_back(count, DType::kInt16);
+      const MemoryView data = sent.back().fill(rank + 10 * static_cast<int>(tag)).view();
+      transfers.push_back(communicator.send(data, r, tag, soon()));
+    }
+  }
+  for (int r = communicator.size() - 1; r >= 0; --r) {
+    for (int tag = 1; tag >= 0 && r != rank; --tag) {
+      Operand received(count, DType::kInt16);
+      const auto transfer = communicator.receive(received.view(), r, static_cast<std::uint64_t>(tag), soon());
+      transfer->wait(soon());
+      EXPECT_EQ(transfer->source(), r);
+      EXPECT_TRUE(transfer->poll());
+      EXPECT_EQ(differences(received.view(), 0, [&](std::size_t i) { return operand(r + 10 * tag, i, DType::kInt16); }),
+                0u)
+          << "receive of " << count << " from " << r << " with tag " << tag;
+    }
+  }
+  for (const auto& transfer : transfers) {
+    transfer->wait(soon());
+  }
+}
+
+inline void check_split(Communicator& communicator) {
+  const int rank = communicator.rank();
+  const int size = communicator.size();
+  const bool left_out = size > 2 && rank == size - 1;
+  const auto part = communicator.split(left_out ? -1 : rank % 2, -rank, soon());
+  ASSERT_EQ(part == nullptr, left_out);
+  if (part) {
+    std::vector<int> members;  // descending, as the keys say
+    for (int r = size - (size > 2 ? 2 : 1); r >= 0; --r) {
+      if (r % 2 == rank % 2) {
+        members.push_back(r);
+      }
+    }
+    ASSERT_EQ(part->size(), static_cast<int>(members.size()));
+    EXPECT_EQ(members[static_cast<std::size_t>(part->rank())], rank);
+    Operand data(1, DType::kInt32);
+    put(data.view(), 0, rank);
+    part->all_reduce(data.view(), ReduceOp::kSum, soon());
+    double sum = 0;
+    for (const int r : members) {
+      sum += r;
+    }
+    EXPECT_EQ(get(data.view(), 0), sum);
+  }
 }
 
 inline void check_gradient_exchange(Communicator& communicator) {
@@ -247,28 +256,47 @@ inline void check_gradient_exchange(Communicator& communicator) {
   }
 }
 
-inline void check_all(Communicator& communicator) {
-  const std::vector<std::size_t> counts = {0, 1, 17, 5000, 70001, 400000};
-  for (const std::size_t count : counts) {
-    for (const bool in_arena : {false, true}) {
-      check_all_reduce(communicator, count, DType::kFloat32, ReduceOp::kSum, in_arena);
-      check_gathers(communicator, count, communicator.size() - 1, in_arena);
-      check_broadcast(communicator, count, static_cast<int>(count) % communicator.size(), in_arena);
-    }
-    check_scatters(communicator, count, communicator.size() / 2);
-  }
+inline void check_reductions(Communicator& communicator) {
   for (const DType dtype : kAllDTypes) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      if (op != ReduceOp::kAvg || is_floating(dtype)) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct,
+                              ReduceOp::kPreMulSum, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+      const bool floating_only = op == ReduceOp::kAvg || op == ReduceOp::kPreMulSum;
+      const bool integer_only = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+      if (is_floating(dtype) ? integer_only : floating_only) {
+        Operand data(1, dtype);
+        EXPECT_THROW(communicator.all_reduce(data.view(), op, soon()), InvalidArgument);
+      } else {
         check_all_reduce(communicator, 333, dtype, op, false);
-        check_all_reduce(communicator, 40001, dtype, op, op == ReduceOp::kMax);
+        check_all_reduce(communicator, 40001, dtype, op, op == ReduceOp::kMax || op == ReduceOp::kPreMulSum);
       }
     }
   }
+}
+
+inline void check_all(Communicator& communicator) {
+  const std::vector<std::size_t> counts = {0, 1, 17, 5000, 70001, 400000};
+  for (const std::size_t count : counts) {
+    const int root = static_cast<int>(count) % communicator.size();
+    for (const bool in_arena : {false, true}) {
+      check_all_reduce(communicator, count, DType::kFloat32, ReduceOp::kSum, in_arena);
+      check_reduce(communicator, count, root, in_arena);
+      check_broadcast(communicator, count, root, in_arena);
+      for (const bool equal : {true, false}) {
+        check_gathers(communicator, count, equal, communicator.size() - 1, in_arena);
+        check_scatters(communicator, count, equal, communicator.size() / 2, in_arena);
+        check_all_to_all(communicator, count, equal, in_arena);
+      }
+    }
+    if (communicator.size() > 1) {
+      check_point_to_point(communicator, count);
+    }
+  }
+  check_reductions(communicator);
   communicator.barrier(soon());
+  check_split(communicator);
   check_gradient_exchange(communicator);
   EXPECT_THROW(communicator.broadcast(Operand(1, DType::kInt8).view(), communicator.size(), soon()), InvalidArgument);
-  EXPECT_THROW(communicator.all_reduce(Operand(1, DType::kInt8).view(), ReduceOp::kAvg, soon()), InvalidArgument);
+  EXPECT_THROW(communicator.send(Operand(1, DType::kInt8).view(), communicator.rank(), 0, soon()), InvalidArgument);
   communicator.barrier(soon());
 }
 

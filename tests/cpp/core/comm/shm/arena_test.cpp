@@ -11,11 +11,13 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/comm/shm/shared_segments.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 constexpr auto kLong = std::chrono::milliseconds(100000);
+constexpr std::size_t kShared = SharedSegments::kOwnSegmentBytes;
 
 std::ptrdiff_t count_open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
@@ -169,6 +171,48 @@ TEST(Arenas, CloseDescriptorsThatNobodyAskedForWhenTheyEnd) {
     pair.second->poll();
   }
   EXPECT_EQ(count_open_descriptors(), before);
+}
+
+TEST(Arenas, AdoptMemoryOfTheProcessWhenTheyFirstMeetIt) {
+  const Pair pair;
+  const std::shared_ptr<Buffer> buffer = SharedSegments::of_process().allocate(kShared);
+  auto* const data = static_cast<std::byte*>(buffer->data());
+  const auto place = pair.first->find(data + 640, 100);
+  ASSERT_TRUE(place.has_value());
+  const auto seen_by_peer = pair.second->of_peer(0, place->segment);
+  ASSERT_NE(seen_by_peer, nullptr);
+  data[640] = std::byte{7};
+  EXPECT_EQ(seen_by_peer->data()[place->offset_bytes], std::byte{7});
+  EXPECT_EQ(pair.first->find(data, 1)->segment, place->segment) << "it is announced once";
+  EXPECT_EQ(pair.first->create(1).id, place->segment + 1);
+  EXPECT_TRUE(pair.second->find(data, 1)) << "each arena has its own name for it";
+}
+
+TEST(Arenas, ReleaseMemoryThatTheProcessHasFreed) {
+  const Pair pair;
+  const auto before = count_open_descriptors();
+  std::shared_ptr<Buffer> buffer = SharedSegments::of_process().allocate(kShared);
+  const auto place = pair.first->find(buffer->data(), 1);
+  ASSERT_TRUE(place.has_value());
+  buffer.reset();
+  pair.second->poll();
+  EXPECT_EQ(count_open_descriptors(), before + 1) << "what the peer has been sent keeps the memory alive";
+  pair.first->poll();
+  pair.second->poll();
+  EXPECT_EQ(count_open_descriptors(), before);
+  EXPECT_EQ(pair.second->of_peer(0, place->segment), nullptr);
+}
+
+TEST(Arenas, TellFreedMemoryOfTheProcessFromWhatComesInItsPlace) {
+  const Pair pair;
+  std::uint32_t last = 0;
+  for (std::uint32_t round = 0; round < 20; ++round) {
+    const std::shared_ptr<Buffer> buffer = SharedSegments::of_process().allocate(kShared);
+    const auto place = pair.first->find(buffer->data(), kShared);
+    ASSERT_TRUE(place.has_value());
+    EXPECT_TRUE(round == 0 || place->segment > last);
+    last = place->segment;
+  }
 }
 
 TEST(Arenas, SendAnnouncementsThatDidNotFitIntoTheSocketLater) {

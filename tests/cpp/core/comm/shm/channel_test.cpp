@@ -203,6 +203,16 @@ TEST(Channels, WaitUntilAMessageOrThePeersEndIsThere) {
   EXPECT_TRUE(pair.a->closed());
 }
 
+TEST(Channels, TellThatThePeerHungUpBeforeItsMessagesAreRead) {
+  Pair pair;
+  pair.b->release(1);
+  ASSERT_TRUE(pair.b->flush());
+  EXPECT_FALSE(pair.a->hung_up());
+  pair.b.reset();
+  EXPECT_TRUE(pair.a->hung_up());
+  EXPECT_THAT(drain(*pair.a), ElementsAre("-1"));
+}
+
 TEST(Channels, KnowTheProcessOfTheirPeer) {
   const Pair pair;
   EXPECT_EQ(pair.a->peer_pid(), ::getpid());

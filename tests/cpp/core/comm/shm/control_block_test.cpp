@@ -30,6 +30,7 @@ TEST(Operations, DisagreeWhenAnythingDiffersThatAllRanksMustHaveEqual) {
       [](Operation& operation) { operation.root = 0; },
       [](Operation& operation) { operation.count = 11; },
       [](Operation& operation) { operation.round = 1; },
+      [](Operation& operation) { operation.shape = {10}; },
   };
   for (std::size_t i = 0; i < changes.size(); ++i) {
     Operation changed = some_operation();
@@ -37,6 +38,22 @@ TEST(Operations, DisagreeWhenAnythingDiffersThatAllRanksMustHaveEqual) {
     EXPECT_FALSE(changed.agrees_with(some_operation())) << "change " << i;
     EXPECT_FALSE(some_operation().agrees_with(changed)) << "change " << i;
   }
+}
+
+TEST(Operations, WhoseOperandsMayDifferInSizeAgreeOnAnyCount) {
+  Operation some = some_operation();
+  some.has_counts = true;
+  Operation more = some;
+  more.count = 11;
+  EXPECT_TRUE(some.agrees_with(more));
+  more.dtype = DType::kInt8;
+  EXPECT_FALSE(some.agrees_with(more));
+}
+
+TEST(Operations, AgreeWhateverEachRankMultipliesWith) {
+  Operation scaled = some_operation();
+  scaled.factor = 0.5;
+  EXPECT_TRUE(scaled.agrees_with(some_operation()));
 }
 
 TEST(Operations, AgreeWhereverTheirOperandsLie) {
@@ -61,6 +78,14 @@ TEST(Operations, AreDescribedByWhatTellsThemApart) {
   EXPECT_EQ(describe(gradients), "gradient averaging of 4 buckets (round 7)");
 }
 
+TEST(Operations, AreDescribedByTheirShapeWhenItIsKnown) {
+  Operation operation = some_operation();
+  operation.shape = {5, 2};
+  EXPECT_EQ(describe(operation), "broadcast of [5, 2] float32, root 1");
+  operation.shape = Shape(nullptr, 0);
+  EXPECT_EQ(describe(operation), "broadcast of [] float32, root 1");
+}
+
 TEST(Operations, OfEveryKindHaveTheirOwnName) {
   std::set<std::string> names;
   for (int kind = 0; kind <= static_cast<int>(OperationKind::kGradients); ++kind) {
@@ -80,6 +105,10 @@ TEST(ControlBlocks, AreFreshWhenTheirMemoryIsZero) {
   EXPECT_EQ(control->consumed.load(), 0u);
   EXPECT_EQ(control->event.value.load(), 0u);
   EXPECT_EQ(control->event.sleepers.load(), 0u);
+  EXPECT_EQ(control->doorbell.value.load(), 0u);
+  EXPECT_EQ(control->outbox.load(), 0u);
+  EXPECT_EQ(control->places[0].sequence.load(), 0u);
+  EXPECT_EQ(control->places[1].sequence.load(), 0u);
 }
 
 TEST(ControlBlocks, HaveTheLayoutThatTheirHeaderDescribes) {
@@ -89,7 +118,11 @@ TEST(ControlBlocks, HaveTheLayoutThatTheirHeaderDescribes) {
   EXPECT_EQ(offsetof(RankControl, announced), 16u);
   EXPECT_EQ(offsetof(RankControl, staged), 24u);
   EXPECT_EQ(offsetof(RankControl, consumed), 32u);
+  EXPECT_EQ(offsetof(RankControl, failed_in), 40u);
+  EXPECT_EQ(offsetof(RankControl, doorbell), 48u);
+  EXPECT_EQ(offsetof(RankControl, outbox), 56u);
   EXPECT_EQ(offsetof(RankControl, operations), 64u);
+  EXPECT_LE(sizeof(RankControl), 4096u) << "the counts begin there";
 }
 
 }  // namespace

@@ -9,55 +9,37 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
-#include "core/comm/ranks.h"
+#include "core/comm/shm/groups.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 using ::testing::AllOf;
+using testing::await;
+using testing::broadcast_of;
+using testing::compare;
 using ::testing::HasSubstr;
-using ::testing::Not;
+using testing::meet;
+using testing::passed;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
-Deadline passed() {
-  return Deadline::after(std::chrono::milliseconds(0));
-}
-
-// Runs `body` on each of `size` thread ranks.
 template <class Body>
 void run_groups(int size, const Body& body) {
-  testing::run_threads(size, [&](Store& store, int rank) {
-    Group group(store, rank, size, 256, soon(), {});
-    body(group);
-  });
+  testing::run_groups(size, 256, body);
 }
 
-Operation broadcast_of(std::uint64_t count) {
-  Operation operation{OperationKind::kBroadcast, DType::kFloat32};
-  operation.root = 0;
-  operation.count = count;
-  return operation;
-}
-
-// One operation that only compares descriptions.
-void compare(Group& group, const Operation& operation) {
-  group.run(operation, [&] {
+// One operation in which this rank gives given[r] elements to and takes expected[r] from rank r.
+void exchange(Group& group, const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected) {
+  Operation operation{OperationKind::kAllToAll, DType::kInt8};
+  operation.has_counts = true;
+  group.run(operation, soon(), [&] {
+    group.set_counts(given, expected);
     group.announce();
     group.await_announcements(soon());
   });
-}
-
-void meet(Group& group) {
-  compare(group, {OperationKind::kBarrier});
-}
-
-// Makes `rank` wait, outside the group, until `flag` is set.
-void await(const std::atomic<bool>& flag) {
-  while (!flag) {
-    std::this_thread::yield();
-  }
 }
 
 TEST(Groups, NumberTheirOperationsFromOne) {
@@ -81,7 +63,7 @@ TEST(Groups, ShowEveryRankWhereTheOperandsOfTheOthersLie) {
       operation.in_arena = true;
       operation.segment = round;
       operation.offset_bytes = 100u * static_cast<std::uint64_t>(group.rank());
-      group.run(operation, [&] {
+      group.run(operation, soon(), [&] {
         group.announce();
         group.await_announcements(soon());
         for (int rank = 0; rank < 3; ++rank) {
@@ -111,75 +93,49 @@ TEST(Groups, ShareTheMemoryBehindEachControlBlock) {
   });
 }
 
-TEST(Groups, TellEveryRankWhyOneFailed) {
+TEST(Groups, ShowWhatEveryRankGivesToAndExpectsFromEveryOther) {
   run_groups(3, [](Group& group) {
-    if (group.rank() == 1) {
-      EXPECT_THROW(group.run(broadcast_of(4), [] { throw std::runtime_error("the disk is full"); }),
-                   std::runtime_error);
-    } else {
-      EXPECT_THAT([&] { meet(group); },
-                  ThrowsMessage<PeerLost>(AllOf(HasSubstr("barrier"), HasSubstr("the disk is full"))));
-    }
-    EXPECT_THAT([&] { compare(group, broadcast_of(9)); },
-                ThrowsMessage<PeerLost>(AllOf(HasSubstr("broadcast of 9 float32"), HasSubstr("the disk is full"))))
-        << "and stay unusable";
-  });
-}
-
-TEST(Groups, TellEveryRankOfAFailureThatIsNoStandardException) {
-  struct Interrupted {};
-  run_groups(2, [](Group& group) {
-    if (group.rank() == 1) {
-      EXPECT_THROW(group.run(broadcast_of(4), [] { throw Interrupted(); }), Interrupted);
-    } else {
-      EXPECT_THAT([&] { meet(group); },
-                  ThrowsMessage<PeerLost>(AllOf(HasSubstr("rank 1 failed"), HasSubstr("broadcast of 4 float32"))));
-    }
-  });
-}
-
-TEST(Groups, KeepTheFirstReason) {
-  run_groups(2, [](Group& group) {
-    if (group.rank() == 1) {
-      group.abort("the first reason");
-      group.abort("the second reason");
-    }
-    EXPECT_THAT([&] { meet(group); },
-                ThrowsMessage<PeerLost>(AllOf(HasSubstr("the first reason"), Not(HasSubstr("the second reason")))));
-  });
-}
-
-TEST(Groups, CutAReasonThatIsTooLong) {
-  run_groups(2, [](Group& group) {
-    if (group.rank() == 1) {
-      group.abort("it began well" + std::string(10 * kFailureBytes, 'x'));
-    }
-    EXPECT_THAT([&] { meet(group); }, ThrowsMessage<PeerLost>(HasSubstr("it began well")));
-    EXPECT_LT(std::strlen(group.control(1).failure), kFailureBytes);
-  });
-}
-
-TEST(Groups, ListWhatEveryRankCalledWhenOperationsDifferAndStayUsable) {
-  run_groups(3, [](Group& group) {
-    meet(group);
-    for (std::uint64_t round = 0; round < 10; ++round) {
-      EXPECT_THAT([&] { compare(group, group.rank() == 1 ? broadcast_of(round) : Operation{OperationKind::kBarrier}); },
-                  ThrowsMessage<MismatchedCollective>(
-                      AllOf(HasSubstr("operation #" + std::to_string(2 + 2 * round)), HasSubstr("rank 0: barrier"),
-                            HasSubstr("rank 1: broadcast of " + std::to_string(round) + " float32, root 0"),
-                            HasSubstr("rank 2: barrier"))));
+    const auto between = [](int from, int to) { return static_cast<std::uint64_t>(10 * from + to); };
+    for (std::uint64_t round = 0; round < 5; ++round) {
+      std::vector<std::uint64_t> given;
+      std::vector<std::uint64_t> expected;
+      for (int rank = 0; rank < 3; ++rank) {
+        given.push_back(round + between(group.rank(), rank));
+        expected.push_back(round + between(rank, group.rank()));
+      }
+      exchange(group, given, expected);
+      for (int from = 0; from < 3; ++from) {
+        for (int to = 0; to < 3; ++to) {
+          EXPECT_EQ(group.given(from, to), round + between(from, to));
+          EXPECT_EQ(group.expected(to, from), round + between(from, to));
+        }
+      }
       meet(group);
     }
   });
 }
 
-TEST(Groups, SayThatARankHasLeft) {
-  run_groups(2, [](Group& group) {
-    meet(group);
-    if (group.rank() == 0) {
-      EXPECT_THAT([&] { meet(group); },
-                  ThrowsMessage<PeerLost>(AllOf(HasSubstr("rank 1 has left"), HasSubstr("operation #2) on rank 0"))));
+TEST(Groups, RaiseOnEveryRankWhenTwoOfThemDisagreeOnACountAndStayUsable) {
+  run_groups(3, [](Group& group) {
+    for (int round = 0; round < 3; ++round) {
+      const std::uint64_t too_many = group.rank() == 1 ? 1 : 0;
+      EXPECT_THROW(exchange(group, {1, 1, 1 + too_many}, {1, 1, 1}), MismatchedCollective) << "given by rank 1";
+      EXPECT_THROW(exchange(group, {1, 1, 1}, {1, 1 + too_many, 1}), MismatchedCollective) << "expected by rank 1";
+      EXPECT_NO_THROW(exchange(group, {1, 1, 1}, {1, 1, 1}));
     }
+  });
+}
+
+TEST(Groups, RaiseAgainAndAgainWhileOperationsDifferAndStayUsable) {
+  run_groups(3, [](Group& group) {
+    meet(group);
+    for (std::uint64_t round = 0; round < 10; ++round) {
+      EXPECT_THROW(compare(group, group.rank() == 1 ? broadcast_of(round) : Operation{OperationKind::kBarrier}),
+                   MismatchedCollective);
+      EXPECT_THROW(compare(group, broadcast_of(group.rank() == 2 ? 1 : 2)), MismatchedCollective);
+      meet(group);
+    }
+    EXPECT_EQ(group.next_sequence(), 32u);
   });
 }
 
@@ -195,32 +151,11 @@ TEST(Groups, MayBeLeftAsSoonAsTheyHaveBeenEntered) {
   }
 }
 
-TEST(Groups, TimeOutNamingTheRankAndWhatItReached) {
-  std::atomic<bool> done{false};
-  run_groups(2, [&](Group& group) {
-    meet(group);
-    if (group.rank() == 0) {
-      EXPECT_THAT(
-          [&] {
-            group.run(broadcast_of(4), [&] {
-              group.announce();
-              group.await_announcements(passed());
-            });
-          },
-          ThrowsMessage<Timeout>(
-              AllOf(HasSubstr("broadcast of 4 float32, root 0 (operation #2) on rank 0 waited for rank 1"),
-                    HasSubstr("the last operation it reached is #1"))));
-      done = true;
-    }
-    await(done);
-  });
-}
-
 TEST(Groups, WaitForASegmentThatIsStillToBeMade) {
   std::atomic<bool> waited{false};
   testing::run_threads(2, [&](Store& store, int rank) {
     std::atomic<bool> armed{false};
-    Group group(store, rank, 2, 0, soon(), [&] { waited = waited || armed; });
+    Group group(store, rank, 2, 0, soon(), WaitHooks{[&] { waited = waited || armed; }});
     if (rank == 0) {
       armed = true;
       group.peer_segment(1, 1, soon())->data()[0] = std::byte{5};
@@ -249,28 +184,8 @@ TEST(Groups, DoNotWaitForASegmentOfARankThatHasEnded) {
   run_groups(2, [](Group& group) {
     meet(group);
     if (group.rank() == 0) {
-      EXPECT_THAT([&] { group.peer_segment(1, 7, soon()); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 has ended")));
-    }
-  });
-}
-
-TEST(Groups, StopWaitingWhenTheProbeThrowsAndTellThePeers) {
-  struct Interrupted {};
-  std::atomic<bool> done{false};
-  testing::run_threads(2, [&](Store& store, int rank) {
-    std::atomic<bool> armed{false};
-    Group group(store, rank, 2, 0, soon(), [&] {
-      if (armed) {
-        throw Interrupted();
-      }
-    });
-    if (rank == 0) {
-      armed = true;
-      EXPECT_THROW(meet(group), Interrupted);
-      done = true;
-    } else {
-      await(done);
-      EXPECT_THAT([&] { meet(group); }, ThrowsMessage<PeerLost>(HasSubstr("rank 0 failed")));
+      EXPECT_THAT([&] { group.peer_segment(1, 7, soon()); },
+                  ThrowsMessage<PeerLost>(AllOf(HasSubstr("rank 1"), HasSubstr("has ended"))));
     }
   });
 }
@@ -282,7 +197,7 @@ TEST(Groups, RunOneOperationAtATimeHoweverManyThreadsCall) {
     for (int t = 0; t < 3; ++t) {
       callers.emplace_back([&] {
         for (int i = 0; i < 50; ++i) {
-          group.run({OperationKind::kBarrier}, [&] {
+          group.run({OperationKind::kBarrier}, soon(), [&] {
             EXPECT_EQ(++inside, 1);
             group.announce();
             group.await_announcements(soon());
@@ -303,7 +218,7 @@ TEST(Groups, AreNotDisturbedByAForkedChild) {
     GTEST_SKIP() << "ThreadSanitizer does not follow forked processes";
   }
   testing::run_processes(2, [](Store& store, int rank) {
-    auto group = std::make_unique<Group>(store, rank, 2, 0, soon(), InterruptProbe());
+    auto group = std::make_unique<Group>(store, rank, 2, 0, soon(), WaitHooks());
     const pid_t child = ::fork();
     if (child == 0) {
       group->abort("the child failed");
@@ -322,7 +237,7 @@ TEST(Groups, CanBeMadeAnewInAForkedChildThatDropsTheInheritedOne) {
   }
   const std::filesystem::path folder = testing::make_temporary_folder();
   testing::run_processes(3, [&](Store& store, int rank) {
-    auto inherited = std::make_unique<Group>(store, rank, 3, 0, soon(), InterruptProbe());
+    auto inherited = std::make_unique<Group>(store, rank, 3, 0, soon(), WaitHooks());
     const pid_t child = testing::start_process(folder, rank, [&](Store& other, int) {
       Group own(other, rank, 3, 0, soon(), {});
       inherited.reset();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/comm/ranks.h"
+#include "core/comm/shm/sandbox.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -98,6 +99,22 @@ TEST_F(Liveness, TellsProcessesApart) {
   one.end();
   EXPECT_TRUE(watch_one.ended());
   EXPECT_FALSE(watch_other.ended());
+}
+
+TEST_F(Liveness, IsNotDeceivedByAnotherProcessUnderTheSameId) {
+  Child child;
+  const pid_t process = child.process();
+  const ProcessWatch watch(process);
+  child.end();
+  const pid_t impostor = testing::start_impostor(process);
+  if (impostor < 0) {
+    GTEST_SKIP() << "this user may not choose process ids";
+  }
+  ASSERT_EQ(impostor, process);
+  EXPECT_EQ(::kill(process, 0), 0) << "there is a process of that id";
+  EXPECT_TRUE(watch.ended());
+  ::kill(impostor, SIGKILL);
+  testing::wait_process(impostor);
 }
 
 TEST_F(Liveness, KnowsNothingWhereTheKernelRefuses) {

@@ -1,14 +1,20 @@
 #include "core/comm/shm/memory_limit.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "core/comm/ranks.h"
 
 namespace accelerate_cpp::comm {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 // A tree of control groups in a temporary folder.
 class MemoryLimit : public ::testing::Test {
@@ -27,7 +33,30 @@ class MemoryLimit : public ::testing::Test {
     return folder.string();
   }
 
-  std::optional<std::size_t> left(const std::string& folder) const { return memory_left_in(folder, root_.string()); }
+  const std::filesystem::path& root() const { return root_; }
+
+  // The same for version 1 of control groups.
+  std::string old_group(const std::string& group, const std::string& limit, const std::string& usage,
+                        const std::string& stat = "") {
+    const std::filesystem::path folder = root_ / group;
+    std::filesystem::create_directories(folder);
+    write(folder / "memory.limit_in_bytes", limit);
+    write(folder / "memory.usage_in_bytes", usage);
+    write(folder / "memory.stat", stat);
+    return folder.string();
+  }
+
+  std::optional<std::size_t> left(const std::string& folder) const { return memory_left_in({folder, root_.string()}); }
+
+  // Folders and roots of the groups that a listing names.
+  std::vector<std::string> groups(const std::string& listing) const {
+    write(root_ / "listing", listing);
+    std::vector<std::string> found;
+    for (const ControlGroup& group : control_groups((root_ / "listing").string(), "/mounts")) {
+      found.push_back(group.folder + " in " + group.root);
+    }
+    return found;
+  }
 
  private:
   static void write(const std::filesystem::path& path, const std::string& text) {
@@ -84,11 +113,34 @@ TEST_F(MemoryLimit, IsNoneWithoutTheFiles) {
   EXPECT_EQ(left(group("job", "", "")), std::nullopt);
   EXPECT_EQ(left(group("job", "1000", "")), std::nullopt);
   EXPECT_EQ(left(group("other", "", "10")), std::nullopt);
-  EXPECT_EQ(memory_left_in("/no/such/group", "/no"), std::nullopt);
+  EXPECT_EQ(memory_left_in({"/no/such/group", "/no"}), std::nullopt);
 }
 
 TEST_F(MemoryLimit, AllowsSizesBeyondFourGigabytes) {
   EXPECT_EQ(left(group("job", "1099511627776", "1073741824")), 1098437885952u);
+}
+
+TEST_F(MemoryLimit, OfVersion1IsReadToo) {
+  EXPECT_EQ(left(old_group("job", "1000", "300")), 700u);
+  EXPECT_EQ(left(old_group("job", "1000", "300", "inactive_file 5\ntotal_rss 1\ntotal_inactive_file 100")), 800u);
+  EXPECT_EQ(left(old_group("job/inner", "5000", "100")), 800u);
+}
+
+TEST_F(MemoryLimit, OfVersion1ThatIsNoneAllowsEverything) {
+  EXPECT_GT(left(old_group("job", "9223372036854771712", "300")), std::size_t{1} << 60);
+}
+
+TEST_F(MemoryLimit, OfAContainerThatDoesNotSeeItsGroupIsThatOfTheRoot) {
+  old_group("", "1000", "300");
+  EXPECT_EQ(left((root() / "docker" / "0123").string()), 700u);
+}
+
+TEST_F(MemoryLimit, IsLookedForInTheGroupsOfBothVersions) {
+  EXPECT_THAT(groups("0::/user.slice/job"), ElementsAre("/mounts/user.slice/job in /mounts"));
+  EXPECT_THAT(groups("9:name=systemd:/\n5:cpu,memory:/a:b/c\n3:memory_not:/x\n0::/"),
+              ElementsAre("/mounts/memory/a:b/c in /mounts/memory", "/mounts/ in /mounts"));
+  EXPECT_THAT(groups("no list\nat:all"), IsEmpty());
+  EXPECT_THAT(control_groups("/no/such/listing", "/mounts"), IsEmpty());
 }
 
 TEST(MemoryLimitOfThisProcess, AllowsNothingToBeAllocated) {

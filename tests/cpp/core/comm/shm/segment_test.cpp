@@ -138,6 +138,14 @@ TEST(Segments, HaveNoNameInAnyFileSystem) {
   EXPECT_EQ(status.st_nlink, 0u);
 }
 
+TEST(Segments, MayBeOpenedByTheirOwnerOnly) {
+  const auto segment = Segment::create(1);
+  struct stat status{};
+  ASSERT_EQ(::fstat(segment->descriptor(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(status.st_uid, ::geteuid());
+}
+
 TEST(Segments, AreNotHandedToProgramsThatAreStarted) {
   const auto segment = Segment::create(1);
   EXPECT_NE(::fcntl(segment->descriptor(), F_GETFD) & FD_CLOEXEC, 0);

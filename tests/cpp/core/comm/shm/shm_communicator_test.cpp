@@ -16,8 +16,8 @@ using testing::message_of;
 using testing::Operand;
 using testing::soon;
 
-std::shared_ptr<ShmCommunicator> connect(Store& store, int rank, int size, InterruptProbe probe = {}) {
-  return ShmCommunicator::connect(store, rank, size, soon(), std::move(probe));
+std::shared_ptr<ShmCommunicator> connect(Store& store, int rank, int size, InterruptProbe probe = [] {}) {
+  return ShmCommunicator::connect(store, rank, size, soon(), WaitHooks{std::move(probe)});
 }
 
 Deadline in(int milliseconds) {
@@ -196,7 +196,7 @@ TEST(Shm, RefusesToRunInAForkedChild) {
 TEST(Shm, TimesOutWhenARankNeverComes) {
   MemoryStore store;
   EXPECT_THAT(message_of<Timeout>([&] { ShmCommunicator::connect(store, 0, 2, in(100), {}); }),
-              HasSubstr("1 more of 2 ranks"));
+              HasSubstr("for rank 1 in vain"));
 }
 
 }  // namespace

@@ -379,7 +379,7 @@ TEST(GradientExchanges, NameARankThatIsKilledWhileItFinishes) {
         ::raise(SIGKILL);
       }
     };
-    const auto communicator = ShmCommunicator::connect(store, rank, 3, soon(), die);
+    const auto communicator = ShmCommunicator::connect(store, rank, 3, soon(), WaitHooks{die});
     const Exchange exchange = communicator->gradient_exchange(of({90}), soon());
     exchange->publish(0);
     armed = rank == 1;

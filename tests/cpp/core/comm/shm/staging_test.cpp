@@ -8,34 +8,21 @@
 #include <utility>
 #include <vector>
 
-#include "core/comm/ranks.h"
+#include "core/comm/shm/groups.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::meet;
+using testing::passed;
 using testing::soon;
 using ::testing::ThrowsMessage;
-
-Deadline passed() {
-  return Deadline::after(std::chrono::milliseconds(0));
-}
 
 // Runs `body` on each of `size` ranks with a group that has room for staging.
 template <class Body>
 void run_groups(int size, const Body& body) {
-  testing::run_threads(size, [&](Store& store, int rank) {
-    Group group(store, rank, size, kStagingBytes, soon(), {});
-    body(group);
-  });
-}
-
-// Lets all ranks of `group` come to this point.
-void meet(Group& group) {
-  group.run({OperationKind::kBarrier}, [&] {
-    group.announce();
-    group.await_announcements(soon());
-  });
+  testing::run_groups(size, kStagingBytes, body);
 }
 
 TEST(StagingSlots, DoNotOverlapAndFillTheMemoryBehindTheControlBlock) {

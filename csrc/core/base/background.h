@@ -1,0 +1,16 @@
+// Threads of our own, and what becomes of them when the process forks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace accelerate_cpp {
+
+// Runs `body`, which may not throw, in a detached thread that takes no signals and shows `name` (at most 15 characters)
+// in debuggers. Throws SystemFailure when the system refuses another thread.
+void start_background_thread(const char* name, std::function<void()> body);
+
+// Changes in every forked child: what was started under another generation does not run in this process.
+std::uint64_t fork_generation();
+
+}  // namespace accelerate_cpp

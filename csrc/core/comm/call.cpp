@@ -1,0 +1,29 @@
+#include "core/comm/call.h"
+
+#include <algorithm>
+
+namespace accelerate_cpp::comm {
+
+Shape::Shape(const std::int64_t* first, std::size_t count) {
+  if (count <= kMaxDimensions) {
+    dimensions = static_cast<std::int32_t>(count);
+    std::copy_n(first, count, sizes);
+  }
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return dimensions == other.dimensions && (dimensions <= 0 || std::equal(sizes, sizes + dimensions, other.sizes));
+}
+
+std::string Shape::to_string() const {
+  if (!known()) {
+    return "";
+  }
+  std::string text = "[";
+  for (int d = 0; d < dimensions; ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(sizes[d]);
+  }
+  return text + "]";
+}
+
+}  // namespace accelerate_cpp::comm

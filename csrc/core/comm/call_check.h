@@ -1,0 +1,35 @@
+// Compares what all ranks ask for before any of them moves data, for engines that would hang or crash on a difference.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "core/comm/call.h"
+#include "core/comm/nccl/call_record.h"
+
+namespace accelerate_cpp::comm {
+
+class CallCheck {
+ public:
+  // Hands `own` to all ranks and returns what all ranks handed in, one after the other in rank order. All ranks pass
+  // equally many bytes.
+  using Exchange = std::function<std::string(const std::string& own)>;
+
+  // `call_site` is asked for the place of a call that has none, once a mismatch is to be reported.
+  CallCheck(int rank, std::function<std::string()> call_site) : rank_(rank), call_site_(std::move(call_site)) {}
+
+  // Collective. Throws MismatchedCollective, with the same table on every rank, when the records do not fit together.
+  // Returns when every rank has entered it. Exchanges 16 bytes per rank while all is well.
+  void check(CallRecord record, const Call& call, const Exchange& exchange);
+
+ private:
+  [[noreturn]] void throw_mismatch(CallRecord record, const Call& call, const Exchange& exchange) const;
+
+  int rank_;
+  std::function<std::string()> call_site_;
+  std::uint64_t sequence_ = 0;
+};
+
+}  // namespace accelerate_cpp::comm

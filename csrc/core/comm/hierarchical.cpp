@@ -1,0 +1,281 @@
+#include "core/comm/hierarchical.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/background.h"
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/comm/arguments.h"
+#include "core/comm/reduce_kernels.h"
+#include "core/comm/reduced_gradient_exchange.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+// Small messages within the host and between hosts need no second message for their data.
+constexpr std::size_t kInlineBytes = 256;
+
+void copy(ConstMemoryView from, MemoryView to) {
+  if (from.count > 0 && from.data != to.data) {
+    std::memcpy(to.data, from.data, from.size_bytes());
+  }
+}
+
+}  // namespace
+
+Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
+    : layout_(std::move(layout)),
+      parts_(std::move(parts)),
+      rank_(parts_.everyone->rank()),
+      generation_(fork_generation()),
+      hooks_(std::move(hooks)),
+      check_(rank_, hooks_.call_site) {
+  ACCELERATE_CHECK(parts_.everyone->size() == layout_.size(), "one communicator reaches all ranks");
+  ACCELERATE_CHECK(parts_.inside->rank() == layout_.index_within_host(rank_) &&
+                       parts_.inside->size() == static_cast<int>(own_ranks().size()),
+                   "the communicator inside the host has its ranks, in order");
+  ACCELERATE_CHECK((parts_.between != nullptr) == is_leader(), "leaders, and they alone, reach the other hosts");
+  std::vector<int> places(static_cast<std::size_t>(size()), -1);
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    all[static_cast<std::size_t>(r)] = r;
+    places[static_cast<std::size_t>(r)] = layout_.host_of(r) == host() ? layout_.index_within_host(r) : -1;
+  }
+  const auto near = make_port(parts_.inside, places);
+  const auto far = make_port(parts_.everyone, all);
+  std::vector<std::shared_ptr<MessageMatcher::Port>> ports;
+  for (const int place : places) {
+    ports.push_back(place < 0 ? far : near);
+  }
+  messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes);
+}
+
+Hierarchical::~Hierarchical() {
+  messages_->close();
+}
+
+void Hierarchical::run(const CallRecord& record, const Call& call, const Action& body) {
+  const std::lock_guard lock(mutex_);
+  check_usable(record.describe());
+  const auto failed = [&](const std::string& why) {
+    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + (why.empty() ? "interrupted" : why));
+  };
+  try {
+    check_.check(record, call, [&](const std::string& own) { return exchange(own, call); });
+    body();
+  } catch (const MismatchedCollective&) {
+    throw;
+  } catch (const std::exception& error) {
+    failed(error.what());
+    throw;
+  } catch (...) {
+    failed("");
+    throw;
+  }
+}
+
+void Hierarchical::inside(const Action& action) const {
+  const auto among = [this] { return "among the ranks of one host (" + layout_.names_within(host()) + "): "; };
+  try {
+    action();
+  } catch (const PeerLost& error) {
+    throw PeerLost(among() + error.what());
+  } catch (const Timeout& error) {
+    throw Timeout(among() + error.what());
+  }
+}
+
+void Hierarchical::between(const Action& action) const {
+  const auto among = [this] { return "between the hosts (" + layout_.names_of_leaders() + "): "; };
+  try {
+    action();
+  } catch (const PeerLost& error) {
+    throw PeerLost(among() + error.what());
+  } catch (const Timeout& error) {
+    throw Timeout(among() + error.what());
+  }
+}
+
+void Hierarchical::check_usable(const std::string& what) const {
+  if (generation_ != fork_generation()) {
+    throw InvalidArgument(what + ": this process was forked from rank " + std::to_string(rank_) +
+                          ", and its communicator did not come along; create a new group in the child");
+  }
+  const std::lock_guard lock(failure_mutex_);
+  if (!failure_.empty()) {
+    throw PeerLost(what + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " + failure_);
+  }
+}
+
+void Hierarchical::fail(const std::string& reason) noexcept {
+  if (generation_ != fork_generation()) {
+    return;
+  }
+  {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = failure_.empty() ? reason : failure_;
+  }
+  // The other hosts first: on this one the next process may already end because of it.
+  parts_.everyone->abort(reason);
+  if (parts_.between) {
+    parts_.between->abort(reason);
+  }
+  parts_.inside->abort(reason);
+}
+
+void Hierarchical::leave() noexcept {
+  parts_.everyone->leave();
+  if (parts_.between) {
+    parts_.between->leave();
+  }
+  parts_.inside->leave();
+}
+
+void Hierarchical::abort(const std::string& reason) noexcept {
+  fail(reason);
+}
+
+std::string Hierarchical::exchange(const std::string& own, const Call& call) const {
+  const std::size_t length = own.size();
+  const auto view = [length](std::string& text, std::size_t place) {
+    return MemoryView{text.data() + place * length, length, DType::kUInt8};
+  };
+  std::string of_host(length * own_ranks().size(), '\0');
+  std::string all(length * static_cast<std::size_t>(size()), '\0');
+  std::vector<MemoryView> places;
+  for (std::size_t i = 0; is_leader() && i < own_ranks().size(); ++i) {
+    places.push_back(view(of_host, i));
+  }
+  inside([&] { parts_.inside->gather({own.data(), length, DType::kUInt8}, places, 0, part_of(call)); });
+  if (is_leader()) {
+    std::string by_host(all.size(), '\0');
+    std::vector<MemoryView> blocks;
+    std::size_t first = 0;
+    for (int h = 0; h < layout_.num_hosts(); ++h) {
+      const std::size_t count = layout_.ranks_of(h).size();
+      blocks.push_back({view(by_host, first).data, count * length, DType::kUInt8});
+      first += count;
+    }
+    between(
+        [&] { parts_.between->all_gather({of_host.data(), of_host.size(), DType::kUInt8}, blocks, part_of(call)); });
+    for (int r = 0; r < size(); ++r) {
+      const std::byte* const block = blocks[static_cast<std::size_t>(layout_.host_of(r))].bytes();
+      std::memcpy(view(all, static_cast<std::size_t>(r)).data,
+                  block + static_cast<std::size_t>(layout_.index_within_host(r)) * length, length);
+    }
+  }
+  inside([&] { parts_.inside->broadcast({all.data(), all.size(), DType::kUInt8}, 0, part_of(call)); });
+  return all;
+}
+
+// An average is scaled where the values are read: hosts may have different numbers of ranks.
+Hierarchical::TwoReductions Hierarchical::two_levels(const Reduction& reduction) const {
+  switch (reduction.op) {
+    case ReduceOp::kAvg:
+      return {{ReduceOp::kPreMulSum, 1.0 / size()}, ReduceOp::kSum};
+    case ReduceOp::kPreMulSum:
+      return {reduction, ReduceOp::kSum};
+    default:
+      return {reduction, reduction.op};
+  }
+}
+
+void Hierarchical::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
+  check_reduction(data.dtype, reduction.op);
+  const auto [within, across] = two_levels(reduction);
+  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count, {}, {}, {}, {}}, call,
+      [&, w = within, a = across] {
+        inside([&] { parts_.inside->reduce(data, 0, w, part_of(call)); });
+        if (is_leader()) {
+          between([&] { parts_.between->all_reduce(data, a, part_of(call)); });
+        }
+        inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });
+      });
+}
+
+void Hierarchical::send_from_leader(MemoryView from, MemoryView to, int root, const Call& call) const {
+  const ConstMemoryView nothing{nullptr, 0, to.dtype};
+  std::vector<ConstMemoryView> parts;
+  if (is_leader()) {
+    parts.assign(own_ranks().size(), nothing);
+    parts[static_cast<std::size_t>(layout_.index_within_host(root))] = from;
+  }
+  inside(
+      [&] { parts_.inside->scatter(parts, rank_ == root ? to : MemoryView{nullptr, 0, to.dtype}, 0, part_of(call)); });
+}
+
+void Hierarchical::reduce(MemoryView data, int root, Reduction reduction, const Call& call) {
+  check_reduction(data.dtype, reduction.op);
+  check_root("reduce", root, size());
+  const auto [within, across] = two_levels(reduction);
+  run({CallKind::kReduce, data.dtype, reduction.op, root, data.count, {}, {}, {}, {}}, call,
+      [&, w = within, a = across] {
+        MemoryView partial = data;
+        if (is_leader() && rank_ != root) {  // its own operand stays as it is
+          partial = scratch(data.count, data.dtype);
+          copy(data, partial);
+        }
+        inside([&] { parts_.inside->reduce(partial, 0, w, part_of(call)); });
+        const int root_host = layout_.host_of(root);
+        if (is_leader()) {
+          between([&] { parts_.between->reduce(partial, root_host, a, part_of(call)); });
+        }
+        if (host() == root_host && !layout_.is_leader(root)) {
+          send_from_leader(partial, data, root, call);
+        }
+      });
+}
+
+void Hierarchical::broadcast(MemoryView data, int root, const Call& call) {
+  check_root("broadcast", root, size());
+  run({CallKind::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count, {}, {}, {}, {}}, call, [&] {
+    const int root_host = layout_.host_of(root);
+    if (host() == root_host) {
+      inside([&] { parts_.inside->broadcast(data, layout_.index_within_host(root), part_of(call)); });
+    }
+    if (is_leader()) {
+      between([&] { parts_.between->broadcast(data, root_host, part_of(call)); });
+    }
+    if (host() != root_host) {
+      inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });
+    }
+  });
+}
+
+MemoryView Hierarchical::scratch(std::size_t count, DType dtype) {
+  const std::size_t needed = count * element_size(dtype);
+  if (needed > scratch_bytes_) {
+    scratch_ = nullptr;
+    scratch_bytes_ = 0;
+    scratch_ = parts_.inside->allocate(needed);
+    scratch_bytes_ = needed;
+  }
+  return {needed == 0 ? nullptr : scratch_->data(), count, dtype};
+}
+
+void Hierarchical::barrier(const Call& call) {
+  run({CallKind::kBarrier}, call, [] {});  // the check ends when every rank has entered it
+}
+
+std::shared_ptr<Transfer> Hierarchical::send(ConstMemoryView data, int destination, std::uint64_t tag,
+                                             const Call& call) {
+  check_usable("send to rank " + std::to_string(destination));
+  return messages_->send(data, destination, tag, call);
+}
+
+std::shared_ptr<Transfer> Hierarchical::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
+  check_usable("receive from rank " + std::to_string(source));
+  return messages_->receive(data, source, tag, call);
+}
+
+std::shared_ptr<Buffer> Hierarchical::allocate(std::size_t size_bytes) {
+  return parts_.inside->allocate(size_bytes);
+}
+
+std::unique_ptr<GradientExchange> Hierarchical::gradient_exchange(const std::vector<BucketSpec>& buckets, Deadline) {
+  return std::make_unique<ReducedGradientExchange>(*this, buckets);
+}
+
+}  // namespace accelerate_cpp::comm

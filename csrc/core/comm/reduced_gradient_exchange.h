@@ -1,0 +1,51 @@
+// Gradient buckets over the all_reduce of any communicator: nothing moves before finish(), which averages one bucket
+// after the other. For communicators that have no memory in common with their peers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "core/comm/gradient_exchange.h"
+
+namespace accelerate_cpp::comm {
+
+class ReducedGradientExchange final : public GradientExchange {
+ public:
+  // Replaces `count` bytes in the memory of the host by their maxima over the ranks.
+  using ReduceFlags = std::function<void(std::uint8_t* flags, std::size_t count, const Call& call)>;
+
+  // `communicator` must outlive the exchange; its allocate() gives the buckets, which lie where its operands do.
+  // Without `reduce_flags` it must be able to reduce memory of the host. Ranks that pass different buckets find out in
+  // finish(), as far as the communicator compares what they call.
+  ReducedGradientExchange(Communicator& communicator, const std::vector<BucketSpec>& buckets,
+                          ReduceFlags reduce_flags = {});
+
+  MemoryView bucket(std::size_t index) override;
+  std::uint8_t* used_slots(std::size_t index) override;
+  bool used_anywhere(std::size_t index, std::size_t slot) const override;
+  void publish(std::size_t index) override;
+  void progress() override {}
+  void finish(Deadline deadline) override;
+
+ private:
+  struct Bucket {
+    BucketSpec spec;
+    std::shared_ptr<Buffer> memory;
+    std::size_t first_slot;
+    bool published = false;
+  };
+
+  const Bucket& at(std::size_t index) const;
+
+  Communicator& communicator_;
+  ReduceFlags reduce_flags_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::uint8_t> used_;           // by slot, of all buckets, as the caller wrote it
+  std::vector<std::uint8_t> used_anywhere_;  // of the finished round
+};
+
+}  // namespace accelerate_cpp::comm

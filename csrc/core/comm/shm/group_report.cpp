@@ -1,0 +1,102 @@
+// What a Group says about its ranks: who waits for whom, where everyone is, and how their calls differ.
+#include <chrono>
+#include <cstdio>
+
+#include "core/comm/shm/group.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+// How long ranks that have found a mismatch wait for each other's place in the program.
+constexpr std::chrono::milliseconds kPlaceWait{1000};
+
+std::string list(const std::uint64_t* first, int count) {
+  std::string text = "[";
+  for (int i = 0; i < count; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(first[i]);
+  }
+  return text + "]";
+}
+
+// " at train.py:88" when the rank has published where it called operation `sequence`.
+std::string place_of(const RankControl& control, std::uint64_t sequence) {
+  const Place& place = control.places[sequence & 1];
+  const bool known = place.sequence.load(std::memory_order_acquire) == sequence && place.text[0] != '\0';
+  return known ? std::string(" at ") + place.text : "";
+}
+
+}  // namespace
+
+void Group::publish_place() {
+  Place& place = own().places[sequence_ & 1];
+  if (place.sequence.load(std::memory_order_relaxed) == sequence_) {
+    return;
+  }
+  const std::string text = location_.empty() ? hooks_.call_site() : std::string(location_);
+  std::snprintf(place.text, Place::kBytes, "%s", text.c_str());
+  place.sequence.store(sequence_, std::memory_order_release);
+  own().event.notify();
+}
+
+void Group::await_places() {
+  const auto give_up = std::chrono::steady_clock::now() + kPlaceWait;
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::atomic<std::uint64_t>& placed = control(peer).places[sequence_ & 1].sequence;
+    const auto known = [&] {
+      return placed.load(std::memory_order_acquire) == sequence_ || std::chrono::steady_clock::now() >= give_up;
+    };
+    control(peer).event.wait_until(known, 0, [] {});
+  }
+}
+
+void Group::throw_mismatch() {
+  publish_place();
+  await_places();
+  std::string table = "ranks called different collectives as operation #" + std::to_string(sequence_) + ":";
+  for (int rank = 0; rank < size_; ++rank) {
+    table += "\n  rank " + std::to_string(rank) + ": " + describe(announced(rank)) + describe_counts(rank) +
+             place_of(control(rank), sequence_);
+  }
+  throw MismatchedCollective(
+      table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
+}
+
+std::string Group::describe_counts(int rank) const {
+  if (!announced(rank).has_counts) {
+    return "";
+  }
+  const std::uint64_t* const table = counts(rank, sequence_);
+  return ", gives " + list(table, size_) + " and expects " + list(table + size_, size_) + " elements";
+}
+
+std::string Group::describe_wait(int peer) const {
+  return describe(current_) + " (operation #" + std::to_string(sequence_) + ")" + place_of(control(rank_), sequence_) +
+         " on rank " + std::to_string(rank_) + " waited for rank " + std::to_string(peer) + ": ";
+}
+
+std::string Group::standing(int peer) const {
+  const RankControl& control = this->control(peer);
+  const std::string who = "rank " + std::to_string(peer);
+  Operation operation{OperationKind::kBarrier};
+  std::uint64_t reached = 0;
+  do {  // the peer may go on and overwrite the description while it is copied
+    reached = control.announced.load(std::memory_order_acquire);
+    operation = control.operations[reached & 1];
+    std::atomic_thread_fence(std::memory_order_acquire);
+  } while (control.announced.load(std::memory_order_relaxed) != reached);
+  if (reached == 0) {
+    return who + " has not called a collective of this group";
+  }
+  return who + " last reached operation #" + std::to_string(reached) + " (" + describe(operation) + ")" +
+         place_of(control, reached);
+}
+
+std::string Group::standings() const {
+  std::string text;
+  for (int rank = 0; rank < size_; ++rank) {
+    text += "\n  " + standing(rank);
+  }
+  return text;
+}
+
+}  // namespace accelerate_cpp::comm

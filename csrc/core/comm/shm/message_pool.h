@@ -1,0 +1,45 @@
+// Blocks of shared memory that hold the data of messages until the receiver has copied them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/comm/shm/arena.h"
+#include "core/comm/shm/outbox.h"
+
+namespace accelerate_cpp::comm {
+
+// Not thread-safe.
+class MessagePool {
+ public:
+  // Blocks in use are limited to `limit_bytes` together; a single one may be larger when no other is in use.
+  MessagePool(std::shared_ptr<Arena> arena, std::size_t limit_bytes)
+      : arena_(std::move(arena)), limit_bytes_(limit_bytes) {}
+
+  // Blocks whose messages have been received are free again. To be called before a message is used anew.
+  void reclaim();
+
+  // A block for `size_bytes` of data of `message`, whose segment and offset it fills in; null while the limit does not
+  // allow another. Throws SystemFailure when there is not enough memory.
+  std::byte* take(Message& message, std::size_t size_bytes);
+
+ private:
+  struct Entry {
+    Arena::Block block;
+    const Message* user = nullptr;
+
+    std::size_t size_bytes() const { return block.segment->size_bytes(); }
+  };
+
+  Entry* smallest_idle(std::size_t size_bytes);
+  Entry* add(std::size_t size_bytes);
+  void drop_idle();
+
+  const std::shared_ptr<Arena> arena_;
+  const std::size_t limit_bytes_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace accelerate_cpp::comm

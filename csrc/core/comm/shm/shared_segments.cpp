@@ -1,0 +1,82 @@
+#include "core/comm/shm/shared_segments.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace accelerate_cpp::comm {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+}  // namespace
+
+class SharedSegments::Part final : public Buffer {
+ public:
+  Part(std::shared_ptr<Segment> segment, std::size_t offset_bytes)
+      : segment_(std::move(segment)), offset_bytes_(offset_bytes) {}
+  void* data() override { return segment_->data() + offset_bytes_; }
+
+ private:
+  const std::shared_ptr<Segment> segment_;
+  const std::size_t offset_bytes_;
+};
+
+SharedSegments& SharedSegments::of_process() {
+  static SharedSegments* const instance =
+      new SharedSegments;  // never destroyed: tensors may outlive static destructors
+  return *instance;
+}
+
+std::shared_ptr<Segment> SharedSegments::create_locked(std::size_t size_bytes) {
+  std::shared_ptr<Segment> segment = Segment::create(size_bytes);
+  std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
+  by_address_[segment->data()] = segment;
+  any_.store(true, std::memory_order_release);
+  return segment;
+}
+
+std::shared_ptr<Buffer> SharedSegments::allocate(std::size_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  if (size_bytes >= kOwnSegmentBytes) {
+    return std::make_shared<Part>(create_locked(size_bytes), 0);
+  }
+  const std::size_t rounded = std::max((size_bytes + kAlignment - 1) / kAlignment, std::size_t{1}) * kAlignment;
+  if (slab_.owner != ::getpid()) {
+    slab_ = {};
+  }
+  if (slab_.segment && slab_.segment.use_count() == 1) {  // all its parts have gone
+    std::memset(slab_.segment->data(), 0, slab_.used_bytes);
+    slab_.used_bytes = 0;
+  }
+  if (!slab_.segment || rounded > kSlabBytes - slab_.used_bytes) {
+    slab_ = {create_locked(kSlabBytes), 0, ::getpid()};
+  }
+  const std::size_t offset = slab_.used_bytes;
+  slab_.used_bytes += rounded;
+  return std::make_shared<Part>(slab_.segment, offset);
+}
+
+SharedSegments::Found SharedSegments::find(const void* data, std::size_t size_bytes) {
+  if (!any_.load(std::memory_order_acquire)) {
+    return {};
+  }
+  const std::lock_guard lock(mutex_);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  const auto after = by_address_.upper_bound(begin);
+  if (after == by_address_.begin()) {
+    return {};
+  }
+  const auto& [start, known] = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(begin - start);
+  std::shared_ptr<Segment> segment = known.lock();
+  if (!segment || offset > segment->size_bytes() || size_bytes > segment->size_bytes() - offset) {
+    return {};
+  }
+  return {std::move(segment), offset};
+}
+
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,76 @@
+#include "core/comm/split_store.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+// What one rank contributes to an exchange.
+struct Record {
+  static constexpr std::size_t kTextBytes = 248;
+
+  std::uint32_t key_bytes;
+  std::uint32_t value_bytes;
+  char text[kTextBytes];  // the key, then the value
+};
+
+template <class Element>
+std::vector<Element> gather(Communicator& parent, const Element& own, const Call& call) {
+  std::vector<Element> all(static_cast<std::size_t>(parent.size()));
+  std::vector<MemoryView> views;
+  for (Element& element : all) {
+    views.push_back({&element, sizeof(Element), DType::kUInt8});
+  }
+  parent.all_gather({&own, sizeof(Element), DType::kUInt8}, views, call);
+  return all;
+}
+
+}  // namespace
+
+SplitStore::SplitStore(Communicator& parent, int color, int key, const Call& call) : parent_(parent), call_(call) {
+  struct Choice {
+    std::int32_t color;
+    std::int32_t key;
+  };
+  const std::vector<Choice> choices = gather(parent, Choice{color, key}, call);
+  for (int r = 0; r < parent.size(); ++r) {
+    if (choices[static_cast<std::size_t>(r)].color == color) {
+      members_.push_back(r);
+    }
+  }
+  std::stable_sort(members_.begin(), members_.end(), [&](int a, int b) {
+    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
+  });
+  new_rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), parent.rank()) - members_.begin());
+}
+
+void SplitStore::exchange(const std::string& key, const std::string& value) {
+  ACCELERATE_CHECK(key.size() + value.size() <= Record::kTextBytes, "an address for a new group is short: " + key);
+  Record own{static_cast<std::uint32_t>(key.size()), static_cast<std::uint32_t>(value.size()), {}};
+  std::memcpy(own.text, key.data(), key.size());
+  std::memcpy(own.text + key.size(), value.data(), value.size());
+  const std::vector<Record> records = gather(parent_, own, call_);
+  for (const int member : members_) {
+    const Record& record = records[static_cast<std::size_t>(member)];
+    const char* const text = record.text;
+    values_[std::string(text, record.key_bytes)] = std::string(text + record.key_bytes, record.value_bytes);
+  }
+}
+
+void SplitStore::set(const std::string& key, const std::string& value) {
+  exchange(key, value);
+}
+
+std::string SplitStore::get(const std::string& key, Deadline) {
+  const auto found = values_.find(key);
+  ACCELERATE_CHECK(found != values_.end(), "no rank of the new group has set " + key);
+  return found->second;
+}
+
+}  // namespace accelerate_cpp::comm

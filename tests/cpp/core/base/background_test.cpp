@@ -1,0 +1,51 @@
+#include "core/base/background.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <future>
+#include <string>
+
+namespace accelerate_cpp {
+namespace {
+
+TEST(BackgroundThread, RunsItsBodyUnderItsName) {
+  std::promise<std::string> name;
+  start_background_thread("accelerate-test", [&] {
+    char text[16] = {};
+    ::pthread_getname_np(::pthread_self(), text, sizeof(text));
+    name.set_value(text);
+  });
+  EXPECT_EQ(name.get_future().get(), "accelerate-test");
+}
+
+TEST(BackgroundThread, LeavesSignalsToTheOtherThreads) {
+  std::promise<bool> blocked;
+  start_background_thread("accelerate-test", [&] {
+    sigset_t mask;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    blocked.set_value(sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGTERM) == 1);
+  });
+  EXPECT_TRUE(blocked.get_future().get());
+  sigset_t own;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &own);
+  EXPECT_EQ(sigismember(&own, SIGINT), 0) << "the creator's mask is as it was";
+}
+
+TEST(ForkGeneration, IsAnotherInAChildAndStaysInTheParent) {
+  const std::uint64_t own = fork_generation();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(fork_generation() == own ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(fork_generation(), own);
+}
+
+}  // namespace
+}  // namespace accelerate_cpp

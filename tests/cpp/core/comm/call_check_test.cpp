@@ -1,0 +1,102 @@
+#include "core/comm/call_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/comm/ranks.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+
+CallRecord all_reduce_of(std::uint64_t count) {
+  return {CallKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, count, {}, {}, {}, {}};
+}
+
+// An exchange over the store of run_threads(), which counts the bytes that a rank hands in.
+class StoreExchange {
+ public:
+  StoreExchange(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
+
+  std::string operator()(const std::string& own) {
+    const std::string round = std::to_string(++rounds) + "/";
+    num_bytes += own.size();
+    store_.set(round + std::to_string(rank_), own);
+    std::string all;
+    for (int r = 0; r < size_; ++r) {
+      all += store_.get(round + std::to_string(r), testing::soon());
+    }
+    return all;
+  }
+
+  int rounds = 0;
+  std::size_t num_bytes = 0;
+
+ private:
+  Store& store_;
+  int rank_;
+  int size_;
+};
+
+TEST(CallCheck, ExchangesSixteenBytesWhileAllIsWell) {
+  testing::run_threads(3, [](Store& store, int rank) {
+    StoreExchange exchange(store, rank, 3);
+    CallCheck check(rank, [] { return std::string(); });
+    check.check(all_reduce_of(5), testing::soon(), std::ref(exchange));
+    EXPECT_EQ(exchange.rounds, 1);
+    EXPECT_EQ(exchange.num_bytes, 16u);
+  });
+}
+
+TEST(CallCheck, GivesEveryRankTheTableOfAMismatch) {
+  testing::run_threads(3, [](Store& store, int rank) {
+    StoreExchange exchange(store, rank, 3);
+    CallCheck check(rank, [rank] { return "train.py:" + std::to_string(10 + rank); });
+    check.check(all_reduce_of(5), testing::soon(), std::ref(exchange));
+    const std::string message = message_of<MismatchedCollective>([&] {
+      check.check(all_reduce_of(rank == 2 ? 8 : 6), Call(testing::soon(), {2, 3}, rank == 1 ? "eval.py:1" : ""),
+                  std::ref(exchange));
+    });
+    EXPECT_THAT(message, HasSubstr("operation #2"));
+    EXPECT_THAT(message, HasSubstr("rank 0: all_reduce(sum) of [2, 3] float32 at train.py:10"));
+    EXPECT_THAT(message, HasSubstr("rank 1: all_reduce(sum) of [2, 3] float32 at eval.py:1"));
+    EXPECT_THAT(message, HasSubstr("rank 2: all_reduce(sum) of [2, 3] float32 at train.py:12"));
+  });
+}
+
+TEST(CallCheck, ComparesShapes) {
+  testing::run_threads(2, [](Store& store, int rank) {
+    StoreExchange exchange(store, rank, 2);
+    CallCheck check(rank, [] { return std::string(); });
+    const Shape shape = rank == 0 ? Shape{2, 3} : Shape{3, 2};
+    EXPECT_THAT(message_of<MismatchedCollective>(
+                    [&] { check.check(all_reduce_of(6), Call(testing::soon(), shape), std::ref(exchange)); }),
+                HasSubstr("rank 1: all_reduce(sum) of [3, 2] float32"));
+  });
+}
+
+TEST(CallCheck, ComparesWhatIsGivenWithWhatIsExpectedAndNotTheShapes) {
+  testing::run_threads(2, [](Store& store, int rank) {
+    StoreExchange exchange(store, rank, 2);
+    CallCheck check(rank, [] { return std::string(); });
+    const std::uint64_t own = rank == 0 ? 3 : 5;
+    const Call call(testing::soon(), {static_cast<std::int64_t>(own)});
+    const auto gather = [&](std::uint64_t from_0, std::uint64_t from_1) {
+      return CallRecord{
+          CallKind::kAllGather, DType::kInt8, ReduceOp::kSum, -1, own, {own, own}, {from_0, from_1}, {}, {}};
+    };
+    check.check(gather(3, 5), call, std::ref(exchange));
+    EXPECT_THAT(
+        message_of<MismatchedCollective>([&] { check.check(gather(3, rank == 0 ? 4 : 5), call, std::ref(exchange)); }),
+        HasSubstr("disagree about a size"));
+  });
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,59 @@
+// Several hosts inside a test: ranks are threads, and shared memory plays the part of the network, too.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/comm/hierarchical.h"
+#include "core/comm/ranks.h"
+#include "core/comm/shm/shm_communicator.h"
+#include "core/comm/solo.h"
+
+namespace accelerate_cpp::comm::testing {
+
+// A store within another one.
+class PrefixedStore final : public Store {
+ public:
+  PrefixedStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(prefix_ + key, value); }
+  std::string get(const std::string& key, Deadline deadline) override { return store_.get(prefix_ + key, deadline); }
+
+ private:
+  Store& store_;
+  std::string prefix_;
+};
+
+inline std::shared_ptr<Communicator> connect_part(Store& store, const std::string& name, int rank, int size,
+                                                  const WaitHooks& hooks) {
+  if (size == 1) {
+    return std::make_shared<SoloCommunicator>();
+  }
+  PrefixedStore own(store, name + "/");
+  return ShmCommunicator::connect(own, rank, size, soon(), hooks);
+}
+
+inline std::shared_ptr<Hierarchical> connect_hosts(Store& store, int rank, const std::vector<int>& host_of_rank,
+                                                   const WaitHooks& hooks = {}) {
+  const HostLayout layout(host_of_rank);
+  const int host = layout.host_of(rank);
+  Hierarchical::Parts parts;
+  parts.inside = connect_part(store, "host" + std::to_string(host), layout.index_within_host(rank),
+                              static_cast<int>(layout.ranks_of(host).size()), hooks);
+  parts.everyone = connect_part(store, "everyone", rank, layout.size(), hooks);
+  if (layout.is_leader(rank)) {
+    parts.between = connect_part(store, "leaders", host, layout.num_hosts(), hooks);
+  }
+  return std::make_shared<Hierarchical>(layout, parts, hooks);
+}
+
+// Calls `body` on every rank; rank r is on host host_of_rank[r].
+inline void run_hosts(const std::vector<int>& host_of_rank,
+                      const std::function<void(Hierarchical& communicator)>& body) {
+  run_threads(static_cast<int>(host_of_rank.size()),
+              [&](Store& store, int rank) { body(*connect_hosts(store, rank, host_of_rank)); });
+}
+
+}  // namespace accelerate_cpp::comm::testing

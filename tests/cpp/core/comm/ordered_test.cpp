@@ -1,0 +1,42 @@
+#include "core/comm/ordered.h"
+
+#include <gtest/gtest.h>
+
+#include "core/comm/communicator_conformance.h"
+#include "core/comm/solo.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using testing::Operand;
+using testing::soon;
+
+TEST(OrderedCommunicator, ConformsToCommunicator) {
+  OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), std::make_shared<WorkQueue>());
+  testing::check_all(communicator);
+}
+
+TEST(OrderedCommunicator, RunsWhatWasIssuedBefore) {
+  const auto inner = std::make_shared<SoloCommunicator>();
+  const auto queue = std::make_shared<WorkQueue>();
+  OrderedCommunicator communicator(inner, queue);
+  bool ran = false;
+  const auto pending = queue->issue([&ran] { ran = true; });
+  communicator.barrier(soon());
+  EXPECT_TRUE(ran);
+  EXPECT_TRUE(pending->ended());
+}
+
+TEST(OrderedCommunicator, FinishesGradientsAfterWhatWasIssuedBefore) {
+  const auto queue = std::make_shared<WorkQueue>();
+  OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), queue);
+  const auto exchange = communicator.gradient_exchange({{DType::kFloat32, 4, 1}}, soon());
+  exchange->publish(0);
+  bool ran = false;
+  const auto pending = queue->issue([&ran] { ran = true; });
+  exchange->finish(soon());
+  EXPECT_TRUE(ran);
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm

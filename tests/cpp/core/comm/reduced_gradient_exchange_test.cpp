@@ -1,0 +1,175 @@
+#include "core/comm/reduced_gradient_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/comm/communicator_conformance.h"
+#include "core/comm/solo.h"
+
+namespace accelerate_cpp::comm::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Rank 0 of two: the other rank's operands are twice what ours are, and its flags are all set.
+class WithATwin final : public Communicator {
+ public:
+  std::vector<std::string> calls;
+  bool fails = false;
+
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void all_reduce(MemoryView data, Reduction reduction, const Call&) override {
+    if (fails) {
+      throw PeerLost("rank 1 is gone");
+    }
+    calls.push_back(std::string(comm::name(reduction.op)) + " of " + std::to_string(data.count) + " " +
+                    accelerate_cpp::name(data.dtype));
+    for (std::size_t i = 0; i < data.count; ++i) {
+      const double own = get(data, i);
+      put(data, i, reduction.op == ReduceOp::kMax ? 1 : (own + 2 * own) / 2);
+    }
+  }
+  std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override { return solo_.allocate(size_bytes); }
+
+  void reduce(MemoryView, int, Reduction, const Call&) override { unused(); }
+  void reduce_scatter(const std::vector<ConstMemoryView>&, MemoryView, Reduction, const Call&) override { unused(); }
+  void broadcast(MemoryView, int, const Call&) override { unused(); }
+  void all_gather(ConstMemoryView, const std::vector<MemoryView>&, const Call&) override { unused(); }
+  void gather(ConstMemoryView, const std::vector<MemoryView>&, int, const Call&) override { unused(); }
+  void scatter(const std::vector<ConstMemoryView>&, MemoryView, int, const Call&) override { unused(); }
+  void all_to_all(const std::vector<ConstMemoryView>&, const std::vector<MemoryView>&, const Call&) override {
+    unused();
+  }
+  void barrier(const Call&) override { unused(); }
+  std::shared_ptr<Transfer> send(ConstMemoryView, int, std::uint64_t, const Call&) override {
+    return unused(), nullptr;
+  }
+  std::shared_ptr<Transfer> receive(MemoryView, int, std::uint64_t, const Call&) override { return unused(), nullptr; }
+  std::shared_ptr<Communicator> split(int, int, const Call&) override { return unused(), nullptr; }
+  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>&, Deadline) override {
+    return unused(), nullptr;
+  }
+  void abort(const std::string&) noexcept override {}
+
+ private:
+  [[noreturn]] static void unused() { throw std::logic_error("an exchange needs all_reduce and allocate only"); }
+
+  SoloCommunicator solo_;
+};
+
+const std::vector<BucketSpec> kBuckets = {{DType::kFloat32, 2, 2}, {DType::kFloat64, 1, 1}, {DType::kFloat32, 0, 0}};
+
+void publish_all(GradientExchange& exchange) {
+  for (const std::size_t index : {2, 0, 1}) {
+    exchange.publish(index);
+  }
+}
+
+TEST(ReducedGradientExchange, AveragesEveryBucketInOrderAndThenTheFlags) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  put(exchange.bucket(0), 0, 2);
+  put(exchange.bucket(0), 1, 4);
+  put(exchange.bucket(1), 0, 6);
+  publish_all(exchange);
+  exchange.progress();
+  EXPECT_THAT(communicator.calls, ::testing::IsEmpty()) << "nothing moves before finish()";
+  exchange.finish(soon());
+  EXPECT_THAT(communicator.calls,
+              ElementsAre("avg of 2 float32", "avg of 1 float64", "avg of 0 float32", "max of 3 uint8"));
+  EXPECT_EQ(get(exchange.bucket(0), 0), 3);
+  EXPECT_EQ(get(exchange.bucket(0), 1), 6);
+  EXPECT_EQ(get(exchange.bucket(1), 0), 9);
+}
+
+TEST(ReducedGradientExchange, TellsUseOnAnyRankFromUseOnThisOne) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  publish_all(exchange);
+  exchange.finish(soon());
+  EXPECT_TRUE(exchange.used_anywhere(0, 1)) << "the twin uses everything";
+  EXPECT_EQ(exchange.used_slots(0)[1], 0) << "what this rank wrote stays";
+}
+
+TEST(ReducedGradientExchange, ReducesFlagsAsItIsTold) {
+  WithATwin communicator;
+  std::vector<std::uint8_t> seen;
+  ReducedGradientExchange exchange(communicator, kBuckets, [&](std::uint8_t* flags, std::size_t count, const Call&) {
+    seen.assign(flags, flags + count);
+    flags[2] = 1;
+  });
+  exchange.used_slots(0)[1] = 1;
+  publish_all(exchange);
+  exchange.finish(soon());
+  EXPECT_THAT(seen, ElementsAre(0, 1, 0));
+  EXPECT_FALSE(exchange.used_anywhere(0, 0));
+  EXPECT_TRUE(exchange.used_anywhere(0, 1));
+  EXPECT_TRUE(exchange.used_anywhere(1, 0));
+}
+
+TEST(ReducedGradientExchange, KeepsBucketsInTheirPlaces) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  void* const before = exchange.bucket(1).data;
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(before) % 64, 0u);
+  publish_all(exchange);
+  exchange.finish(soon());
+  EXPECT_EQ(exchange.bucket(1).data, before);
+}
+
+TEST(ReducedGradientExchange, WantsEveryBucketPublishedOncePerRound) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  exchange.publish(0);
+  EXPECT_THROW(exchange.publish(0), InternalError);
+  EXPECT_THROW(exchange.finish(soon()), InternalError);
+  exchange.publish(1);
+  exchange.publish(2);
+  exchange.finish(soon());
+  EXPECT_NO_THROW(exchange.publish(0)) << "the next round";
+}
+
+TEST(ReducedGradientExchange, KnowsItsBucketsAndSlots) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  EXPECT_THROW(exchange.bucket(3), InternalError);
+  EXPECT_THROW(exchange.used_slots(3), InternalError);
+  EXPECT_THROW(exchange.used_anywhere(1, 1), InternalError);
+}
+
+TEST(ReducedGradientExchange, PassesOnWhatTheCommunicatorRaises) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  publish_all(exchange);
+  communicator.fails = true;
+  EXPECT_THROW(exchange.finish(soon()), PeerLost);
+}
+
+TEST(ReducedGradientExchange, NeedsNoFlagsWhenThereAreNoSlots) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, {{DType::kFloat32, 1, 0}});
+  exchange.publish(0);
+  exchange.finish(soon());
+  EXPECT_THAT(communicator.calls, ElementsAre("avg of 1 float32"));
+}
+
+TEST(ReducedGradientExchange, IsTheIdentityForOneRank) {
+  SoloCommunicator communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  put(exchange.bucket(0), 0, 2.5);
+  exchange.used_slots(1)[0] = 1;
+  publish_all(exchange);
+  exchange.finish(soon());
+  EXPECT_EQ(get(exchange.bucket(0), 0), 2.5);
+  EXPECT_FALSE(exchange.used_anywhere(0, 0));
+  EXPECT_TRUE(exchange.used_anywhere(1, 0));
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm::testing
