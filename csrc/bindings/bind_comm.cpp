@@ -12,7 +12,6 @@
 #include "core/comm/solo.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_store.h"
-#include "torch_bridge/shared_empty.h"
 #include "torch_bridge/tensor_view.h"
 #if defined(ACCELERATE_HAS_SHM)
 #include "core/comm/shm/shm_communicator.h"
@@ -26,15 +25,15 @@ using comm::Communicator;
 using std::chrono::milliseconds;
 
 std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                          milliseconds timeout) {
+                                          milliseconds timeout, milliseconds warn_after) {
   if (size == 1) {
     return std::make_shared<comm::SoloCommunicator>();
   }
 #if defined(ACCELERATE_HAS_SHM)
   comm::C10dStore adapted(store, interrupt_probe());
-  return comm::ShmCommunicator::connect(adapted, rank, size, Deadline::after(timeout), interrupt_probe());
+  return comm::ShmCommunicator::connect(adapted, rank, size, Deadline::after(timeout), wait_hooks(warn_after));
 #else
-  (void)store, (void)rank, (void)timeout;
+  (void)store, (void)rank, (void)timeout, (void)warn_after;
   throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
 #endif
 }
@@ -42,9 +41,10 @@ std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store
 void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>& tensors, int root,
                        milliseconds timeout) {
   for (const at::Tensor& tensor : tensors) {
-    const Contiguous data(tensor.detach());
-    communicator.broadcast(data.view(), root, Deadline::after(timeout));
-    data.write_back();
+    Contiguous data(tensor, Use::kMove);
+    const comm::Shape shape(tensor.sizes().data(), tensor.sizes().size());
+    communicator.broadcast(data.load(), root, comm::Call(Deadline::after(timeout), shape));
+    data.store();
   }
 }
 
@@ -56,8 +56,6 @@ void bind_comm(py::module_& module) {
       module, "Communicator", "Collective operations of a fixed set of ranks (csrc/core/comm/communicator.h).")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
-      .def("shared_empty", &comm::shared_empty, py::arg("size"), py::arg("dtype"), release,
-           "An uninitialised CPU tensor on which collectives need no staging copy.")
       .def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"), py::arg("timeout"), release,
            "Copies the tensors of rank `root` into those of every rank, in place.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,
@@ -70,11 +68,15 @@ void bind_comm(py::module_& module) {
 
   module.def(
       "create_backend",
-      [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout) {
-        return c10::make_intrusive<C10dBackend>(connect_shm(store, rank, size, timeout), "shm", timeout);
+      [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout,
+         milliseconds warn_after) {
+        return make_backend(connect_shm(store, rank, size, timeout, warn_after), timeout);
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), release,
-      "Collective: connects the ranks that share `store`, all on this host, and returns the backend.");
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+      py::arg("warn_after") = milliseconds(30000), release,
+      "Collective: connects the ranks that share `store`, all on this host, and returns the backend. Waits are "
+      "reported "
+      "after `warn_after`; 0 means never.");
   module.def("reduce_instruction_set", &comm::reduce_instruction_set,
              "The vector instructions that reductions use: avx512, avx2 or portable.");
 }

@@ -52,10 +52,18 @@ bool set_python_error(const std::exception_ptr& exception) {
   return true;
 }
 
+// torch's carrier of a Python exception, which always says what it is: other ranks are told.
+struct NamedPythonError : python_error {
+  NamedPythonError() {
+    persist();
+    const std::string name = reinterpret_cast<PyTypeObject*>(type)->tp_name;
+    const bool has_text = !message.empty() && message != "python_error";
+    message = has_text ? name + ": " + message : name;
+  }
+};
+
 [[noreturn]] void throw_python_error() {
-  python_error error;
-  error.persist();
-  throw error;  // NOLINT: thrown by value, as torch does
+  throw NamedPythonError();  // thrown by value, as torch does
 }
 
 }  // namespace

@@ -1,10 +1,19 @@
 // The parts of the module. Each function adds its names to the module it is given.
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <memory>
+
 #include "core/comm/options.h"
+
+namespace accelerate_cpp::comm {
+class C10dBackend;
+class Communicator;
+}  // namespace accelerate_cpp::comm
 
 namespace accelerate_cpp::bindings {
 
@@ -13,7 +22,10 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_grad(py::module_& module);
+void bind_hooks(py::module_& module);
+void bind_hosts(py::module_& module);
 void bind_placement(py::module_& module);
+void bind_shared_memory(py::module_& module);
 void bind_tree(py::module_& module);
 
 // Lets Ctrl-C end a wait in C++: raises KeyboardInterrupt when a signal has arrived.
@@ -22,5 +34,14 @@ comm::InterruptProbe interrupt_probe();
 // Inside a catch block of code that runs under autograd: throws the exception in flight as torch's python_error, whose
 // Python type survives the engine.
 void rethrow_for_autograd();
+
+// What communicators ask of a Python program: interrupts, the place in the user's code, and the logger. A wait is
+// reported after `warn_after`; never, when that is 0. All of it may be called in any thread, and while the interpreter
+// ends.
+comm::WaitHooks wait_hooks(std::chrono::milliseconds warn_after);
+
+// A communicator as a backend of torch.distributed. Its threads end before the interpreter does.
+c10::intrusive_ptr<comm::C10dBackend> make_backend(std::shared_ptr<comm::Communicator> communicator,
+                                                   std::chrono::milliseconds timeout);
 
 }  // namespace accelerate_cpp::bindings

@@ -1,185 +1,188 @@
 #include "torch_bridge/c10d_backend.h"
 
-#include <ATen/core/List.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
-
+#include <algorithm>
 #include <utility>
 
+#include "core/base/background.h"
 #include "core/base/error.h"
-#include "torch_bridge/tensor_view.h"
+#include "core/comm/ordered.h"
+#include "torch_bridge/shared_empty.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
-// An operation that has already finished.
-class CompletedWork final : public ::c10d::Work {
- public:
-  CompletedWork(::c10d::OpType type, std::vector<at::Tensor> results) : Work(-1, type), results_(std::move(results)) {}
+using ErrorState = std::atomic<::c10d::ErrorType>;
 
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  void synchronize() override {}
-  std::vector<at::Tensor> result() override { return results_; }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(c10::IValue(results_));
-    return future;
+// Remembers the first error after which the group is unusable.
+void note(ErrorState& state, const std::exception_ptr& error) {
+  ::c10d::ErrorType found = ::c10d::ErrorType::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Timeout&) {
+    found = ::c10d::ErrorType::TIMEOUT;
+  } catch (const PeerLost&) {
+    found = ::c10d::ErrorType::REMOTE_ERROR;
+  } catch (const InvalidArgument&) {
+    return;
+  } catch (const MismatchedCollective&) {
+    return;
+  } catch (...) {
+    found = ::c10d::ErrorType::COMM_ERROR;
   }
-
- private:
-  std::vector<at::Tensor> results_;
-};
-
-C10dBackend::WorkPointer completed(::c10d::OpType type, std::vector<at::Tensor> results) {
-  return c10::make_intrusive<CompletedWork>(type, std::move(results));
+  ::c10d::ErrorType none = ::c10d::ErrorType::SUCCESS;
+  state.compare_exchange_strong(none, found);
 }
 
-// The list-of-lists arguments of c10d date from processes that drive several devices; ours drive one.
-template <class T>
-T& single(std::vector<T>& list, const char* operation) {
-  if (list.size() != 1) {
-    throw InvalidArgument(std::string(operation) + ": expected one tensor (or list) per process, found " +
-                          std::to_string(list.size()));
-  }
-  return list.front();
+// With cores to spare, the thread of the queue takes none from a rank that computes.
+std::chrono::milliseconds grace(int size) {
+  const bool spare_cores = std::thread::hardware_concurrency() >= 2 * static_cast<unsigned>(size);
+  return spare_cores ? std::chrono::milliseconds(0) : WorkQueue::kGrace;
 }
-
-ReduceOp convert(const ::c10d::ReduceOp& op) {
-  switch (op) {
-    case ::c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case ::c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case ::c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case ::c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case ::c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    default:
-      throw InvalidArgument("this reduction is not available on backend shm; expected SUM, AVG, MIN, MAX or PRODUCT");
-  }
-}
-
-// Several tensors as contiguous views; write_back() copies results home.
-class ContiguousList {
- public:
-  explicit ContiguousList(const std::vector<at::Tensor>& tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      parts_.emplace_back(tensor);
-    }
-  }
-  std::vector<MemoryView> views() const {
-    std::vector<MemoryView> result;
-    for (const Contiguous& part : parts_) {
-      result.push_back(part.view());
-    }
-    return result;
-  }
-  std::vector<ConstMemoryView> const_views() const {
-    const std::vector<MemoryView> all = views();
-    return {all.begin(), all.end()};
-  }
-  void write_back() const {
-    for (const Contiguous& part : parts_) {
-      part.write_back();
-    }
-  }
-
- private:
-  std::vector<Contiguous> parts_;
-};
 
 }  // namespace
 
 C10dBackend::C10dBackend(std::shared_ptr<Communicator> communicator, std::string backend_name,
-                         std::chrono::milliseconds timeout)
+                         std::chrono::milliseconds timeout, BackendHooks hooks)
     : Backend(communicator->rank(), communicator->size()),
       communicator_(std::move(communicator)),
-      options_(c10::make_intrusive<Options>(std::move(backend_name), timeout)) {}
+      options_(c10::make_intrusive<Options>(std::move(backend_name), timeout)),
+      hooks_(std::move(hooks)),
+      generation_(fork_generation()),
+      error_(std::make_shared<ErrorState>(::c10d::ErrorType::SUCCESS)),
+      queue_(std::make_shared<WorkQueue>(hooks_.probe, grace(communicator_->size()))),
+      ordered_(std::make_shared<OrderedCommunicator>(communicator_, queue_)) {
+  hooks_.remember(*this);
+}
+
+C10dBackend::~C10dBackend() {
+  hooks_.forget(*this);
+}
 
 Deadline C10dBackend::deadline(std::chrono::milliseconds requested) const {
   return Deadline::after(requested == ::c10d::kUnsetTimeout ? options_->timeout : requested);
 }
 
-C10dBackend::WorkPointer C10dBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
-  const Contiguous data(single(tensors, "broadcast"));
-  communicator_->broadcast(data.view(), static_cast<int>(options.rootRank), deadline(options.timeout));
-  data.write_back();
-  return completed(::c10d::OpType::BROADCAST, tensors);
+WorkPointer C10dBackend::enqueue(const Order& order, std::uint64_t sequence, Tensors results, Operation operation) {
+  const std::chrono::milliseconds timeout = order.timeout == ::c10d::kUnsetTimeout ? options_->timeout : order.timeout;
+  // The timeout counts from when its turn has come: operations before it have theirs.
+  auto task = [communicator = communicator_, error = error_, title = order.title, timeout, shape = order.shape,
+               location = hooks_.call_site(), operation = std::move(operation)] {
+    RECORD_USER_SCOPE(title);
+    try {
+      operation(*communicator, Call(Deadline::after(timeout), shape, location));
+    } catch (...) {
+      note(*error, std::current_exception());
+      throw;
+    }
+  };
+  return pending_work(order.type, sequence, std::move(results), queue_->issue(std::move(task)), nullptr,
+                      hooks_.rethrow);
 }
 
-C10dBackend::WorkPointer C10dBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
-  const Contiguous data(single(tensors, "all_reduce"));
-  communicator_->all_reduce(data.view(), convert(options.reduceOp), deadline(options.timeout));
-  data.write_back();
-  return completed(::c10d::OpType::ALLREDUCE, tensors);
+void C10dBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool) {
+  ::c10d::BarrierOptions here = options;
+  here.asyncOp = false;
+  barrier(here)->wait();
 }
 
-C10dBackend::WorkPointer C10dBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                const ::c10d::AllgatherOptions& options) {
-  const Contiguous input(single(inputs, "all_gather"));
-  const ContiguousList parts(single(outputs, "all_gather"));
-  communicator_->all_gather(input.view(), parts.views(), deadline(options.timeout));
-  parts.write_back();
-  return completed(::c10d::OpType::ALLGATHER, outputs.front());
+c10::intrusive_ptr<::c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<::c10d::Store>&,
+                                                       const std::vector<int>& ranks,
+                                                       const c10::intrusive_ptr<Options>& options) {
+  queue_->drain();
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+  // Groups of one split share no rank, so that the first rank of each tells them apart.
+  const int color = own == ranks.end() ? -1 : ranks.front();
+  std::shared_ptr<Communicator> part =
+      communicator_->split(color, static_cast<int>(own - ranks.begin()), Call(deadline(::c10d::kUnsetTimeout)));
+  if (!part) {
+    return nullptr;
+  }
+  const std::chrono::milliseconds timeout = options ? options->timeout : options_->timeout;
+  return c10::make_intrusive<C10dBackend>(std::move(part), options_->backend, timeout, hooks_);
 }
 
-C10dBackend::WorkPointer C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                      const ::c10d::AllgatherOptions& options) {
-  const Contiguous source(input);
-  communicator_->all_gather(source.view(), split_view(output, getSize()), deadline(options.timeout));
-  return completed(::c10d::OpType::_ALLGATHER_BASE, {output});
+void C10dBackend::shutdown() {
+  if (fork_generation() != generation_ || closed_.exchange(true)) {
+    return;  // a forked child has no part in the group
+  }
+  const auto stop = [this] {
+    queue_->stop(std::make_exception_ptr(
+        InvalidArgument("this process group was destroyed; create it again with init_process_group or new_group")));
+    pump_.stop();
+    communicator_->leave();
+  };
+  try {
+    queue_->drain();
+  } catch (...) {
+    communicator_->abort("the wait for its last operations was interrupted");
+    stop();
+    hooks_.rethrow();
+  }
+  stop();
 }
 
-C10dBackend::WorkPointer C10dBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                             const ::c10d::GatherOptions& options) {
-  const Contiguous input(single(inputs, "gather"));
-  const bool is_root = options.rootRank == getRank();
-  const Tensors results = is_root ? single(outputs, "gather") : Tensors{};
-  const ContiguousList parts(results);
-  communicator_->gather(input.view(), parts.views(), static_cast<int>(options.rootRank), deadline(options.timeout));
-  parts.write_back();
-  return completed(::c10d::OpType::GATHER, results);
+void C10dBackend::abort() {
+  communicator_->abort("abort() of its process group was called");
 }
 
-C10dBackend::WorkPointer C10dBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                              const ::c10d::ScatterOptions& options) {
-  const Contiguous output(single(outputs, "scatter"));
-  const bool is_root = options.rootRank == getRank();
-  const ContiguousList parts(is_root ? single(inputs, "scatter") : Tensors{});
-  communicator_->scatter(parts.const_views(), output.view(), static_cast<int>(options.rootRank),
-                         deadline(options.timeout));
-  output.write_back();
-  return completed(::c10d::OpType::SCATTER, outputs);
+void C10dBackend::leave() {
+  if (fork_generation() != generation_ || closed_.exchange(true)) {
+    return;
+  }
+  if (!queue_->idle()) {
+    communicator_->abort("its process ended while an asynchronous operation was under way");
+  }
+  queue_->stop(std::make_exception_ptr(InvalidArgument("the interpreter is ending: nothing can be communicated now")));
+  pump_.stop();
 }
 
-C10dBackend::WorkPointer C10dBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                     const ::c10d::ReduceScatterOptions& options) {
-  const Contiguous output(single(outputs, "reduce_scatter"));
-  const ContiguousList parts(single(inputs, "reduce_scatter"));
-  communicator_->reduce_scatter(parts.const_views(), output.view(), convert(options.reduceOp),
-                                deadline(options.timeout));
-  output.write_back();
-  return completed(::c10d::OpType::REDUCE_SCATTER, outputs);
+at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) {
+    throw InvalidArgument("backend shm allocates CPU tensors, not tensors on " + options.device().str());
+  }
+  return shared_empty({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
-C10dBackend::WorkPointer C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                           const ::c10d::ReduceScatterOptions& options) {
-  const Contiguous result(output);
-  const std::vector<MemoryView> parts = split_view(input, getSize());
-  communicator_->reduce_scatter({parts.begin(), parts.end()}, result.view(), convert(options.reduceOp),
-                                deadline(options.timeout));
-  result.write_back();
-  return completed(::c10d::OpType::_REDUCE_SCATTER_BASE, {output});
+void C10dBackend::startCoalescing() {
+  const std::lock_guard lock(window_mutex_);
+  window_.clear();
+  window_owner_ = std::this_thread::get_id();
+  coalescing_ = true;
 }
 
-C10dBackend::WorkPointer C10dBackend::barrier(const ::c10d::BarrierOptions& options) {
-  communicator_->barrier(deadline(options.timeout));
-  return completed(::c10d::OpType::BARRIER, {});
+WorkPointer C10dBackend::endCoalescing() {
+  const std::lock_guard lock(window_mutex_);
+  coalescing_ = false;
+  return coalesced_work(std::exchange(window_, {}));
+}
+
+bool C10dBackend::coalesces_here() const {
+  if (!coalescing_) {
+    return false;
+  }
+  const std::lock_guard lock(window_mutex_);
+  return coalescing_ && window_owner_ == std::this_thread::get_id();
+}
+
+WorkPointer C10dBackend::collect(WorkPointer work) {
+  if (coalesces_here()) {
+    const std::lock_guard lock(window_mutex_);
+    window_.push_back(work);
+  }
+  return work;
+}
+
+WorkPointer C10dBackend::refuse(::c10d::OpType type, const std::exception_ptr& error) {
+  note(*error_, error);
+  if (coalesces_here()) {
+    return collect(failed_work(type, translated(error, hooks_.rethrow)));
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (...) {
+    hooks_.rethrow();
+  }
+  throw InternalError("the hook that rethrows exceptions has thrown none");
 }
 
 }  // namespace accelerate_cpp::comm

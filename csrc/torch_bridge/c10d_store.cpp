@@ -1,12 +1,20 @@
 #include "torch_bridge/c10d_store.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 
 namespace accelerate_cpp::comm {
+namespace {
+
+// Between two looks for a key. (Store::wait() is no help: a FileStore looks at its timeout once a second and throws
+// what cannot be told from other errors, and a TCPStore complains in the log.)
+constexpr std::chrono::milliseconds kLookInterval{5};
+
+}  // namespace
 
 C10dStore::C10dStore(c10::intrusive_ptr<::c10d::Store> store, InterruptProbe probe)
     : store_(std::move(store)), probe_(probe ? std::move(probe) : [] {}) {}
@@ -16,18 +24,13 @@ void C10dStore::set(const std::string& key, const std::string& value) {
 }
 
 std::string C10dStore::get(const std::string& key, Deadline deadline) {
-  while (true) {
-    try {
-      const auto slice = std::min(deadline.remaining(), std::chrono::milliseconds(1000));
-      store_->wait({key}, std::max(slice, std::chrono::milliseconds(1)));
-      break;
-    } catch (const c10::DistStoreError& error) {
-      probe_();
-      if (deadline.expired()) {
-        throw Timeout("no rank has set '" + key + "' in the store within " + std::to_string(deadline.waited().count()) +
-                      " ms: " + error.what_without_backtrace());
-      }
+  while (!store_->check({key})) {
+    probe_();
+    if (deadline.expired()) {
+      throw Timeout("no rank has set '" + key + "' in the store within " + std::to_string(deadline.waited().count()) +
+                    " ms; check that all ranks were started");
     }
+    std::this_thread::sleep_for(std::min(deadline.remaining(), kLookInterval));
   }
   const std::vector<std::uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};

@@ -12,7 +12,7 @@ namespace accelerate_cpp::comm {
 
 class C10dStore final : public Store {
  public:
-  // `probe` is called about once a second while get() waits.
+  // `probe` is called every few milliseconds while get() waits.
   C10dStore(c10::intrusive_ptr<::c10d::Store> store, InterruptProbe probe);
 
   void set(const std::string& key, const std::string& value) override;

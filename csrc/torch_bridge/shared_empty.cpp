@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/comm/shared_buffer.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -31,10 +32,17 @@ std::int64_t size_bytes(const std::vector<std::int64_t>& size, at::ScalarType dt
 
 }  // namespace
 
-at::Tensor shared_empty(Communicator& communicator, const std::vector<std::int64_t>& size, at::ScalarType dtype) {
-  std::shared_ptr<Buffer> buffer = communicator.allocate(static_cast<std::size_t>(size_bytes(size, dtype)));
+at::Tensor shared_empty(const std::vector<std::int64_t>& size, at::ScalarType dtype) {
+  std::shared_ptr<Buffer> buffer = allocate_shared(static_cast<std::size_t>(size_bytes(size, dtype)));
   void* const data = buffer->data();
   return at::from_blob(data, size, [buffer](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+bool is_shared_tensor(const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    return false;
+  }
+  return is_shared(tensor.storage().data(), tensor.storage().nbytes());
 }
 
 }  // namespace accelerate_cpp::comm

@@ -1,4 +1,4 @@
-// Tensors in the memory of a communicator.
+// Tensors in memory that processes of this host share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/comm/communicator.h"
-
 namespace accelerate_cpp::comm {
 
-// An uninitialised CPU tensor on which the communicator's collectives need no staging copy. Throws InvalidArgument for
-// a shape that no tensor has, SystemFailure when there is too little memory.
-at::Tensor shared_empty(Communicator& communicator, const std::vector<std::int64_t>& size, at::ScalarType dtype);
+// A CPU tensor of zeros on which the collectives of every group of this process need no staging copy; its memory is
+// freed with its last view. Throws InvalidArgument for a shape that no tensor has, SystemFailure when there is too
+// little memory.
+at::Tensor shared_empty(const std::vector<std::int64_t>& size, at::ScalarType dtype);
+
+// Whether the elements of `tensor` lie in such memory.
+bool is_shared_tensor(const at::Tensor& tensor);
 
 }  // namespace accelerate_cpp::comm

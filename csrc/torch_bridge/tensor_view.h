@@ -9,26 +9,46 @@
 
 namespace accelerate_cpp {
 
-// The dtype in the core's terms. Throws InvalidArgument for one that no collective carries.
+// The dtype in the core's terms. Throws InvalidArgument for one with which the core does not compute.
 DType dtype_of(const at::Tensor& tensor);
 
+// What is done with elements. Complex numbers are pairs of real ones either way; what is only moved may have any dtype
+// and travels as bytes when the core has no name for it.
+enum class Use : std::uint8_t { kCompute, kMove };
+
 // The memory of a contiguous CPU tensor. Throws InvalidArgument for any other; the tensor must outlive the view.
-MemoryView view_of(const at::Tensor& tensor);
+MemoryView view_of(const at::Tensor& tensor, Use use = Use::kCompute);
 
-// `count` equal parts of a contiguous tensor, in order.
-std::vector<MemoryView> split_view(const at::Tensor& tensor, int count);
+// `count` equal parts, in order. Throws InvalidArgument when that leaves a rest.
+std::vector<MemoryView> split_view(const MemoryView& whole, int count);
 
-// A contiguous stand-in for a tensor: the tensor itself, or a copy that write_back() copies home.
+// A dense CPU tensor of any strides, and the contiguous memory in which a collective works on it: its own, or that of a
+// stand-in. Throws InvalidArgument for other tensors. Works in any thread, whatever modes of autograd the caller has
+// set.
 class Contiguous {
  public:
-  explicit Contiguous(at::Tensor tensor);
+  explicit Contiguous(at::Tensor tensor, Use use = Use::kCompute);
 
-  MemoryView view() const { return view_of(contiguous_); }
-  void write_back() const;
+  const at::Tensor& tensor() const { return tensor_; }
+  DType dtype() const { return dtype_; }
+  // Of the core's elements: 2 for a complex number.
+  std::size_t count() const { return count_; }
+
+  // Memory that holds the values that the tensor has now.
+  MemoryView load();
+  // Memory for results, whose values may be anything.
+  MemoryView reserve();
+  // Copies results home from the stand-in. Throws InvalidArgument where elements of the tensor share memory.
+  void store() const;
 
  private:
-  at::Tensor original_;
-  at::Tensor contiguous_;
+  MemoryView view() const;
+  bool needs_stand_in() const;
+
+  at::Tensor tensor_;
+  at::Tensor stand_in_;
+  DType dtype_;
+  std::size_t count_;
 };
 
 }  // namespace accelerate_cpp

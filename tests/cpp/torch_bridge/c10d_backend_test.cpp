@@ -1,227 +1,344 @@
 #include "torch_bridge/c10d_backend.h"
 
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
-#include "core/comm/solo.h"
+#include "core/comm/shared_buffer.h"
+#include "torch_bridge/backends.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AllOf;
+using testing::alone;
+using testing::expect_equal;
+using testing::filled;
 using ::testing::HasSubstr;
+using testing::kTimeout;
 using testing::message_of;
-using Tensors = C10dBackend::Tensors;
+using testing::options;
+using testing::run_backends;
 
-constexpr milliseconds kTimeout(120000);
-
-// Calls `body` on every rank of a group of `size` threads.
-void run_ranks(int size, const std::function<void(C10dBackend& backend, int rank)>& body) {
-  testing::run_threads(size, [&](Store& store, int rank) {
-    auto communicator = ShmCommunicator::connect(store, rank, size, testing::soon(), {});
-    const auto backend = c10::make_intrusive<C10dBackend>(std::move(communicator), "shm", kTimeout);
-    body(*backend, rank);
-  });
-}
-
-c10::intrusive_ptr<C10dBackend> alone() {
-  return c10::make_intrusive<C10dBackend>(std::make_shared<SoloCommunicator>(), "shm", kTimeout);
-}
-
-at::Tensor filled(double value, at::IntArrayRef sizes = {4}) {
-  return at::full(sizes, value, at::kFloat);
-}
-
-void expect_equal(const at::Tensor& found, const at::Tensor& expected) {
-  EXPECT_TRUE(at::equal(found, expected))
-      << "found " << found.toString() << " starting with " << found.flatten()[0].item<double>() << ", expected "
-      << expected.flatten()[0].item<double>();
-}
+const auto kLater = options<::c10d::AllreduceOptions>(true);
+const auto kNow = options<::c10d::AllreduceOptions>(false);
 
 TEST(C10dBackend, TellsItsNameItsPlaceAndItsTimeout) {
-  run_ranks(2, [](C10dBackend& backend, int rank) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
     EXPECT_EQ(backend.getBackendName(), "shm");
     EXPECT_EQ(backend.getRank(), rank);
     EXPECT_EQ(backend.getSize(), 2);
     EXPECT_EQ(backend.getBackendOptions()->timeout, kTimeout);
+    EXPECT_EQ(backend.getError(), ::c10d::ErrorType::SUCCESS);
     backend.setTimeout(milliseconds(7));
     EXPECT_EQ(backend.timeout(), milliseconds(7));
     EXPECT_EQ(backend.getBackendOptions()->timeout, milliseconds(7));
   });
 }
 
-TEST(C10dBackend, ReducesInPlaceWithEachOperation) {
-  run_ranks(3, [](C10dBackend& backend, int rank) {
-    const std::vector<std::pair<::c10d::ReduceOp::RedOpType, double>> cases = {{::c10d::ReduceOp::SUM, 9},
-                                                                               {::c10d::ReduceOp::AVG, 3},
-                                                                               {::c10d::ReduceOp::MIN, 2},
-                                                                               {::c10d::ReduceOp::MAX, 4},
-                                                                               {::c10d::ReduceOp::PRODUCT, 24}};
-    for (const auto& [op, expected] : cases) {
-      Tensors tensors = {filled(rank + 2)};
-      ::c10d::AllreduceOptions options;
-      options.reduceOp = op;
-      backend.allreduce(tensors, options);
-      expect_equal(tensors[0], filled(expected));
-    }
-  });
-}
-
-TEST(C10dBackend, WritesResultsIntoStridedTensors) {
-  run_ranks(2, [](C10dBackend& backend, int rank) {
-    const at::Tensor base = filled(rank + 1, {3, 4});
-    Tensors columns = {base.t()};
-    backend.allreduce(columns, {});
-    expect_equal(base, filled(3, {3, 4}));
-
-    Tensors source = {filled(rank, {3, 4}).t()};
-    const at::Tensor home = at::zeros({2, 3, 4}, at::kFloat);
-    std::vector<Tensors> outputs = {{home[0].t(), home[1].t()}};
-    backend.allgather(outputs, source, {});
-    expect_equal(home[0], filled(0, {3, 4}));
-    expect_equal(home[1], filled(1, {3, 4}));
-  });
-}
-
-TEST(C10dBackend, BroadcastsFromTheRootItIsGiven) {
-  run_ranks(3, [](C10dBackend& backend, int rank) {
-    Tensors tensors = {filled(rank)};
-    ::c10d::BroadcastOptions options;
-    options.rootRank = 2;
-    backend.broadcast(tensors, options);
-    expect_equal(tensors[0], filled(2));
-  });
-}
-
-TEST(C10dBackend, GathersIntoOneTensorInRankOrder) {
-  run_ranks(3, [](C10dBackend& backend, int rank) {
-    at::Tensor output = at::zeros({3, 4}, at::kFloat);
-    at::Tensor input = filled(rank);
-    backend._allgather_base(output, input, {});
-    for (int peer = 0; peer < 3; ++peer) {
-      expect_equal(output[peer], filled(peer));
-    }
-  });
-}
-
-TEST(C10dBackend, GathersAndScattersAtTheRootAlone) {
-  run_ranks(2, [](C10dBackend& backend, int rank) {
-    Tensors input = {filled(rank)};
-    std::vector<Tensors> outputs;
-    if (rank == 1) {
-      outputs.push_back({filled(-1), filled(-1)});
-    }
-    ::c10d::GatherOptions gather;
-    gather.rootRank = 1;
-    backend.gather(outputs, input, gather);
-    if (rank == 1) {
-      expect_equal(outputs[0][0], filled(0));
-      expect_equal(outputs[0][1], filled(1));
-    }
-    Tensors output = {filled(-1)};
-    ::c10d::ScatterOptions scatter;
-    scatter.rootRank = 1;
-    backend.scatter(output, outputs, scatter);
-    expect_equal(output[0], filled(rank));
-  });
-}
-
-TEST(C10dBackend, ReducesAndScattersListsAndSingleTensorsAlike) {
-  run_ranks(2, [](C10dBackend& backend, int rank) {
-    Tensors from_list = {filled(-1)};
-    std::vector<Tensors> inputs = {{filled(10 + rank), filled(20 + rank)}};
-    backend.reduce_scatter(from_list, inputs, {});
-    expect_equal(from_list[0], filled(rank == 0 ? 21 : 41));
-    at::Tensor from_tensor = at::zeros({4, 2}, at::kFloat).select(1, 0);
-    at::Tensor whole = at::stack({filled(10 + rank), filled(20 + rank)});
-    backend._reduce_scatter_base(from_tensor, whole, {});
-    expect_equal(from_tensor, from_list[0]);
-  });
-}
-
-TEST(C10dBackend, GivesAFinishedWorkWithTheResults) {
+TEST(C10dBackend, RunsASynchronousCallInItsCaller) {
+  const auto backend = alone();
   Tensors tensors = {filled(1)};
-  const auto work = alone()->allreduce(tensors, {});
-  EXPECT_TRUE(work->isCompleted());
-  EXPECT_TRUE(work->isSuccess());
-  EXPECT_TRUE(work->wait(milliseconds(1)));
-  EXPECT_EQ(work->result().at(0).data_ptr(), tensors[0].data_ptr());
-  const auto future = work->getFuture();
-  ASSERT_TRUE(future->completed());
-  EXPECT_EQ(future->value().toTensorVector().at(0).data_ptr(), tensors[0].data_ptr());
+  EXPECT_TRUE(backend->allreduce(tensors, kNow)->isCompleted());
+}
+
+TEST(C10dBackend, RunsAsynchronousCallsInTheirOrderHoweverTheyAreWaitedFor) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors tensors = {filled(1)};
+    std::vector<WorkPointer> works;
+    for (int i = 0; i < 6; ++i) {
+      works.push_back(backend.allreduce(tensors, kLater));
+    }
+    works[static_cast<std::size_t>(2 + 3 * rank)]->wait();
+    works[0]->wait();
+    backend.allreduce(tensors, kNow);
+    EXPECT_TRUE(works[5]->isCompleted()) << "a synchronous call comes after those before it";
+    expect_equal(tensors[0], filled(128));
+  });
+}
+
+TEST(C10dBackend, CompletesWhatNobodyWaitsFor) {
+  run_backends(2, [](C10dBackend& backend, int) {
+    Tensors tensors = {filled(1)};
+    const WorkPointer polled = backend.allreduce(tensors, kLater);
+    while (!polled->isCompleted()) {
+      std::this_thread::yield();
+    }
+    expect_equal(tensors[0], filled(2));
+    const auto future = backend.allreduce(tensors, kLater)->getFuture();
+    future->wait();
+    expect_equal(future->value().toTensorVector().at(0), filled(4));
+  });
+}
+
+TEST(C10dBackend, KeepsTensorsAliveUntilTheirOperationHasEnded) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> watched;
+    {
+      Tensors tensors = {filled(rank)};
+      watched.emplace(tensors[0].getIntrusivePtr());
+      backend.allreduce(tensors, kLater);
+    }
+    backend.barrier(options<::c10d::BarrierOptions>(false));
+    EXPECT_TRUE(watched->expired()) << "nothing is kept for longer than needed";
+  });
+}
+
+TEST(C10dBackend, RemembersWhereAsynchronousCallsWereMade) {
+  std::atomic<int> asked{0};
+  BackendHooks hooks;
+  hooks.call_site = [&] { return "train.py:" + std::to_string(40 + ++asked); };
+  run_backends(
+      2,
+      [](C10dBackend& backend, int rank) {
+        Tensors tensors = {filled(0, {rank + 1})};
+        const WorkPointer work = backend.allreduce(tensors, kLater);
+        EXPECT_THAT(message_of<MismatchedCollective>([&] { work->wait(); }),
+                    AllOf(HasSubstr("train.py:41"), HasSubstr("train.py:42")));
+      },
+      hooks);
+  EXPECT_EQ(asked, 2);
+}
+
+TEST(C10dBackend, NumbersItsCollectives) {
+  const auto backend = alone();
+  backend->setSequenceNumberForGroup();
+  Tensors tensors = {filled(1)};
+  EXPECT_EQ(backend->allreduce(tensors, kNow)->getSequencenumber(), 1u);
+  EXPECT_EQ(backend->allreduce(tensors, kLater)->getSequencenumber(), 2u);
+  EXPECT_EQ(backend->getSequenceNumberForGroup(), 2u);
 }
 
 // Rank 0 waits in `barrier` in vain; rank 1 comes when that is over.
 void expect_timeout(const std::function<void(C10dBackend& backend)>& barrier) {
   std::atomic<bool> over{false};
-  run_ranks(2, [&](C10dBackend& backend, int rank) {
+  run_backends(2, [&](C10dBackend& backend, int rank) {
     if (rank == 0) {
-      EXPECT_THAT(message_of<Timeout>([&] { barrier(backend); }), HasSubstr("waited for rank 1"));
+      EXPECT_THAT(message_of<Timeout>([&] { barrier(backend); }), HasSubstr("rank 1"));
+      EXPECT_EQ(backend.getError(), ::c10d::ErrorType::TIMEOUT);
       over = true;
     }
     while (!over) {
       std::this_thread::yield();
     }
     if (rank == 1) {
-      EXPECT_THAT(message_of<PeerLost>([&] { backend.barrier({}); }), HasSubstr("rank 0 failed"));
+      EXPECT_THROW(backend.barrier(options<::c10d::BarrierOptions>(false)), PeerLost);
+      EXPECT_EQ(backend.getError(), ::c10d::ErrorType::REMOTE_ERROR);
     }
   });
 }
 
 TEST(C10dBackend, TimesOutAfterTheTimeoutOfTheCall) {
-  expect_timeout([](C10dBackend& backend) {
-    ::c10d::BarrierOptions options;
-    options.timeout = milliseconds(30);
-    backend.barrier(options);
+  for (const bool asynchronous : {false, true}) {
+    expect_timeout([&](C10dBackend& backend) {
+      auto call = options<::c10d::BarrierOptions>(asynchronous);
+      call.timeout = milliseconds(30);
+      backend.barrier(call)->wait();
+    });
+  }
+  expect_timeout([&](C10dBackend& backend) {
+    ::c10d::BarrierOptions call;
+    call.timeout = milliseconds(30);
+    backend.monitoredBarrier(call, true);
   });
 }
 
 TEST(C10dBackend, TimesOutAfterItsOwnTimeoutWhenTheCallHasNone) {
-  expect_timeout([](C10dBackend& backend) {
-    backend.setTimeout(milliseconds(30));
-    backend.barrier({});
+  for (const bool asynchronous : {false, true}) {
+    expect_timeout([&](C10dBackend& backend) {
+      backend.setTimeout(milliseconds(30));
+      backend.barrier(options<::c10d::BarrierOptions>(asynchronous))->wait();
+    });
+  }
+}
+
+TEST(C10dBackend, LetsAWaitEndBeforeTheOperation) {
+  std::promise<void> over;
+  std::shared_future<void> waited = over.get_future().share();
+  run_backends(2, [&](C10dBackend& backend, int rank) {
+    if (rank == 1) {
+      waited.wait();
+    }
+    const WorkPointer work = backend.barrier(options<::c10d::BarrierOptions>(true));
+    if (rank == 0) {
+      EXPECT_THROW(work->wait(milliseconds(20)), Timeout);
+      EXPECT_FALSE(work->isCompleted());
+      over.set_value();
+    }
+    EXPECT_TRUE(work->wait());
   });
 }
 
-TEST(C10dBackend, RefusesSeveralTensorsPerProcess) {
-  Tensors two = {filled(1), filled(2)};
-  const std::string expected = "expected one tensor (or list) per process, found 2";
-  EXPECT_THAT(message_of<InvalidArgument>([&] { alone()->allreduce(two, {}); }), HasSubstr("all_reduce: " + expected));
-  std::vector<Tensors> lists = {two, two};
-  Tensors one = {filled(1)};
-  EXPECT_THAT(message_of<InvalidArgument>([&] { alone()->allgather(lists, one, {}); }),
-              HasSubstr("all_gather: " + expected));
+TEST(C10dBackend, CollectsCallsIntoOneWork) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    EXPECT_FALSE(backend.supportsCoalescing());
+    Tensors sent = {filled(rank)};
+    Tensors received = {filled(-1)};
+    Tensors reduced = {filled(rank)};
+    backend.startCoalescing();
+    backend.send(sent, 1 - rank, 0);
+    backend.recv(received, 1 - rank, 0);
+    backend.allreduce(reduced, kNow);
+    const WorkPointer work = backend.endCoalescing();
+    work->wait();
+    expect_equal(received[0], filled(1 - rank));
+    expect_equal(reduced[0], filled(1));
+    EXPECT_EQ(work->result().size(), 3u);
+    backend.startCoalescing();
+    EXPECT_TRUE(backend.endCoalescing()->result().empty()) << "what came before is not collected again";
+  });
 }
 
-TEST(C10dBackend, RefusesReductionsThatItDoesNotKnow) {
-  Tensors tensors = {at::full({2}, 1, at::kInt)};
-  ::c10d::AllreduceOptions options;
-  options.reduceOp = ::c10d::ReduceOp::BXOR;
-  EXPECT_THAT(message_of<InvalidArgument>([&] { alone()->allreduce(tensors, options); }),
-              HasSubstr("expected SUM, AVG, MIN, MAX or PRODUCT"));
+TEST(C10dBackend, RaisesTheErrorsOfCollectedCallsInTheirWork) {
+  const auto backend = alone();
+  Tensors two = {filled(1), filled(2)};
+  backend->startCoalescing();
+  backend->allreduce(two, kNow);
+  const WorkPointer work = backend->endCoalescing();
+  EXPECT_THROW(work->wait(), InvalidArgument);
+  EXPECT_THROW(backend->allreduce(two, kNow), InvalidArgument) << "outside of the window they are thrown";
+  backend->startCoalescing();
+  backend->allreduce(two, kNow);
+  backend->startCoalescing();
+  EXPECT_TRUE(backend->endCoalescing()->wait()) << "a window that was never closed leaves nothing behind";
+}
+
+TEST(C10dBackend, CollectsTheCallsOfOneThreadAlone) {
+  const auto backend = alone();
+  backend->startCoalescing();
+  std::thread([&] {
+    Tensors two = {filled(1), filled(2)};
+    EXPECT_THROW(backend->allreduce(two, kNow), InvalidArgument);
+  }).join();
+  EXPECT_TRUE(backend->endCoalescing()->result().empty());
+}
+
+TEST(C10dBackend, TranslatesTheExceptionsItThrows) {
+  BackendHooks hooks;
+  hooks.rethrow = [] {
+    try {
+      throw;
+    } catch (const InvalidArgument&) {
+      throw std::range_error("translated");
+    }
+  };
+  const auto backend = alone(hooks);
+  Tensors two = {filled(1), filled(2)};
+  EXPECT_THROW(backend->allreduce(two, kNow), std::range_error);
+  backend->startCoalescing();
+  backend->allreduce(two, kNow);
+  EXPECT_THROW(backend->endCoalescing()->wait(), std::range_error);
+}
+
+TEST(C10dBackend, LetsItsCommunicatorWaitForWhatWasIssuedBefore) {
+  run_backends(2, [](C10dBackend& backend, int) {
+    Tensors tensors = {filled(1)};
+    const WorkPointer before = backend.allreduce(tensors, kLater);
+    backend.communicator()->barrier(testing::soon());
+    EXPECT_TRUE(before->isCompleted());
+    expect_equal(tensors[0], filled(2));
+  });
+}
+
+TEST(C10dBackend, SplitsIntoBackendsOfSomeOfItsRanks) {
+  run_backends(3, [](C10dBackend& backend, int rank) {
+    const auto made = c10::make_intrusive<::c10d::Backend::Options>("shm", milliseconds(9000));
+    EXPECT_TRUE(backend.supportsSplitting());
+    // As torch calls it: a rank that is in no group passes one of them.
+    const auto part = backend.split(nullptr, {0, 2}, made);
+    ASSERT_EQ(part == nullptr, rank == 1);
+    if (part) {
+      EXPECT_EQ(part->getRank(), rank / 2);
+      EXPECT_EQ(part->getBackendOptions()->timeout, milliseconds(9000));
+      Tensors tensors = {filled(rank)};
+      part->allreduce(tensors, kNow);
+      expect_equal(tensors[0], filled(2));
+    }
+  });
+}
+
+TEST(C10dBackend, FinishesWhatIsUnderWayWhenItIsShutDown) {
+  run_backends(2, [](C10dBackend& backend, int) {
+    Tensors tensors = {filled(1)};
+    const WorkPointer work = backend.allreduce(tensors, kLater);
+    backend.shutdown();
+    EXPECT_TRUE(work->isCompleted());
+    expect_equal(tensors[0], filled(2));
+    for (const auto& call : {kNow, kLater}) {
+      EXPECT_THAT(message_of<InvalidArgument>([&] { backend.allreduce(tensors, call); }),
+                  HasSubstr("this process group was destroyed"));
+    }
+    backend.shutdown();
+    backend.leave();
+  });
+}
+
+TEST(C10dBackend, GivesUpWhatIsUnderWayWhenItLeaves) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    if (rank == 0) {
+      const WorkPointer work = backend.barrier(options<::c10d::BarrierOptions>(true));
+      work->getFuture();  // begun by the thread, or not
+      backend.leave();
+      EXPECT_TRUE(work->isCompleted());
+      EXPECT_FALSE(work->isSuccess());
+    } else {
+      EXPECT_THAT(message_of<PeerLost>([&] { backend.barrier(options<::c10d::BarrierOptions>(false)); }),
+                  HasSubstr("its process ended while an asynchronous operation was under way"));
+    }
+  });
+}
+
+TEST(C10dBackend, MakesEveryRankRaiseWhenItIsAborted) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    if (rank == 0) {
+      backend.abort();
+    }
+    const auto call = [&] { backend.barrier(options<::c10d::BarrierOptions>(true))->wait(); };
+    EXPECT_THAT(message_of<PeerLost>(call), HasSubstr("abort() of its process group was called"));
+    EXPECT_EQ(backend.getError(), ::c10d::ErrorType::REMOTE_ERROR);
+  });
+}
+
+TEST(C10dBackend, MayBeDroppedWhileOperationsAreUnderWay) {
+  std::vector<WorkPointer> works(2);
+  Tensors tensors[2] = {{filled(1)}, {filled(1)}};
+  run_backends(2, [&](C10dBackend& backend, int rank) {
+    works[static_cast<std::size_t>(rank)] = backend.allreduce(tensors[rank], kLater);
+  });
+  for (const int rank : {0, 1}) {
+    while (!works[static_cast<std::size_t>(rank)]->isCompleted()) {
+      std::this_thread::yield();
+    }
+    expect_equal(tensors[rank][0], filled(2));
+  }
+}
+
+TEST(C10dBackend, AllocatesTensorsThatAreShared) {
+  const auto backend = alone();
+  EXPECT_TRUE(backend->supportsTensorAlloc(-1));
+  const at::Tensor tensor = backend->allocateTensor(100, at::TensorOptions().dtype(at::kHalf));
+  EXPECT_EQ(tensor.numel(), 100);
+  EXPECT_EQ(tensor.scalar_type(), at::kHalf);
+#if defined(ACCELERATE_HAS_SHM)
+  EXPECT_TRUE(is_shared(tensor.data_ptr(), tensor.nbytes()));
+#endif
+  EXPECT_THROW(backend->allocateTensor(1, at::TensorOptions().device(at::kMeta)), InvalidArgument);
 }
 
 TEST(C10dBackend, LeavesTheRefusalOfOtherOperationsToTorch) {
-  at::Tensor data = filled(1);
-  std::vector<std::int64_t> splits;
-  EXPECT_THAT(message_of<c10::Error>([&] { alone()->alltoall_base(data, data, splits, splits, {}); }),
-              HasSubstr("Backend shm does not support alltoall_base"));
+  EXPECT_THAT(message_of<c10::Error>([&] { alone()->shrink({}); }), HasSubstr("Backend shm does not support shrink"));
 }
 
 }  // namespace

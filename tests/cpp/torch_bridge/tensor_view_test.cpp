@@ -2,9 +2,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,11 +51,36 @@ TEST(TensorView, KnowsEveryDtypeOfTheCoreByTheNameAndSizeThatTorchUses) {
   }
 }
 
-TEST(TensorView, RefusesADtypeThatNoCollectiveCarriesAndSaysWhatToDo) {
-  const auto complex = [] { dtype_of(at::empty({1}, at::kComplexFloat)); };
-  EXPECT_THAT(refusal(complex), AllOf(HasSubstr("ComplexFloat"), HasSubstr("expected float16, bfloat16, float32"),
-                                      HasSubstr("view its bytes as uint8")));
-  EXPECT_THAT(refusal([] { view_of(at::empty({1}, at::kUInt16)); }), HasSubstr("UInt16"));
+TEST(TensorView, RefusesADtypeThatCannotBeReducedAndSaysWhatToDo) {
+  EXPECT_THAT(refusal([] { view_of(at::empty({1}, at::kUInt16)); }),
+              AllOf(HasSubstr("UInt16"), HasSubstr("expected float16, bfloat16, float32"),
+                    HasSubstr("view its bytes as uint8")));
+  EXPECT_THAT(refusal([] { dtype_of(at::empty({1}, at::kComplexFloat)); }),
+              AllOf(HasSubstr("ComplexFloat"), HasSubstr("torch.view_as_real")));
+}
+
+TEST(TensorView, TakesComplexNumbersAsPairs) {
+  const std::vector<std::pair<at::ScalarType, DType>> dtypes = {
+      {at::kComplexHalf, DType::kFloat16}, {at::kComplexFloat, DType::kFloat32}, {at::kComplexDouble, DType::kFloat64}};
+  for (const auto& [complex, real] : dtypes) {
+    for (const Use use : {Use::kCompute, Use::kMove}) {
+      const MemoryView view = view_of(at::empty({3}, complex), use);
+      EXPECT_EQ(view.count, 6u);
+      EXPECT_EQ(view.dtype, real);
+    }
+  }
+}
+
+TEST(TensorView, TakesWhatIsOnlyMovedAsBytes) {
+  for (const at::ScalarType dtype : {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    const at::Tensor tensor = at::empty({3}, dtype);
+    const MemoryView view = view_of(tensor, Use::kMove);
+    EXPECT_EQ(view.count, tensor.nbytes());
+    EXPECT_EQ(view.dtype, DType::kUInt8);
+  }
+  EXPECT_EQ(view_of(at::empty({3}, at::kLong), Use::kMove).dtype, DType::kInt64) << "known dtypes keep their name";
+  const auto quantized = [] { Contiguous(at::empty({1}, at::TensorOptions().dtype(at::kQInt8)), Use::kMove); };
+  EXPECT_THAT(refusal(quantized), HasSubstr("QInt8"));
 }
 
 TEST(TensorView, IsTheMemoryOfTheTensorItself) {
@@ -85,7 +113,7 @@ TEST(TensorView, RefusesWhatIsNotDenseContiguousAndOnTheCpu) {
 
 TEST(TensorView, SplitsIntoEqualPartsInOrder) {
   const at::Tensor tensor = counting({3, 4});
-  const std::vector<MemoryView> parts = split_view(tensor, 3);
+  const std::vector<MemoryView> parts = split_view(view_of(tensor), 3);
   ASSERT_EQ(parts.size(), 3u);
   for (std::size_t p = 0; p < parts.size(); ++p) {
     EXPECT_EQ(parts[p].count, 4u);
@@ -94,35 +122,91 @@ TEST(TensorView, SplitsIntoEqualPartsInOrder) {
 }
 
 TEST(TensorView, DoesNotSplitWhatCannotBeDividedEvenly) {
-  const auto split = [] { split_view(counting({7}), 3); };
+  const auto split = [] { split_view({nullptr, 7, DType::kFloat32}, 3); };
   EXPECT_THAT(refusal(split), HasSubstr("7 elements cannot be divided evenly among 3 ranks"));
+}
+
+std::vector<float> values(const MemoryView& view) {
+  const auto* const data = static_cast<const float*>(view.data);
+  return {data, data + view.count};
 }
 
 TEST(Contiguous, IsTheTensorItselfWhereThatIsContiguous) {
   const at::Tensor tensor = counting({2, 3});
-  EXPECT_EQ(Contiguous(tensor).view().data, tensor.data_ptr());
+  Contiguous data(tensor);
+  EXPECT_EQ(data.load().data, tensor.data_ptr());
+  EXPECT_EQ(data.reserve().data, tensor.data_ptr());
+  EXPECT_EQ(data.count(), 6u);
+  EXPECT_EQ(data.dtype(), DType::kFloat32);
+  EXPECT_EQ(Contiguous(at::empty({0, 3}, at::kFloat)).count(), 0u);
 }
 
 TEST(Contiguous, StandsInForAnyStridesAndCopiesHomeOnlyWhenAsked) {
   const at::Tensor base = counting({2, 3});
-  const Contiguous stand_in(base.t());
-  auto* const data = static_cast<float*>(stand_in.view().data);
-  EXPECT_EQ(std::vector<float>(data, data + 6), (std::vector<float>{0, 3, 1, 4, 2, 5}));
-  data[1] = 30;
+  Contiguous stand_in(base.t());
+  const MemoryView view = stand_in.load();
+  EXPECT_EQ(values(view), (std::vector<float>{0, 3, 1, 4, 2, 5}));
+  static_cast<float*>(view.data)[1] = 30;
   EXPECT_EQ(base[1][0].item<float>(), 3);
-  stand_in.write_back();
+  stand_in.store();
   EXPECT_EQ(base[1][0].item<float>(), 30);
 }
 
-TEST(Contiguous, RepeatsTheElementsOfAnExpandedTensor) {
-  const Contiguous stand_in(counting({2, 1}).expand({2, 3}));
-  auto* const data = static_cast<float*>(stand_in.view().data);
-  EXPECT_EQ(std::vector<float>(data, data + 6), (std::vector<float>{0, 0, 0, 1, 1, 1}));
+TEST(Contiguous, ReadsTheTensorWhenItIsAskedTo) {
+  const at::Tensor base = counting({2, 3});
+  Contiguous stand_in(base.t());
+  base.fill_(7);
+  EXPECT_EQ(values(stand_in.load()), std::vector<float>(6, 7));
 }
 
-TEST(Contiguous, RefusesSparseTensorsInTheWordsOfAView) {
-  const auto view = [] { Contiguous(counting({2, 3}).to_sparse()).view(); };
-  EXPECT_THAT(refusal(view), HasSubstr("dense CPU tensors"));
+TEST(Contiguous, HasRoomForResultsOfAnyStrides) {
+  const at::Tensor base = counting({2, 3});
+  Contiguous result(base.t());
+  const MemoryView view = result.reserve();
+  EXPECT_EQ(view.count, 6u);
+  std::fill_n(static_cast<float*>(view.data), 6, 9.0f);
+  EXPECT_EQ(base[0][0].item<float>(), 0);
+  result.store();
+  EXPECT_EQ(base.sum().item<float>(), 54);
+}
+
+TEST(Contiguous, ResolvesConjugationThatIsPending) {
+  const at::Tensor numbers = at::full({2}, c10::complex<double>(1, 2), at::kComplexFloat);
+  Contiguous data(numbers.conj());
+  const MemoryView view = data.load();
+  EXPECT_EQ(values(view), (std::vector<float>{1, -2, 1, -2}));
+  static_cast<float*>(view.data)[1] = 5;
+  data.store();
+  EXPECT_EQ(numbers[0].item<c10::complex<float>>(), c10::complex<float>(1, -5));
+}
+
+TEST(Contiguous, WritesToTensorsOfWhichAutogradAndInferenceModeKnow) {
+  at::Tensor leaf = counting({2, 3}).requires_grad_();
+  at::Tensor inferred;
+  {
+    const c10::InferenceMode inference;
+    inferred = counting({2, 3}).t();
+  }
+  for (const at::Tensor& tensor : {leaf.t(), inferred}) {
+    Contiguous data(tensor);
+    const MemoryView view = data.load();
+    std::fill_n(static_cast<float*>(view.data), 6, 1.0f);
+    data.store();
+    EXPECT_EQ(tensor.sum().item<float>(), 6);
+  }
+  EXPECT_TRUE(leaf.is_leaf());
+}
+
+TEST(Contiguous, RepeatsTheElementsOfAnExpandedTensorAndDoesNotWriteToThem) {
+  Contiguous stand_in(counting({2, 1}).expand({2, 3}));
+  EXPECT_EQ(values(stand_in.load()), (std::vector<float>{0, 0, 0, 1, 1, 1}));
+  EXPECT_THAT(refusal([&] { stand_in.store(); }), HasSubstr("elements share memory"));
+}
+
+TEST(Contiguous, RefusesWhatIsNotDenseAndOnTheCpu) {
+  EXPECT_THAT(refusal([] { Contiguous(counting({2, 3}).to_sparse()); }), HasSubstr("dense CPU tensors"));
+  EXPECT_THAT(refusal([] { Contiguous(at::empty({2}, at::TensorOptions().device(at::kMeta))); }),
+              HasSubstr("found a tensor on meta"));
 }
 
 }  // namespace

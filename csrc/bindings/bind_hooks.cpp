@@ -1,0 +1,124 @@
+// What communicators and backends ask of the Python program around them.
+#include <pybind11/gil_safe_call_once.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "torch_bridge/c10d_backend.h"
+
+namespace accelerate_cpp::bindings {
+namespace {
+
+using comm::C10dBackend;
+using std::chrono::milliseconds;
+
+// Once the interpreter ends, a thread that asks for its lock never returns.
+bool interpreter_lives() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
+#else
+  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
+#endif
+}
+
+// Signals are handled in Python's main thread; our own threads have nothing to ask.
+bool is_python_thread() {
+  return interpreter_lives() && PyGILState_GetThisThreadState() != nullptr;
+}
+
+std::string call_site() {
+  if (!interpreter_lives()) {
+    return {};
+  }
+  const py::gil_scoped_acquire gil;
+  const py::error_scope keep_error;
+  try {
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> function;
+    return function
+        .call_once_and_store_result(
+            [] { return py::object(py::module_::import("accelerate_cpp.comm.call_site").attr("call_site")); })
+        .get_stored()()
+        .cast<std::string>();
+  } catch (const std::exception&) {
+    return {};  // the place is only ever part of a message about something else
+  }
+}
+
+void warn(const std::string& sentence) {
+  if (!interpreter_lives()) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  const py::error_scope keep_error;
+  try {
+    py::module_::import("logging").attr("getLogger")("accelerate_cpp.comm").attr("warning")("%s", sentence);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a warning of accelerate_cpp.comm");
+  }
+}
+
+void rethrow() {
+  if (!interpreter_lives()) {
+    throw;
+  }
+  rethrow_for_autograd();
+}
+
+// The backends that there are. Weak references would keep their memory, and thereby their place in the group, alive.
+struct Backends {
+  std::mutex mutex;
+  std::set<C10dBackend*> all;
+};
+
+Backends& backends() {
+  static Backends* const instance = new Backends;  // never destroyed: used while the interpreter ends
+  return *instance;
+}
+
+void remember(C10dBackend& backend) {
+  const std::lock_guard lock(backends().mutex);
+  backends().all.insert(&backend);
+}
+
+void forget(C10dBackend& backend) {
+  const std::lock_guard lock(backends().mutex);
+  backends().all.erase(&backend);
+}
+
+void leave_all() {
+  const py::gil_scoped_release release;
+  const std::lock_guard lock(backends().mutex);  // none of them ends meanwhile
+  for (C10dBackend* const backend : backends().all) {
+    backend->leave();
+  }
+}
+
+}  // namespace
+
+comm::WaitHooks wait_hooks(milliseconds warn_after) {
+  comm::WaitHooks hooks;
+  hooks.probe = [probe = interrupt_probe()] {
+    if (is_python_thread()) {
+      probe();
+    }
+  };
+  hooks.call_site = call_site;
+  hooks.warn = warn;
+  hooks.warn_after = warn_after.count() == 0 ? milliseconds(std::chrono::hours(24 * 3650)) : warn_after;
+  return hooks;
+}
+
+c10::intrusive_ptr<C10dBackend> make_backend(std::shared_ptr<comm::Communicator> communicator, milliseconds timeout) {
+  const comm::WaitHooks hooks = wait_hooks(milliseconds(0));
+  return c10::make_intrusive<C10dBackend>(std::move(communicator), "shm", timeout,
+                                          comm::BackendHooks{hooks.probe, hooks.call_site, rethrow, remember, forget});
+}
+
+void bind_hooks(py::module_&) {
+  py::module_::import("atexit").attr("register")(py::cpp_function(leave_all));
+}
+
+}  // namespace accelerate_cpp::bindings

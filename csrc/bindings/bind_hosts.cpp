@@ -1,0 +1,103 @@
+// The backend for ranks on several hosts.
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "core/base/error.h"
+#include "core/comm/hierarchical.h"
+#include "core/comm/host_layout.h"
+#include "core/comm/solo.h"
+#include "torch_bridge/c10d_backend.h"
+#include "torch_bridge/c10d_communicator.h"
+#include "torch_bridge/c10d_store.h"
+#if defined(ACCELERATE_HAS_SHM)
+#include "core/comm/shm/shm_communicator.h"
+#endif
+
+namespace accelerate_cpp::bindings {
+namespace {
+
+using comm::C10dCommunicator;
+using comm::C10dEngine;
+using comm::Communicator;
+using comm::HostLayout;
+using std::chrono::milliseconds;
+using StorePointer = C10dEngine::StorePointer;
+
+std::shared_ptr<Communicator> connect_inside(const StorePointer& store, const HostLayout& layout, int rank,
+                                             Deadline deadline, const comm::WaitHooks& hooks) {
+  const int host = layout.host_of(rank);
+  const int size = static_cast<int>(layout.ranks_of(host).size());
+  if (size == 1) {
+    return std::make_shared<comm::SoloCommunicator>();
+  }
+#if defined(ACCELERATE_HAS_SHM)
+  comm::C10dStore own(c10::make_intrusive<::c10d::PrefixStore>("host" + std::to_string(host), store), hooks.probe);
+  return comm::ShmCommunicator::connect(own, layout.index_within_host(rank), size, deadline, hooks);
+#else
+  (void)store, (void)deadline, (void)hooks;
+  throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
+#endif
+}
+
+std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank, const std::vector<int>& hosts,
+                                            milliseconds timeout, milliseconds warn_after,
+                                            const C10dEngine::Connect& connect) {
+  const HostLayout layout(hosts);
+  const comm::WaitHooks hooks = wait_hooks(warn_after);
+  const auto connect_far = [&](const std::string& name, int own_rank, int size) {
+    const C10dEngine::Place place{name, own_rank, size, rank};
+    // Hierarchical has compared the calls of all ranks before it gets here.
+    return std::make_shared<C10dCommunicator>(std::make_shared<C10dEngine>(connect, store, place, hooks), false);
+  };
+  comm::Hierarchical::Parts parts;
+  parts.inside = connect_inside(store, layout, rank, Deadline::after(timeout), hooks);
+  parts.everyone = connect_far("everyone", rank, layout.size());
+  if (layout.num_hosts() == layout.size()) {
+    parts.between = parts.everyone;
+  } else if (layout.is_leader(rank)) {
+    parts.between = connect_far("leaders", layout.host_of(rank), layout.num_hosts());
+  }
+  return std::make_shared<comm::Hierarchical>(layout, std::move(parts), hooks);
+}
+
+// `connect` for threads that do not hold the interpreter lock. Never released: an owner may drop it while the
+// interpreter ends.
+C10dEngine::Connect without_lock(const py::function& connect) {
+  PyObject* const function = py::function(connect).release().ptr();
+  return [function](const StorePointer& store, int rank, int size) {
+    const py::gil_scoped_acquire gil;
+    return py::handle(function)(store, rank, size).cast<c10::intrusive_ptr<::c10d::Backend>>();
+  };
+}
+
+}  // namespace
+
+void bind_hosts(py::module_& module) {
+  module.def(
+      "create_hierarchical_backend",
+      [](const StorePointer& store, int rank, int size, const std::vector<int>& hosts, milliseconds timeout,
+         const py::function& connect, milliseconds warn_after) {
+        if (static_cast<std::size_t>(size) != hosts.size()) {
+          throw InvalidArgument("expected the host of each of " + std::to_string(size) + " ranks, found " +
+                                std::to_string(hosts.size()));
+        }
+        const C10dEngine::Connect connect_engine = without_lock(connect);
+        const py::gil_scoped_release release;
+        return make_backend(connect_hosts(store, rank, hosts, timeout, warn_after, connect_engine), timeout);
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("hosts"), py::arg("timeout"), py::arg("connect"),
+      py::arg("warn_after") = milliseconds(30000),
+      "Collective: connects the ranks that share `store`, rank r on host hosts[r], through shared memory within each "
+      "host "
+      "and through what connect(store, rank, size) returns, a torch backend, between them.");
+}
+
+}  // namespace accelerate_cpp::bindings

@@ -1,0 +1,207 @@
+// The operations of C10dCommunicator whose sizes only pairs of ranks know, messages, and the division of the group.
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/comm/arguments.h"
+#include "core/comm/heap_buffer.h"
+#include "core/comm/reduced_gradient_exchange.h"
+#include "core/comm/solo.h"
+#include "torch_bridge/c10d_communicator.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+constexpr std::chrono::seconds kLinger{10};
+
+using Counts = std::vector<std::uint64_t>;
+
+template <class View>
+Counts counts_of(const std::vector<View>& parts, int size) {
+  Counts counts(static_cast<std::size_t>(size));
+  std::transform(parts.begin(), parts.end(), counts.begin(), [](const View& part) { return part.count; });
+  return counts;
+}
+
+Counts one_count(int rank, std::size_t count, int size) {
+  Counts counts(static_cast<std::size_t>(size));
+  counts[static_cast<std::size_t>(rank)] = count;
+  return counts;
+}
+
+void copy(const void* from, MemoryView to) {
+  if (to.count > 0 && from != to.data) {
+    std::memcpy(to.data, from, to.size_bytes());
+  }
+}
+
+}  // namespace
+
+void C10dCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root,
+                              const Call& call) {
+  check_root("gather", root, size_);
+  const bool is_root = rank_ == root;
+  if (is_root) {
+    check_parts("gather", "output", outputs, input.dtype, size_);
+    check_counts_equal("gather", input, outputs[static_cast<std::size_t>(rank_)]);
+  }
+  const Counts expected = counts_of(is_root ? outputs : std::vector<MemoryView>{}, size_);
+  run({CallKind::kGather,
+       input.dtype,
+       ReduceOp::kSum,
+       root,
+       input.count,
+       one_count(root, input.count, size_),
+       expected,
+       {},
+       {}},
+      call, [&] {
+        if (is_root) {
+          Step step = gather_step(input, outputs);
+          step.inputs = nothing(input.dtype);
+          return run_step(std::move(step), call);
+        }
+        Inputs inputs = nothing(input.dtype);
+        inputs[static_cast<std::size_t>(root)] = input;
+        run_step({std::move(inputs), no_bytes(), [](const Exchange&) {}}, call);
+      });
+}
+
+void C10dCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root,
+                               const Call& call) {
+  check_root("scatter", root, size_);
+  const bool is_root = rank_ == root;
+  if (is_root) {
+    check_parts("scatter", "input", inputs, output.dtype, size_);
+    check_counts_equal("scatter", inputs[static_cast<std::size_t>(rank_)], output);
+  }
+  const Counts given = counts_of(is_root ? inputs : Inputs{}, size_);
+  run({CallKind::kScatter,
+       output.dtype,
+       ReduceOp::kSum,
+       root,
+       output.count,
+       given,
+       one_count(root, output.count, size_),
+       {},
+       {}},
+      call, [&] {
+        Step step{is_root ? inputs : nothing(output.dtype), no_bytes(), {}};
+        step.expected_bytes[static_cast<std::size_t>(root)] = is_root ? 0 : output.size_bytes();
+        step.take = [&](const Exchange& exchange) {
+          copy(is_root ? inputs[static_cast<std::size_t>(rank_)].data : exchange.from(root), output);
+        };
+        run_step(std::move(step), call);
+      });
+}
+
+void C10dCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
+                                  const Call& call) {
+  const DType dtype = inputs.empty() ? DType::kUInt8 : inputs.front().dtype;
+  check_parts("all_to_all", "input", inputs, dtype, size_);
+  check_parts("all_to_all", "output", outputs, dtype, size_);
+  const ConstMemoryView own = inputs[static_cast<std::size_t>(rank_)];
+  check_counts_equal("all_to_all", own, outputs[static_cast<std::size_t>(rank_)]);
+  run({CallKind::kAllToAll,
+       dtype,
+       ReduceOp::kSum,
+       -1,
+       own.count,
+       counts_of(inputs, size_),
+       counts_of(outputs, size_),
+       {},
+       {}},
+      call, [&] {
+        Step step = gather_step(own, outputs);
+        step.inputs = inputs;
+        run_step(std::move(step), call);
+      });
+}
+
+void C10dCommunicator::barrier(const Call& call) {
+  run({CallKind::kBarrier}, call, [&] {
+    if (!check_calls_) {  // the check ends when every rank has entered it
+      exchange("x", call);
+    }
+  });
+}
+
+std::shared_ptr<Transfer> C10dCommunicator::send(ConstMemoryView data, int destination, std::uint64_t tag,
+                                                 const Call& call) {
+  return messages_->send(data, destination, tag, call);
+}
+
+std::shared_ptr<Transfer> C10dCommunicator::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
+  return messages_->receive(data, source, tag, call);
+}
+
+std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key, const Call& call) {
+  struct Choice {
+    int color;
+    int key;
+  };
+  std::shared_ptr<Communicator> result;
+  run({CallKind::kSplit}, call, [&] {
+    const Choice own{color, key};
+    const std::string all = exchange({reinterpret_cast<const char*>(&own), sizeof(own)}, call);
+    std::vector<Choice> choices(static_cast<std::size_t>(size_));
+    std::memcpy(choices.data(), all.data(), all.size());
+    std::vector<int> members;
+    for (int r = 0; r < size_; ++r) {
+      if (choices[static_cast<std::size_t>(r)].color == color) {
+        members.push_back(r);
+      }
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
+    });
+    const auto name = "split" + std::to_string(num_splits_++) + "/" + std::to_string(color);
+    if (color < 0) {
+      return;
+    }
+    if (members.size() == 1) {
+      result = std::make_shared<SoloCommunicator>();
+      return;
+    }
+    const auto place = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+    result = std::make_shared<C10dCommunicator>(
+        std::make_shared<C10dEngine>(
+            engine_->connect(), c10::make_intrusive<::c10d::PrefixStore>(name, engine_->store()),
+            C10dEngine::Place{"engine", place, static_cast<int>(members.size()), place}, engine_->hooks()),
+        check_calls_);
+  });
+  return result;
+}
+
+std::shared_ptr<Buffer> C10dCommunicator::allocate(std::size_t size_bytes) {
+  return std::make_shared<HeapBuffer>(size_bytes);
+}
+
+std::unique_ptr<GradientExchange> C10dCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
+                                                                      Deadline) {
+  return std::make_unique<ReducedGradientExchange>(*this, buckets);
+}
+
+void C10dCommunicator::leave() noexcept {
+  if (left_ || !engine_->is_usable()) {
+    return;
+  }
+  left_ = true;
+  try {
+    if (!port_->flush(Deadline::after(kLinger))) {
+      engine_->hooks().warn("rank " + std::to_string(rank_) + " leaves although messages that it has sent were not " +
+                            "received; they are lost");
+    }
+  } catch (const std::exception&) {  // what a hook throws is no reason to stay
+  }
+  engine_->leave(operation_.number);
+}
+
+void C10dCommunicator::abort(const std::string& reason) noexcept {
+  engine_->fail(reason);
+}
+
+}  // namespace accelerate_cpp::comm

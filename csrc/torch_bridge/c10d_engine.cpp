@@ -1,0 +1,211 @@
+#include "torch_bridge/c10d_engine.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "core/base/background.h"
+#include "core/base/error.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kSlice{50};
+constexpr std::chrono::microseconds kPoll{100};
+constexpr milliseconds kWaitForReason{1500};
+// The engine's own timeouts close its connections, so ours come first.
+constexpr milliseconds kMargin{10000};
+constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
+
+std::string first_line(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+at::Tensor bytes(std::int64_t count) {
+  return at::empty({count}, at::TensorOptions(at::kByte));
+}
+
+std::int64_t sum(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+C10dEngine::C10dEngine(Connect connect, StorePointer store, const Place& place, WaitHooks hooks)
+    : connect_(std::move(connect)),
+      store_(std::move(store)),
+      hooks_(std::move(hooks)),
+      generation_(fork_generation()),
+      backend_(connect_(c10::make_intrusive<::c10d::PrefixStore>(place.name, store_), place.rank, place.size)),
+      known_as_(place.known_as),
+      is_gloo_(backend_->getBackendName() == "gloo"),
+      news_(store_, place.name) {}
+
+C10dEngine::~C10dEngine() {
+  // Once the group has failed, an operation may be under way that never ends, and the engine would wait for it; in a
+  // forked child its threads do not exist.
+  if (!is_usable()) {
+    static_cast<void>(backend_.release());
+  }
+}
+
+C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
+                               const std::vector<std::size_t>& expected_bytes, const Deadline& deadline,
+                               const Operation& operation)
+    : engine_(engine) {
+  for (int r = 0; r < engine.size(); ++r) {
+    const auto place = static_cast<std::size_t>(r);
+    const bool own = r == engine.rank();
+    sent_bytes_.push_back(own ? 0 : static_cast<std::int64_t>(inputs[place].size_bytes()));
+    received_bytes_.push_back(own ? 0 : static_cast<std::int64_t>(expected_bytes[place]));
+  }
+  sent_ = bytes(sum(sent_bytes_));
+  received_ = bytes(sum(received_bytes_));
+  auto* next = static_cast<std::byte*>(sent_.data_ptr());
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    if (sent_bytes_[r] > 0) {
+      std::memcpy(next, inputs[r].data, inputs[r].size_bytes());
+      next += sent_bytes_[r];
+    }
+  }
+  ::c10d::AllToAllOptions options;
+  options.timeout = std::min(deadline.remaining(), kForever) + kMargin;
+  work_ = engine.posted(operation.text, [&](::c10d::Backend& backend) {
+    return backend.alltoall_base(received_, sent_, received_bytes_, sent_bytes_, options);
+  });
+}
+
+const std::byte* C10dEngine::Exchange::from(int rank) const {
+  const auto first = received_bytes_.begin();
+  return static_cast<const std::byte*>(received_.data_ptr()) + std::accumulate(first, first + rank, std::int64_t{0});
+}
+
+template <class Post>
+C10dEngine::WorkPointer C10dEngine::posted(const std::string& operation, const Post& post) {
+  const std::lock_guard lock(posting_);
+  try {
+    return post(*backend_);
+  } catch (const std::exception& error) {
+    std::rethrow_exception(translated(error, operation));
+  }
+}
+
+C10dEngine::WorkPointer C10dEngine::send(const at::Tensor& data, int destination, int tag) {
+  std::vector<at::Tensor> tensors = {data};
+  return posted("send", [&](::c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+}
+
+C10dEngine::WorkPointer C10dEngine::receive(const at::Tensor& data, int source, int tag) {
+  std::vector<at::Tensor> tensors = {data};
+  return posted("receive", [&](::c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
+}
+
+void C10dEngine::wait_in_background(::c10d::Work& work, const std::function<bool()>& stopped) const {
+  if (!is_gloo_) {
+    while (!work.isCompleted() && !stopped()) {
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  // Messages of Gloo cannot be asked whether they have ended, and a wait that times out closes its connections.
+  if (!stopped()) {
+    work.wait(is_gloo_ ? kForever : ::kNoTimeout);
+  }
+}
+
+void C10dEngine::wait(::c10d::Work& work, const Deadline& deadline, Operation& operation) {
+  while (!work.isCompleted()) {
+    pause(work);
+    if (!work.isCompleted()) {
+      look_around(deadline, operation);
+    }
+  }
+  try {
+    work.wait();
+  } catch (const std::exception& error) {
+    std::rethrow_exception(translated(error, operation.text));
+  }
+}
+
+// A wait that times out does no harm to a collective of Gloo; to other engines it may be fatal.
+void C10dEngine::pause(::c10d::Work& work) const {
+  if (!is_gloo_) {
+    return std::this_thread::sleep_for(kPoll);
+  }
+  try {
+    work.wait(kSlice);
+  } catch (const std::exception&) {  // the end of the slice, or a failure, which the work keeps
+  }
+}
+
+bool C10dEngine::is_usable() const {
+  return generation_ == fork_generation() && news_.failure().empty();
+}
+
+void C10dEngine::check_usable(const std::string& operation) const {
+  if (generation_ != fork_generation()) {
+    throw InvalidArgument(operation + ": this process was forked from " + who() +
+                          ", and its communicator did not come along; create a new group in the child");
+  }
+  const std::string reason = news_.failure();
+  if (!reason.empty()) {
+    throw PeerLost(operation + " on " + who() + ": " + reason);
+  }
+}
+
+void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
+  hooks_.probe();
+  news_.ask_now_and_then();
+  check_usable(operation.text);
+  const std::string what = operation.text + " on " + who();
+  const auto departure = news_.departure();
+  if (departure && departure->num_operations < operation.number) {
+    throw PeerLost(what + ": " + departure->who + " has left the group without this operation");
+  }
+  const auto waited = deadline.waited();
+  if (deadline.expired()) {
+    throw Timeout(what + " has not completed after " + std::to_string(waited.count()) +
+                  " ms: it waited for other hosts, which may be stopped, slow, or in code that does not call this "
+                  "operation");
+  }
+  if (!operation.warned && waited >= hooks_.warn_after) {
+    operation.warned = true;
+    hooks_.warn(what + " has waited for other hosts for " + std::to_string(waited.count() / 1000) + " s");
+  }
+}
+
+std::exception_ptr C10dEngine::translated(const std::exception& error, const std::string& operation) {
+  const auto give_up = steady_clock::now() + kWaitForReason;
+  news_.ask();
+  while (news_.failure().empty() && steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(kSlice);
+    hooks_.probe();
+    news_.ask();
+  }
+  const std::string reason = news_.failure();
+  return std::make_exception_ptr(PeerLost(operation + " on " + who() + ": " +
+                                          (reason.empty() ? "a rank was lost: " + first_line(error) : reason)));
+}
+
+void C10dEngine::fail(const std::string& reason) noexcept {
+  if (generation_ == fork_generation()) {
+    news_.tell_failure(who(), reason);
+  }
+}
+
+void C10dEngine::leave(std::uint64_t num_operations) noexcept {
+  if (is_usable()) {
+    news_.tell_departure(rank(), {num_operations, who()});
+  }
+}
+
+}  // namespace accelerate_cpp::comm

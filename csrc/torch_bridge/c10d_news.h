@@ -1,0 +1,55 @@
+// What ranks of a group tell each other through a store, because an engine only notices processes that end: that one
+// has failed and why, or that it takes part no more. Thread-safe.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace accelerate_cpp::comm {
+
+class C10dNews {
+ public:
+  using StorePointer = c10::intrusive_ptr<::c10d::Store>;
+
+  // Failures are shared by all groups on `store`, departures by those of the same name.
+  C10dNews(StorePointer store, std::string group);
+
+  // Of the rank that has told first; empty while there is none.
+  std::string failure() const;
+  void tell_failure(const std::string& who, const std::string& reason) noexcept;
+
+  struct Departure {
+    std::uint64_t num_operations;  // in which the rank took part; no rank that left took part in fewer
+    std::string who;
+  };
+  std::optional<Departure> departure() const;
+  void tell_departure(int rank, const Departure& departure) noexcept;
+  // Asks the store.
+  bool has_left(int rank) const noexcept;
+
+  // Asks the store for what failure() and departure() tell: now, or unless it was asked a moment ago.
+  void ask() noexcept;
+  void ask_now_and_then() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Empty when nobody has told, or the host of the store is gone, of which the engine will tell.
+  std::string heard(const std::string& key) const noexcept;
+  // Unless somebody has told before.
+  void tell(const std::string& key, const std::string& text) const noexcept;
+
+  const StorePointer store_;
+  const std::string group_;
+  mutable std::mutex mutex_;
+  Clock::time_point last_asked_{};
+  std::string failure_;
+  std::optional<Departure> departure_;
+};
+
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,257 @@
+#include "torch_bridge/c10d_port.h"
+
+#include <ATen/ops/empty.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/base/background.h"
+#include "core/base/error.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using WorkPointer = C10dEngine::WorkPointer;
+
+// Waits for works in the order in which it is given them, in a thread that the first one starts.
+class Waiter {
+ public:
+  // Called in the thread once a work has ended; not once the Waiter has gone.
+  using Done = std::function<void(const std::exception_ptr& error)>;
+
+  explicit Waiter(std::shared_ptr<C10dEngine> engine) : state_(std::make_shared<State>(std::move(engine))) {}
+
+  ~Waiter() {
+    if (state_->generation != fork_generation()) {
+      return;
+    }
+    const std::lock_guard lock(state_->mutex);
+    state_->stopped = true;
+    state_->changed.notify_all();
+    if (!state_->works.empty()) {
+      try {
+        state_->works.front().first->abort();
+      } catch (const std::exception&) {  // engines that cannot abort are polled
+      }
+    }
+  }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  // Whether all works have ended before `deadline`.
+  bool flush(Deadline deadline) {
+    std::unique_lock lock(state_->mutex);
+    return state_->changed.wait_for(lock, deadline.remaining(), [this] { return state_->works.empty(); });
+  }
+
+  void add(WorkPointer work, Done done) {
+    const std::lock_guard lock(state_->mutex);
+    state_->works.emplace_back(std::move(work), std::move(done));
+    state_->changed.notify_all();
+    if (!started_) {
+      start_background_thread("accelerate-p2p", [state = state_] { state->run(); });
+      started_ = true;
+    }
+  }
+
+ private:
+  struct State {
+    explicit State(std::shared_ptr<C10dEngine> engine_) : engine(std::move(engine_)) {}
+
+    void run() {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock, [this] { return stopped || !works.empty(); });
+        if (stopped) {
+          return;
+        }
+        const WorkPointer work = works.front().first;
+        lock.unlock();
+        std::exception_ptr error;
+        try {
+          engine->wait_in_background(*work, [this] { return stopped.load(); });
+        } catch (...) {
+          error = std::current_exception();
+        }
+        lock.lock();
+        const Done done = std::move(works.front().second);
+        works.pop_front();
+        changed.notify_all();
+        if (!stopped) {
+          lock.unlock();
+          done(error);
+          lock.lock();
+        }
+      }
+    }
+
+    const std::shared_ptr<C10dEngine> engine;
+    const std::uint64_t generation = fork_generation();
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::pair<WorkPointer, Done>> works;  // the first one is being waited for
+    std::atomic<bool> stopped{false};
+  };
+
+  const std::shared_ptr<State> state_;
+  bool started_ = false;
+};
+
+// A message on its way into `target`: it arrives in memory of the engine and is copied by whoever polls or waits.
+class Arrival final : public Transfer {
+ public:
+  Arrival(std::shared_ptr<C10dEngine> engine, MemoryView target, int source, Deadline deadline)
+      : engine_(std::move(engine)),
+        target_(target),
+        source_(source),
+        deadline_(deadline),
+        memory_(at::empty({static_cast<std::int64_t>(target.size_bytes())}, at::TensorOptions(at::kByte))) {}
+
+  const at::Tensor& memory() const { return memory_; }
+
+  void end(const std::exception_ptr& error) {
+    const std::lock_guard lock(mutex_);
+    error_ = ended_ ? error_ : error;
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+  bool poll() noexcept override {
+    const std::lock_guard lock(mutex_);
+    deliver();
+    return ended_;
+  }
+
+  void wait(Deadline deadline) override {
+    C10dEngine::Operation operation{"receive from rank " + std::to_string(source_)};
+    auto last_asked = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    while (!ended_) {
+      const auto slice = std::min(deadline.remaining() + std::chrono::milliseconds(1), kSlice);
+      if (changed_.wait_for(lock, slice, [this] { return ended_; })) {
+        break;
+      }
+      lock.unlock();
+      engine_->look_around(deadline_, operation);
+      if (deadline.expired()) {
+        throw Timeout(operation.text + " has not completed after " + std::to_string(deadline.waited().count()) + " ms");
+      }
+      const auto now = std::chrono::steady_clock::now();
+      const bool ask = now - last_asked >= kAskInterval;
+      last_asked = ask ? now : last_asked;
+      const bool left = ask && engine_->news().has_left(source_);
+      lock.lock();
+      lose_departed(lock, left);
+    }
+    deliver();
+    if (error_) {
+      lock.unlock();
+      raise(operation.text);
+    }
+  }
+
+  int source() const override { return source_; }
+
+ private:
+  static constexpr std::chrono::milliseconds kSlice{50};
+  static constexpr std::chrono::milliseconds kAskInterval{300};
+
+  // A rank leaves only when what it has sent has left it; so what does not come soon never does.
+  void lose_departed(std::unique_lock<std::mutex>& lock, bool left) {
+    if (left && !changed_.wait_for(lock, 4 * kSlice, [this] { return ended_; })) {
+      error_ = std::make_exception_ptr(PeerLost("receive from rank " + std::to_string(source_) + " on rank " +
+                                                std::to_string(engine_->rank()) + ": rank " + std::to_string(source_) +
+                                                " has left the group without sending"));
+      ended_ = true;
+    }
+  }
+
+  void deliver() {
+    if (ended_ && !error_ && !delivered_ && target_.count > 0) {
+      std::memcpy(target_.data, memory_.data_ptr(), target_.size_bytes());
+    }
+    delivered_ = ended_;
+  }
+
+  [[noreturn]] void raise(const std::string& operation) const {
+    try {
+      std::rethrow_exception(error_);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      std::rethrow_exception(engine_->translated(error, operation));
+    }
+  }
+
+  const std::shared_ptr<C10dEngine> engine_;
+  const MemoryView target_;
+  const int source_;
+  const Deadline deadline_;
+  const at::Tensor memory_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  bool delivered_ = false;
+  std::exception_ptr error_;
+};
+
+class SentAtOnce final : public Transfer {
+ public:
+  bool poll() noexcept override { return true; }
+  void wait(Deadline) override {}
+  int source() const override { return -1; }
+};
+
+class WaitingPort final : public C10dPort {
+ public:
+  explicit WaitingPort(std::shared_ptr<C10dEngine> engine) : engine_(std::move(engine)) {}
+
+  bool flush(Deadline deadline) override { return waiter(kSent).flush(deadline); }
+
+  std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint32_t slot, const Call&) override {
+    engine_->check_usable("send to rank " + std::to_string(destination));
+    const at::Tensor copy = at::empty({static_cast<std::int64_t>(data.size_bytes())}, at::TensorOptions(at::kByte));
+    std::memcpy(copy.data_ptr(), data.data, data.size_bytes());
+    const WorkPointer work = engine_->send(copy, destination, static_cast<int>(slot));
+    // The tensor lives until the message has left; that it could not leave shows in whatever this rank does next.
+    waiter(kSent).add(work, [copy](const std::exception_ptr&) {});
+    return std::make_shared<SentAtOnce>();
+  }
+
+  std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint32_t slot, const Call& call) override {
+    engine_->check_usable("receive from rank " + std::to_string(source));
+    const auto arrival = std::make_shared<Arrival>(engine_, data, source, call.deadline);
+    const WorkPointer work = engine_->receive(arrival->memory(), source, static_cast<int>(slot));
+    waiter(slot == MessageMatcher::kEnvelopeSlot ? source : kData)
+        .add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
+    return arrival;
+  }
+
+ private:
+  static constexpr int kSent = -2;
+  static constexpr int kData = -1;
+
+  Waiter& waiter(int key) {
+    const std::lock_guard lock(mutex_);
+    return waiters_.try_emplace(key, engine_).first->second;
+  }
+
+  const std::shared_ptr<C10dEngine> engine_;
+  std::mutex mutex_;
+  std::map<int, Waiter> waiters_;
+};
+
+}  // namespace
+
+std::shared_ptr<C10dPort> C10dPort::make(std::shared_ptr<C10dEngine> engine) {
+  return std::make_shared<WaitingPort>(std::move(engine));
+}
+
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,24 @@
+// Messages of a torch process group as transfers that can be polled.
+//
+// Gloo can only wait for a message, not ask whether it has come, and its waits may not time out. So threads wait: one
+// for the envelopes of each rank, one for data that follows them, and one for what was sent. Each waits for one work
+// after the other; none can be held up by a message that its sender has not posted.
+#pragma once
+
+#include <memory>
+
+#include "core/comm/message_matcher.h"
+#include "torch_bridge/c10d_engine.h"
+
+namespace accelerate_cpp::comm {
+
+class C10dPort : public MessageMatcher::Port {
+ public:
+  // Data that is sent is copied and complete at once.
+  static std::shared_ptr<C10dPort> make(std::shared_ptr<C10dEngine> engine);
+
+  // Returns when everything that was sent has left, or whether it has when `deadline` passes first.
+  virtual bool flush(Deadline deadline) = 0;
+};
+
+}  // namespace accelerate_cpp::comm

@@ -1,0 +1,158 @@
+#include "torch_bridge/c10d_port.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "torch_bridge/engines_of_threads.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::Network;
+using testing::soon;
+
+constexpr std::uint32_t kDataSlot = 1;
+
+class Ports : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(C10dPort, Ports, ::testing::Values("gloo", "mpi"));
+
+ConstMemoryView view(const std::string& text) {
+  return {text.data(), text.size(), DType::kUInt8};
+}
+
+MemoryView view(std::string& text) {
+  return {text.data(), text.size(), DType::kUInt8};
+}
+
+TEST_P(Ports, CarryMessagesThatCanBePolledAndWaitedFor) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    const int peer = 1 - engine->rank();
+    std::string polled(5, ' ');
+    std::string waited(3, ' ');
+    const auto first = port->receive(view(polled), peer, MessageMatcher::kEnvelopeSlot, soon());
+    const auto second = port->receive(view(waited), peer, kDataSlot, soon());
+    {
+      const std::string text = "hello";
+      const auto sent = port->send(view(text), peer, MessageMatcher::kEnvelopeSlot, soon());
+      EXPECT_TRUE(sent->poll());  // the text may go
+    }
+    port->send(view(std::string("abc")), peer, kDataSlot, soon())->wait(soon());
+    while (!first->poll()) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(polled, "hello");
+    second->wait(soon());
+    EXPECT_EQ(waited, "abc");
+    EXPECT_EQ(second->source(), peer);
+  });
+}
+
+TEST_P(Ports, LeaveAMessagePostedWhenAWaitForItTimesOut) {
+  Network network(GetParam());
+  std::atomic<bool> timed_out{false};
+  testing::run_engines(network, 2, [&](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto message = port->receive(view(text), 1, kDataSlot, soon());
+      EXPECT_THAT(message_of<Timeout>([&] { message->wait(Deadline::after(milliseconds(20))); }),
+                  HasSubstr("receive from rank 1 has not completed"));
+      EXPECT_FALSE(message->poll());
+      timed_out = true;
+      message->wait(soon());
+      EXPECT_EQ(text, "ok");
+    } else {
+      while (!timed_out) {
+        std::this_thread::yield();
+      }
+      port->send(view(std::string("ok")), 0, kDataSlot, soon());
+      std::string never(1, ' ');
+      port->receive(view(never), 0, kDataSlot, soon());  // going away does not wait for it
+    }
+  });
+}
+
+TEST_P(Ports, RaiseWhenAPeerIsLost) {
+  Network network(GetParam());
+  std::atomic<int> posted{0};
+  testing::run_engines(network, 2, [&](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    const auto message = port->receive(view(text), 1 - engine->rank(), kDataSlot, soon());
+    ++posted;
+    while (posted < 2) {
+      std::this_thread::yield();
+    }
+    network.wires()[0]->broken = true;
+    EXPECT_THAT(message_of<PeerLost>([&] { message->wait(soon()); }), HasSubstr("Connection closed by peer"));
+  });
+}
+
+TEST_P(Ports, RaiseInAWaitWhenARankHasFailed) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto message = port->receive(view(text), 1, kDataSlot, soon());
+      EXPECT_THAT(message_of<PeerLost>([&] { message->wait(soon()); }), HasSubstr("rank 1 failed: no more"));
+      EXPECT_THROW(port->send(view(text), 1, kDataSlot, soon()), PeerLost);
+    } else {
+      engine->fail("no more");
+    }
+  });
+}
+
+TEST_P(Ports, FlushOnceTheReceiverHasTakenWhatWasSent) {
+  if (GetParam() != "gloo") {
+    GTEST_SKIP() << "the other engine of threads takes messages at once";
+  }
+  Network network(GetParam());
+  std::atomic<bool> flushed_in_vain{false};
+  testing::run_engines(network, 2, [&](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text = "bye";
+    if (engine->rank() == 0) {
+      port->send(view(text), 1, kDataSlot, soon());
+      EXPECT_FALSE(port->flush(Deadline::after(milliseconds(20))));
+      flushed_in_vain = true;
+      EXPECT_TRUE(port->flush(soon()));
+    } else {
+      while (!flushed_in_vain) {
+        std::this_thread::yield();
+      }
+      port->receive(view(text), 0, kDataSlot, soon())->wait(soon());
+    }
+  });
+}
+
+TEST_P(Ports, RaiseInAWaitForARankThatHasLeft) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto message = port->receive(view(text), 1, kDataSlot, soon());
+      EXPECT_THAT(message_of<PeerLost>([&] { message->wait(soon()); }), HasSubstr("rank 1 has left the group"));
+      EXPECT_TRUE(message->poll());
+      EXPECT_THROW(message->wait(soon()), PeerLost);
+    } else {
+      engine->leave(0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm
