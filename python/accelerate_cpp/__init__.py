@@ -18,7 +18,13 @@ _MODULE_OF: dict[str, str] = {
     "PartialState": "state",
     "ProfileKwargs": "utils.dataclasses",
     "debug_launcher": "launchers",
+    "is_shared": "shared_memory",
     "notebook_launcher": "launchers",
+    "shared_empty": "shared_memory",
+    "shared_empty_like": "shared_memory",
+    "shared_full": "shared_memory",
+    "shared_tensor": "shared_memory",
+    "shared_zeros": "shared_memory",
     "skip_first_batches": "data_loader",
     "synchronize_rng_states": "utils",
 }
@@ -32,6 +38,7 @@ _SUBMODULES = frozenset(
         "logging",
         "optimizer",
         "scheduler",
+        "shared_memory",
         "state",
         "utils",
     }

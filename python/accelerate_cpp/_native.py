@@ -38,8 +38,11 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     GradientReducer,
     choose_device,
     create_backend,
+    create_hierarchical_backend,
+    is_shared_tensor,
     move_tree,
     reduce_instruction_set,
+    shared_empty,
 )
 
 __all__ = [
@@ -49,6 +52,9 @@ __all__ = [
     "check_torch_version",
     "choose_device",
     "create_backend",
+    "create_hierarchical_backend",
+    "is_shared_tensor",
     "move_tree",
     "reduce_instruction_set",
+    "shared_empty",
 ]

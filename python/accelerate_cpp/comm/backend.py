@@ -16,9 +16,11 @@ BACKEND_NAME = "shm"
 
 
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Backend:
-    from accelerate_cpp._native import create_backend
+    from accelerate_cpp.comm.hosts import create_backend
+    from accelerate_cpp.config import env_table
 
-    backend: dist.Backend = create_backend(store, rank, world_size, timeout)
+    warn_after = timedelta(seconds=env_table.SLOW_WAIT_SECONDS.get())
+    backend: dist.Backend = create_backend(store, rank, world_size, timeout, warn_after)
     return backend
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
+from accelerate_cpp.comm.hosts import find_hosts
 from accelerate_cpp.config import env_table
-from accelerate_cpp.errors import InvalidArgument, PeerLost
+from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT_TIMEOUT = timedelta(seconds=1800)
-
-
-def host_identity() -> str:
-    """A text that two processes share exactly when they can share memory: same boot, same network namespace."""
-    if platform.system() != "Linux":
-        return platform.node()
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot_id} {os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int, bool]:
@@ -40,19 +31,17 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int, bool]:
     return store, rank, world_size, True
 
 
-def _on_one_host(store: dist.Store, rank: int, world_size: int) -> bool:
-    own = host_identity()
-    store.set(f"accelerate_cpp/host/{rank}", own)
-    try:
-        return all(store.get(f"accelerate_cpp/host/{peer}").decode() == own for peer in range(world_size))
-    except dist.DistStoreError as error:
-        raise PeerLost(f"rank {rank} of {world_size} waited in vain for the other ranks to start: {error}") from error
+def choose_backend(device_type: str, hosts: list[int]) -> str:
+    """The backend text for ``init_process_group``.
 
-
-def choose_backend(device_type: str, one_host: bool) -> str:
-    """The backend text for ``init_process_group``: ours among CPU processes of one host, torch's own elsewhere."""
+    Args:
+        device_type: ``"cpu"``, ``"cuda"``, …
+        hosts: the host of every rank, by a number. CPU ranks of which some share a host get ours, which shares memory
+            within a host and goes over Gloo between them; others gain nothing from it and get torch's own.
+    """
     if device_type == "cpu":
-        return BACKEND_NAME if one_host and platform.system() == "Linux" else "gloo"
+        share = len(hosts) == 1 or len(set(hosts)) < len(hosts)
+        return BACKEND_NAME if share and platform.system() == "Linux" else "gloo"
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
@@ -77,9 +66,9 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     effective = DEFAULT_TIMEOUT if timeout is None else timeout
     store, rank, world_size, one_host = _rendezvous(effective)
     if backend is None:
-        if device_type == "cpu" and not one_host:
-            one_host = _on_one_host(store, rank, world_size)
-        backend = choose_backend(device_type, one_host)
+        one_host = one_host or device_type != "cpu"
+        hosts = [0] * world_size if one_host else find_hosts(store, rank, world_size)
+        backend = choose_backend(device_type, hosts)
     register()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=effective)
     return True

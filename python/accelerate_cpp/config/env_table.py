@@ -6,6 +6,7 @@ core.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,16 @@ def _parse_int(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError("expected an integer") from None
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError("expected a number of seconds, 0 or more")
+    return seconds
 
 
 _TRUE = {"y", "yes", "t", "true", "on", "1"}
@@ -93,6 +104,13 @@ GRADIENT_ACCUMULATION_STEPS = _integer(
 )
 DEBUG_MODE = _flag("ACCELERATE_DEBUG_MODE", "check the shapes of collectives before running them")
 DYNAMO_BACKEND = _text("ACCELERATE_DYNAMO_BACKEND", None, "torch.compile backend for prepared models; no means off")
+SLOW_WAIT_SECONDS = Variable(
+    "ACCELERATE_CPP_SLOW_WAIT_SECONDS",
+    _parse_seconds,
+    lambda seconds: f"{seconds:g}",
+    30.0,
+    "after how many seconds a rank that waits for others logs a warning that says for whom; 0 means never",
+)
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
 OMP_NUM_THREADS = _integer("OMP_NUM_THREADS", None, "intra-operator threads of each process")
 

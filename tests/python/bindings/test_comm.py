@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend, create_backend, reduce_instruction_set
-from accelerate_cpp.errors import InvalidArgument, PeerLost
+from accelerate_cpp.errors import InvalidArgument, PeerLost, Timeout
 
 MINUTE = timedelta(minutes=1)
 
@@ -47,51 +44,6 @@ def test_a_single_rank_needs_no_other() -> None:
     assert data.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [([], torch.float64), ([3], torch.bool), ([2, 0], torch.float32), ([300, 1000], torch.bfloat16)]
-)
-def test_shared_tensors_have_the_shape_and_dtype_asked_for_and_work_in_collectives(
-    size: int, shape: list[int], dtype: torch.dtype
-) -> None:
-    def total(backend: C10dBackend) -> torch.Tensor:
-        tensor = backend.communicator.shared_empty(shape, dtype)
-        assert tensor.is_contiguous()
-        tensor.fill_(1)
-        backend.allreduce([tensor]).wait()
-        return tensor.clone()
-
-    for result in run_ranks(size, total):
-        assert torch.equal(result, torch.full(shape, size, dtype=torch.float64).to(dtype))
-        assert result.dtype == dtype
-
-
-def test_a_shared_tensor_outlives_its_communicator() -> None:
-    def make(backend: C10dBackend) -> torch.Tensor:
-        return backend.communicator.shared_empty(size=[1000], dtype=torch.float32).fill_(7)
-
-    tensors = run_ranks(2, make)
-    gc.collect()
-    assert [tensor.sum().item() for tensor in tensors] == [7000, 7000]
-
-
-@pytest.mark.parametrize("shape", [[-1], [2, -3], [1 << 62], [1 << 40, 1 << 40]])
-def test_a_shape_that_cannot_be_is_refused(shape: list[int]) -> None:
-    script = f"""
-import torch, torch.distributed as dist
-from datetime import timedelta
-from accelerate_cpp._native import create_backend
-try:
-    create_backend(dist.HashStore(), 0, 1, timedelta(minutes=1)).communicator.shared_empty({shape}, torch.float32)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    # In a process of its own, which memory errors may end.
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, f"ended with {result.returncode}"
-    assert result.stdout, "nothing was raised"
-
-
 def test_tensors_are_broadcast_in_place_whatever_their_strides_and_dtypes() -> None:
     def received(backend: C10dBackend) -> list[Any]:
         rank = backend.rank()
@@ -115,6 +67,43 @@ def test_a_root_must_be_a_rank() -> None:
     communicator = create_backend(dist.HashStore(), 0, 1, MINUTE).communicator
     with pytest.raises(InvalidArgument, match="root 1 is not a rank of this group of 1"):
         communicator.broadcast_tensors([torch.ones(1)], 1, MINUTE)
+
+
+def test_tensors_without_a_name_in_the_core_are_broadcast_too() -> None:
+    def received(backend: C10dBackend) -> list[Any]:
+        tensors = [torch.full((3,), backend.rank() + 1).to(torch.uint16), torch.full((2,), 1j * backend.rank())]
+        backend.communicator.broadcast_tensors(tensors, 0, MINUTE)
+        return [tensors[0].tolist(), tensors[1].tolist()]
+
+    assert run_ranks(2, received) == [[[1, 1, 1], [0, 0]]] * 2
+
+
+def test_the_communicator_of_a_backend_keeps_the_order_of_its_operations() -> None:
+    def values(backend: C10dBackend) -> list[float]:
+        data = torch.full((2,), float(backend.rank()))
+        works = [backend.allreduce([data]) for _ in range(3)]
+        backend.communicator.broadcast_tensors([data], 1, MINUTE)
+        assert all(work.is_completed() for work in works)
+        return data.tolist()
+
+    assert run_ranks(2, values) == [[4.0, 4.0]] * 2
+
+
+def test_a_wait_of_no_time_at_all_is_reported_unless_that_is_never(caplog: pytest.LogCaptureFixture) -> None:
+    for warn_after, reported in ((timedelta(milliseconds=1), True), (timedelta(0), False)):
+        caplog.clear()
+        store = dist.HashStore()
+        with ThreadPoolExecutor(2) as threads:
+            backends = list(
+                threads.map(lambda rank, s=store, w=warn_after: create_backend(s, rank, 2, MINUTE, w), (0, 1))
+            )
+            first = threads.submit(lambda b=backends: b[0].barrier().wait())
+            with pytest.raises(Timeout):
+                backends[0].barrier().wait(timedelta(milliseconds=300))
+            assert any("rank 1" in record.message for record in caplog.records) is reported
+            for _ in range(2):
+                backends[1].barrier().wait()
+            first.result()
 
 
 def test_python_goes_on_while_a_rank_waits() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend
+from accelerate_cpp.comm import backend
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 
 
@@ -63,3 +65,18 @@ def test_torch_creates_the_backend_by_its_name(name: str) -> None:
     assert data.tolist() == [1, 1]
     assert dist.group.WORLD is not None
     assert isinstance(dist.group.WORLD._get_backend(torch.device("cpu")), C10dBackend)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", 30.0), ("0.5", 0.5)])
+def test_the_environment_says_after_how_long_a_wait_is_reported(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: float
+) -> None:
+    seen = []
+
+    def create(store: dist.Store, rank: int, size: int, timeout: timedelta, warn_after: timedelta) -> None:
+        seen.append((timeout, warn_after))
+
+    monkeypatch.setattr("accelerate_cpp._native.create_backend", create)
+    monkeypatch.setenv("ACCELERATE_CPP_SLOW_WAIT_SECONDS", text)
+    backend._create(dist.HashStore(), 0, 1, timedelta(seconds=9))
+    assert seen == [(timedelta(seconds=9), timedelta(seconds=expected))]

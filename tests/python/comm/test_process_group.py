@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +13,8 @@ import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend
 from accelerate_cpp.comm import process_group
-from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, choose_backend, connect, host_identity
-from accelerate_cpp.errors import InvalidArgument, PeerLost, Timeout
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, choose_backend, connect
+from accelerate_cpp.errors import InvalidArgument, Timeout
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_CPP_RENDEZVOUS_FD")
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="shared-memory collectives exist on Linux only")
@@ -116,41 +113,27 @@ def test_a_missing_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Timeout, match="1 more of 2 ranks to connect"):
+    with pytest.raises(Timeout, match="in vain"):
         connect(device_type="cpu", timeout=timedelta(milliseconds=200))
 
 
 @linux_only
-def test_processes_of_one_host_have_one_identity() -> None:
-    script = "from accelerate_cpp.comm.process_group import host_identity; print(host_identity())"
-    other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
-    assert host_identity() == other
-    assert str(os.stat("/proc/self/ns/net").st_ino) in other
+@pytest.mark.usefixtures("alone")
+def test_ranks_that_share_no_host_get_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_CPP_RENDEZVOUS_FD")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setattr(process_group, "find_hosts", lambda store, rank, world_size: [0, 1])
+    assert connect(device_type="cpu") is True
+    assert dist.get_backend() == "gloo"
 
 
-def test_other_systems_go_by_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert host_identity() == platform.node()
-
-
-@pytest.mark.parametrize(("peer", "expected"), [("same", True), ("another boot 4026531840", False)])
-def test_ranks_are_on_one_host_when_all_identities_are_equal(peer: str, expected: bool) -> None:
-    store = dist.HashStore()
-    store.set("accelerate_cpp/host/1", host_identity() if peer == "same" else peer)
-    assert process_group._on_one_host(store, 0, 2) is expected
-
-
-def test_a_rank_whose_identity_never_comes_is_lost() -> None:
-    store = dist.HashStore()
-    store.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(PeerLost, match="rank 0 of 2 waited in vain"):
-        process_group._on_one_host(store, 0, 2)
-
-
-def test_the_backend_is_ours_among_cpu_processes_of_one_host_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_is_ours_among_cpu_processes_that_share_a_host_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert choose_backend("cpu", one_host=True) == "shm"
-    assert choose_backend("cpu", one_host=False) == "gloo"
-    assert choose_backend("cuda", one_host=True) == "cpu:gloo,cuda:nccl"
+    assert choose_backend("cpu", [0]) == "shm"
+    assert choose_backend("cpu", [0, 0]) == "shm"
+    assert choose_backend("cpu", [0, 1, 0]) == "shm"
+    assert choose_backend("cpu", [0, 1]) == "gloo"
+    assert choose_backend("cuda", [0, 0]) == "cpu:gloo,cuda:nccl"
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert choose_backend("cpu", one_host=True) == "gloo"
+    assert choose_backend("cpu", [0, 0]) == "gloo"

@@ -34,6 +34,19 @@ def test_a_text_that_does_not_parse_is_refused_with_name_text_and_meaning(enviro
         env_table.RANK.get(environ)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("0", 0.0), ("2.5", 2.5), ("1e3", 1000.0)])
+def test_a_slow_wait_is_a_number_of_seconds(text: str, seconds: float) -> None:
+    environ = {"ACCELERATE_CPP_SLOW_WAIT_SECONDS": text}
+    assert env_table.SLOW_WAIT_SECONDS.get(environ) == seconds
+    assert env_table.SLOW_WAIT_SECONDS.get(env_table.render({env_table.SLOW_WAIT_SECONDS: seconds})) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_a_slow_wait_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"expected a number of seconds, 0 or more.*0 means never"):
+        env_table.SLOW_WAIT_SECONDS.get({"ACCELERATE_CPP_SLOW_WAIT_SECONDS": text})
+
+
 def test_a_rendered_environment_reads_back_and_leaves_none_out() -> None:
     values = {env_table.RANK: 1, env_table.USE_CPU: True, env_table.MASTER_ADDR: None}
     environ = env_table.render(values)
