@@ -71,6 +71,7 @@ tsan asan: $(VENV)/.requirements
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) tsan
 	$(MAKE) asan
 
@@ -103,8 +104,10 @@ wheel: $(VENV)/.requirements ## build a wheel into dist/
 	@.ci/system-packages $(PYTHON)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
-bench: build ## run the benchmarks
-	@set -e; for script in benchmarks/python/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+bench: build ## run the benchmarks; tables on the screen, figures and a plot in out/
+	@mkdir -p out
+	$(BIN)/python benchmarks/collectives.py --json out/collectives.json --plot out/collectives.png
+	$(BIN)/python benchmarks/step.py --json out/step.json
 
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist out $(VENV)/.built $(VENV)/.built-with-tests

@@ -1,4 +1,4 @@
-"""A training step between two processes: torch DDP over Gloo, the original Accelerate, torch DDP over shm, and ours.
+"""A training step among processes: torch DDP over Gloo, the original Accelerate, torch DDP over shm, and ours.
 
 The models are the digits network of ``examples/digits.py``, a perceptron of 200 tensors with 10,000 elements each and a
 transformer of 25 million parameters. Batches are random and small, so that communication shows.
@@ -6,7 +6,6 @@ transformer of 25 million parameters. Batches are random and small, so that comm
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from interleaved import main, serve
+from interleaved import Measurement, command_line, compare, serve
 from torch import nn
+from workers import Contestant
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-CONTESTANTS = ["torch DDP over gloo", "accelerate 1.15", "torch DDP over shm", "accelerate_cpp"]
+NAMES = ("torch DDP over gloo", "accelerate 1.15", "torch DDP over shm", "accelerate_cpp")
 STEPS_PER_TURN = {"digits": 20, "perceptron": 6, "transformer": 2}
 
 
@@ -87,30 +87,39 @@ def accelerated_step(package: str) -> Callable[[nn.Module], Callable[[torch.Tens
 def worker(name: str) -> None:
     """One rank of a contestant."""
     prepare = {
-        CONTESTANTS[0]: lambda: torch_step("gloo"),
-        CONTESTANTS[1]: lambda: accelerated_step("accelerate"),
-        CONTESTANTS[2]: lambda: torch_step("shm"),
-        CONTESTANTS[3]: lambda: accelerated_step("accelerate_cpp"),
+        NAMES[0]: lambda: torch_step("gloo"),
+        NAMES[1]: lambda: accelerated_step("accelerate"),
+        NAMES[2]: lambda: torch_step("shm"),
+        NAMES[3]: lambda: accelerated_step("accelerate_cpp"),
     }[name]()
     prepared: dict[str, tuple[Callable[[torch.Tensor], None], torch.Tensor]] = {}
 
-    def measure(model_name: str) -> float:
+    def measure(model_name: str) -> list[float]:
         if model_name not in prepared:
             torch.manual_seed(0)
             model, batch = MODELS[model_name]()
             prepared[model_name] = (prepare(model), batch)
         step, batch = prepared[model_name]
-        times = []
+        seconds = []
         for _ in range(STEPS_PER_TURN[model_name]):
             started = time.perf_counter()
             step(batch)
-            times.append(time.perf_counter() - started)
-        return statistics.median(times) * 1e6
+            seconds.append(time.perf_counter() - started)
+        return seconds
 
     serve(measure)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
+def main() -> None:
+    contestants = [Contestant(name) for name in NAMES]
+    arguments = command_line(__doc__, contestants).parse_args()
+    if arguments.worker:
+        worker(arguments.worker)
+    else:
+        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in MODELS])
+
+
 if __name__ == "__main__":
-    main(__file__, __doc__, CONTESTANTS, list(MODELS), worker)
+    main()
