@@ -1,66 +1,37 @@
-"""Backend shm through torch.distributed, in two and three real processes."""
+"""Synchronous collectives of backend shm through torch.distributed, in two and three real processes."""
 
 from __future__ import annotations
 
 import operator
-import re
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from functools import reduce
 from typing import Any
 
 import pytest
 
 from processes import run_processes
-from scenarios import outlive_the_others
+from shm_scenarios import (
+    DTYPES,
+    FLOATING,
+    TIMEOUT,
+    ShmScenarios,
+    check,
+    expected_reduction,
+    operand,
+    refused,
+    register,
+    report,
+)
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
-Scenario = Callable[[int, int], None]
-SCENARIOS: dict[str, Scenario] = {}
+SCENARIOS = ShmScenarios()
 WORLDS = (2, 3)
-FLOATING = ("float32", "float64", "float16", "bfloat16")
-DTYPES = (*FLOATING, "int8", "int16", "int32", "int64", "uint8", "bool")
 # One step, whole operands staged in pieces, and an odd number of elements beyond several pieces.
 COUNTS = (1, 1000, 700_001)
 
 
-def scenario(function: Scenario) -> Scenario:
-    """Called as ``function(rank, size)`` on every rank of one group; its name is the sentence that must hold."""
-    SCENARIOS[function.__name__] = function
-    return function
-
-
-def register() -> Any:
-    """torch.distributed, which knows backend shm."""
-    import torch.distributed as dist
-
-    from accelerate_cpp.comm.backend import register as register_backend
-
-    register_backend()
-    return dist
-
-
 def run_scenarios() -> dict[str, str]:
-    """The traceback of every scenario that failed on this rank. Each has a group of its own, so that it fails alone."""
-    import warnings
-
-    warnings.simplefilter("ignore", FutureWarning)
-    dist = register()
-    store, rank, size = next(dist.rendezvous("env://"))
-    failures = {}
-    for name, function in SCENARIOS.items():
-        own = {"store": dist.PrefixStore(name, store), "rank": rank, "world_size": size}
-        dist.init_process_group("cpu:shm", timeout=timedelta(seconds=120), **own)
-        try:
-            function(rank, size)
-        except Exception:
-            failures[name] = traceback.format_exc()
-        dist.destroy_process_group()
-    outlive_the_others(store, rank, size)
-    return failures
+    return SCENARIOS.run()
 
 
 @pytest.fixture(scope="module", params=WORLDS)
@@ -68,42 +39,7 @@ def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_processes(run_scenarios, request.param)
 
 
-def check(actual: Any, expected: Any, exact: bool = True) -> None:
-    import torch
-
-    torch.testing.assert_close(actual, expected, **({"rtol": 0, "atol": 0} if exact else {}))
-
-
-@contextmanager
-def refused(kind: str, text: str) -> Iterator[None]:
-    """The block raises an error whose class is called ``kind`` with ``text`` in its message."""
-    with pytest.raises(Exception, match=re.escape(text)) as caught:
-        yield
-    assert caught.type.__name__ == kind
-
-
-def operand(rank: int, count: int, dtype: str) -> Any:
-    """Small positive integers, exact in every dtype whatever the order of summation."""
-    import torch
-
-    values = (torch.arange(count) * 7 + rank * 3) % 5 + 1
-    return (values > 3) if dtype == "bool" else values.to(getattr(torch, dtype))
-
-
-def expected_reduction(op: str, size: int, count: int, dtype: str) -> Any:
-    import torch
-
-    if dtype == "bool":  # as numbers that are then compared with 0
-        numbers = torch.stack([operand(rank, count, dtype) for rank in range(size)])
-        return numbers.all(0) if op in ("MIN", "PRODUCT") else numbers.any(0)
-    operands = [operand(rank, count, dtype).double() for rank in range(size)]
-    combine: dict[str, Callable[[Any, Any], Any]] = {"MIN": torch.minimum, "MAX": torch.maximum}
-    combine |= {"PRODUCT": operator.mul}
-    combined = reduce(combine.get(op, operator.add), operands)
-    return (combined / size if op == "AVG" else combined).to(getattr(torch, dtype))
-
-
-@scenario
+@SCENARIOS.add
 def all_reduce_is_exact_for_every_operation_dtype_and_size(rank: int, size: int) -> None:
     import torch.distributed as dist
 
@@ -115,7 +51,7 @@ def all_reduce_is_exact_for_every_operation_dtype_and_size(rank: int, size: int)
                 check(data, expected_reduction(op, size, count, dtype), exact=op != "AVG")
 
 
-@scenario
+@SCENARIOS.add
 def all_reduce_fills_strided_expanded_dimensionless_and_empty_tensors(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -136,7 +72,7 @@ def all_reduce_fills_strided_expanded_dimensionless_and_empty_tensors(rank: int,
     dist.all_reduce(torch.empty(0))
 
 
-@scenario
+@SCENARIOS.add
 def complex_numbers_are_summed_as_pairs(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -146,7 +82,7 @@ def complex_numbers_are_summed_as_pairs(rank: int, size: int) -> None:
     check(data, torch.full((5,), complex(size * (size - 1) / 2, size)))
 
 
-@scenario
+@SCENARIOS.add
 def broadcast_copies_from_any_rank(rank: int, size: int) -> None:
     import torch.distributed as dist
 
@@ -160,7 +96,7 @@ def broadcast_copies_from_any_rank(rank: int, size: int) -> None:
     check(matrix, operand(size - 1, 300_000, "float32").view(500, 600))
 
 
-@scenario
+@SCENARIOS.add
 def all_gather_keeps_rank_order_in_lists_and_in_one_tensor(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -182,7 +118,7 @@ def all_gather_keeps_rank_order_in_lists_and_in_one_tensor(rank: int, size: int)
         check(outputs[peer], operand(peer, 12, "float32").view(3, 4).t())
 
 
-@scenario
+@SCENARIOS.add
 def gather_fills_the_list_of_the_root_alone(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -195,7 +131,7 @@ def gather_fills_the_list_of_the_root_alone(rank: int, size: int) -> None:
                 check(part, operand(peer, count, "int32"))
 
 
-@scenario
+@SCENARIOS.add
 def scatter_hands_each_rank_its_part(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -208,7 +144,7 @@ def scatter_hands_each_rank_its_part(rank: int, size: int) -> None:
             check(own, operand(rank, count, "float16"))
 
 
-@scenario
+@SCENARIOS.add
 def reduce_scatter_gives_each_rank_its_slice(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -228,7 +164,7 @@ def reduce_scatter_gives_each_rank_its_slice(rank: int, size: int) -> None:
             check(from_tensor, from_list)
 
 
-@scenario
+@SCENARIOS.add
 def objects_travel_whatever_their_sizes(rank: int, size: int) -> None:
     import torch.distributed as dist
 
@@ -248,27 +184,7 @@ def objects_travel_whatever_their_sizes(rank: int, size: int) -> None:
     assert shared == [1, "from", everyone[1]]
 
 
-@scenario
-def async_calls_give_finished_handles_and_futures(rank: int, size: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    total = float(size * (size + 1) / 2)
-    data = torch.full((3,), float(rank + 1))
-    work = dist.all_reduce(data, async_op=True)
-    assert work.wait()
-    assert work.is_completed()
-    assert work.is_success()
-    check(data, torch.full((3,), total))
-    doubled = dist.all_reduce(data, async_op=True).get_future().then(lambda future: future.value()[0] * 2)
-    check(doubled.wait(), torch.full((3,), 2 * total * size))
-    parts = [torch.empty(2) for _ in range(size)]
-    check(dist.all_gather(parts, torch.full((2,), float(rank)), async_op=True).get_future().wait()[-1], parts[-1])
-    check(parts[-1], torch.full((2,), float(size - 1)))
-    assert dist.barrier(async_op=True).wait()
-
-
-@scenario
+@SCENARIOS.add
 def the_group_has_the_name_and_the_timeout_it_was_given(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -276,10 +192,10 @@ def the_group_has_the_name_and_the_timeout_it_was_given(rank: int, size: int) ->
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert dist.get_backend_config() == "cpu:shm"
     assert (backend.name(), backend.rank(), backend.size()) == ("shm", rank, size)
-    assert backend.timeout == timedelta(seconds=120)
+    assert backend.timeout == TIMEOUT
 
 
-@scenario
+@SCENARIOS.add
 def a_subset_of_the_ranks_has_collectives_of_its_own(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -303,39 +219,20 @@ def a_subset_of_the_ranks_has_collectives_of_its_own(rank: int, size: int) -> No
             dist.destroy_process_group(group)
 
 
-@scenario
-def unavailable_operations_are_refused_by_torch_and_do_no_harm(rank: int, size: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    data = torch.ones(size)
-    for name, call in {
-        "alltoall_base": lambda: dist.all_to_all_single(data, data.clone()),
-        "reduce": lambda: dist.reduce(data, 0),
-        "send" if rank == 0 else "recv": lambda: dist.send(data, 1) if rank == 0 else dist.recv(data, 0),
-    }.items():
-        with refused("RuntimeError", f"Backend shm does not support {name}"):
-            call()
-    data = torch.ones(1)
-    dist.all_reduce(data)
-    check(data, torch.full((1,), float(size)))
-
-
-@scenario
+@SCENARIOS.add
 def unusable_tensors_are_invalid_arguments_and_do_no_harm(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
     whole = torch.ones(2 * size + 1)
+    shorts = torch.ones(2).to(torch.uint16)
     for text, call in {
-        "dense CPU tensors, found a tensor on cpu with layout sparse": lambda: dist.all_reduce(
-            torch.ones(2).to_sparse()
-        ),
         "an average of int64 values": lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG),
-        "expected SUM, AVG, MIN, MAX or PRODUCT": lambda: dist.all_reduce(torch.ones(2).int(), dist.ReduceOp.BXOR),
-        "dtype UInt16 cannot be communicated": lambda: dist.broadcast(torch.ones(2).to(torch.uint16), 0),
-        "cannot be divided evenly": lambda: dist.all_gather_into_tensor(whole, torch.ones(2)),
-        "elements of float32, expected 3 of float32": lambda: dist.all_gather([torch.ones(2)] * size, torch.ones(3)),
+        "dtype UInt16 cannot be reduced": lambda: dist.all_reduce(shorts),
+        "sparse tensors can be combined with SUM": lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX),
+        "elements of that of one rank; found": lambda: dist.all_gather_into_tensor(whole, torch.ones(2)),
+        "pass split sizes": lambda: dist.all_to_all_single(whole, whole.clone()),
+        "elements share memory": lambda: dist.all_reduce(torch.ones(1).expand(3)),
     }.items():
         with refused("InvalidArgument", text):
             call()
@@ -343,12 +240,12 @@ def unusable_tensors_are_invalid_arguments_and_do_no_harm(rank: int, size: int) 
     check(whole, torch.full((2 * size + 1,), float(size)))
 
 
-@scenario
+@SCENARIOS.add
 def different_collectives_are_shown_as_a_table_and_do_no_harm(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    with refused("MismatchedCollective", "rank 1: all_reduce(sum) of 5 float64"):
+    with refused("MismatchedCollective", "rank 1: all_reduce(sum) of [5] float64"):
         dist.all_reduce(torch.ones(5, dtype=torch.float64) if rank == 1 else torch.ones(4, dtype=torch.float32))
     with refused("MismatchedCollective", "rank 0: barrier"):
         dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(4))
@@ -361,8 +258,7 @@ def different_collectives_are_shown_as_a_table_and_do_no_harm(rank: int, size: i
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
-    report = [f"rank {rank}: {own[name]}" for rank, own in enumerate(failures) if name in own]
-    assert not report, "\n".join(report)
+    assert not report(failures, name), report(failures, name)
 
 
 def short_name() -> list[float]:
