@@ -266,7 +266,7 @@ def interrupted(helping: bool) -> str:
     return found
 
 
-@pytest.mark.parametrize("helping", [True, False])
+@pytest.mark.parametrize("helping", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ctrl_c_ends_a_wait_whoever_runs_the_operation(helping: bool) -> None:
     assert run_processes(interrupted, 2, helping)[0] == "KeyboardInterrupt"
 

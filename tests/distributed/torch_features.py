@@ -43,20 +43,24 @@ def run(checks: Mapping[str, Check], backend: str, folder: str) -> None:
     """
     import torch.distributed as dist
 
+    from features_common import Ranks
+
     if backend == "shm":
         from accelerate_cpp.comm.backend import register
 
         register()
     warnings.simplefilter("ignore")
+    here = Path(folder)
     store, rank, size = next(dist.rendezvous("env://"))
-    with (Path(folder) / f"starting.{rank}").open("w") as alive:
+    with (here / f"starting.{rank}").open("w") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        (Path(folder) / f"starting.{rank}").rename(Path(folder) / f"alive.{rank}")
+        (here / f"starting.{rank}").rename(here / f"alive.{rank}")
         for name, check in checks.items():
             faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
-            failure = failure_of(name, check, backend, store, rank, size, Path(folder))
-            (Path(folder) / f"{name}.{rank}").write_text(failure)
-            wait_for_all(Path(folder), name, size)
+            own = dist.PrefixStore(name, store)
+            ranks = Ranks(backend, rank, size, here / f"files of {name}", dist.PrefixStore("events", own))
+            (here / f"{name}.{rank}").write_text(failure_of(check, ranks, own))
+            wait_for_all(here, name, size)
         faulthandler.cancel_dump_traceback_later()
         outlive_the_others(store, rank, size)
 
@@ -81,23 +85,21 @@ def is_dead(folder: Path, rank: int) -> bool:
     return True
 
 
-def failure_of(name: str, check: Check, backend: str, store: Any, rank: int, size: int, folder: Path) -> str:
+def failure_of(check: Check, ranks: Any, store: Any) -> str:
     """The traceback of a check that fails, or nothing."""
     import torch.distributed as dist
 
-    from features_common import TIMEOUT, Ranks
+    from features_common import TIMEOUT
 
-    own = dist.PrefixStore(name, store)
-    ranks = Ranks(backend, rank, size, folder / f"files of {name}", dist.PrefixStore("events", own))
     ranks.folder.mkdir(exist_ok=True)
     try:
-        dist.init_process_group(ranks.name, store=own, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(ranks.name, store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT)
         check(ranks)
     except BaseException:
         return traceback.format_exc()
     finally:
         if dist.is_initialized():
-            if backend == "gloo":
+            if ranks.backend == "gloo":
                 KEPT_GROUPS.extend(dist.distributed_c10d._world.pg_map)
             dist.destroy_process_group()
     return ""
@@ -117,8 +119,10 @@ def failures(
     reports: dict[str, str] = {}
     remaining = list(names)
     while remaining:
-        outcomes = start_processes(worker, processes, backend, remaining, str(folder), timeout=START_SECONDS)
-        files = {name: [folder / f"{name}.{rank}" for rank in range(processes)] for name in remaining}
+        own = folder / str(len(reports))
+        own.mkdir()
+        outcomes = start_processes(worker, processes, backend, remaining, str(own), timeout=START_SECONDS)
+        files = {name: [own / f"{name}.{rank}" for rank in range(processes)] for name in remaining}
         finished = [name for name in remaining if all(file.exists() for file in files[name])]
         for name in finished:
             texts = [(rank, file.read_text()) for rank, file in enumerate(files[name])]

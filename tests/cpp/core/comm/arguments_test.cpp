@@ -62,6 +62,13 @@ TEST(Arguments, NameTheRankWhoseTensorHasAnotherDTypeEvenOfTheSameSizeInBytes) {
                                                    HasSubstr("expected float16"))));
 }
 
+TEST(Arguments, RefuseTensorsOnARankThatIsNotTheRoot) {
+  EXPECT_NO_THROW(check_no_parts("gather", "output", 0, 2));
+  EXPECT_THAT([] { check_no_parts("gather", "output", 3, 2); },
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("gather"), HasSubstr("output"), HasSubstr("3"), HasSubstr("root"), HasSubstr("2"))));
+}
+
 TEST(Arguments, RefuseAnOutputThatDoesNotFitItsInput) {
   EXPECT_NO_THROW(check_counts_equal("all_gather", view(4, DType::kInt16), view(4, DType::kInt16)));
   EXPECT_THAT([] { check_counts_equal("all_gather", view(4, DType::kInt16), view(5, DType::kInt16)); },

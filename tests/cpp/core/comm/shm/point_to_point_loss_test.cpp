@@ -218,6 +218,18 @@ TEST(TransferDeadlines, OfTheCallEndTheTransfer) {
   });
 }
 
+TEST(TransferDeadlines, OfTheCallEndATransferThatIsOnlyPolled) {
+  run_engines(2, [](Engine& engine) {
+    if (engine.rank() == 0) {
+      Integers data(2, -1);
+      const auto transfer = engine.messages->receive(data.view(), 1, 0, passed());
+      poll_until_ended(*transfer);
+      EXPECT_THROW(transfer->wait(soon()), Timeout);
+    }
+    meet(*engine.group);
+  });
+}
+
 TEST(TransferDeadlines, OfWaitingLeaveTheTransferPosted) {
   run_engines(2, [](Engine& engine) {
     if (engine.rank() == 0) {

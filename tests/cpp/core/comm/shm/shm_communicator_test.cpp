@@ -78,6 +78,19 @@ TEST(Shm, NamesEveryRankWhenCollectivesDifferAndStaysUsable) {
   });
 }
 
+TEST(Shm, RefusesTensorsThatOnlyTheRootMayPassBeforeAnythingHappens) {
+  testing::run_threads(2, [](Store& store, int rank) {
+    const auto communicator = connect(store, rank, 2);
+    const Operand data(4, DType::kFloat32);
+    const MemoryView view = data.view();
+    if (rank == 1) {
+      EXPECT_THROW(communicator->gather(view, {view, view, view}, 0, soon()), InvalidArgument);
+      EXPECT_THROW(communicator->scatter({view}, view, 0, soon()), InvalidArgument);
+    }
+    testing::check_all_reduce(*communicator, 100, DType::kFloat32, ReduceOp::kSum, false);
+  });
+}
+
 TEST(Shm, SaysThatARankLeftEarly) {
   testing::run_threads(2, [](Store& store, int rank) {
     const auto communicator = connect(store, rank, 2);
