@@ -71,10 +71,11 @@ def check(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
 
 
 @contextmanager
-def refused(*texts: str, kind: type[BaseException] = Exception) -> Iterator[None]:
-    """The block raises an error with one of ``texts`` in its message."""
-    with pytest.raises(kind, match="|".join(map(re.escape, texts))):
+def refused(*texts: str, kind: type[BaseException] = Exception, by: str = "") -> Iterator[None]:
+    """The block raises an error with one of ``texts`` in its message, or, where it has none, in the function ``by``."""
+    with pytest.raises(kind, match="|".join(map(re.escape, texts))) as caught:
         yield
+    assert not by or caught.traceback[-1].name == by
 
 
 class Network(nn.Module):

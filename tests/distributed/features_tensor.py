@@ -254,5 +254,5 @@ def made_on_all_ranks(ranks: Ranks) -> None:
 
 
 def random_tensors_refused(ranks: Ranks) -> None:
-    with refused("", kind=AssertionError):
+    with refused("", kind=AssertionError, by="_dtensor_init_helper"):
         distributed_randn(7, 5, device_mesh=ranks.mesh(), placements=[Shard(0)])

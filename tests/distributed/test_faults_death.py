@@ -45,7 +45,7 @@ def check_place(outcomes: list[Outcome], wait: str) -> None:
     lines, first = inspect.getsourcelines(WAITS[wait])
     for outcome in outcomes:
         if outcome.rank != 1:
-            places = re.findall(r"waits\.py:(\d+) on rank", outcome.value.message)
+            places = re.findall(r"waits\.py:(\d+)", outcome.value.message)
             assert [place for place in places if first <= int(place) < first + len(lines)], outcome.value
 
 

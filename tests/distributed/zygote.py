@@ -43,8 +43,9 @@ class Zygote:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, "the process that forks ranks has ended"
-        return int(answer)
+        process = int(answer or 0)
+        assert process > 1, f"the process that forks ranks answered {answer!r}"
+        return process
 
 
 def exit_file(folder: Path, rank: int) -> Path:

@@ -254,6 +254,10 @@ TEST(WorkQueue, RefusesToWorkInAForkedChild) {
     GTEST_SKIP() << "the thread sanitizer supports no forks of threaded processes";
   }
   WorkQueue queue([] {}, kNever);
+  // A thread that is just being started holds locks of the address sanitizer, which a child would wait for in vain.
+  std::promise<void> begun;
+  queue.issue([&] { begun.set_value(); })->hurry();
+  begun.get_future().wait();
   const auto task = queue.issue([] {});
   const auto refusal = [](const auto& action) {
     return message_of<InvalidArgument>(action).find("this process was forked off") != std::string::npos;
