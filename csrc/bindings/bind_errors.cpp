@@ -73,7 +73,11 @@ void bind_errors(py::module_&) {
   // Registered for every module that shares torch's copy of pybind11, since torch.distributed calls into our backend.
   py::register_exception_translator([](std::exception_ptr exception) {
     if (exception && !set_python_error(exception)) {
-      std::rethrow_exception(exception);
+      try {
+        std::rethrow_exception(exception);
+      } catch (torch::PyTorchError& error) {
+        PyErr_SetString(error.python_type(), error.what());
+      }
     }
   });
 }

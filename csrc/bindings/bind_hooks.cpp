@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/interrupt_watch.h"
 #include "torch_bridge/c10d_backend.h"
 
 namespace accelerate_cpp::bindings {
@@ -24,9 +25,8 @@ bool interpreter_lives() {
 #endif
 }
 
-// Signals are handled in Python's main thread; our own threads have nothing to ask.
 bool is_python_thread() {
-  return interpreter_lives() && PyGILState_GetThisThreadState() != nullptr;
+  return PyGILState_GetThisThreadState() != nullptr;
 }
 
 std::string call_site() {
@@ -101,8 +101,13 @@ void leave_all() {
 comm::WaitHooks wait_hooks(milliseconds warn_after) {
   comm::WaitHooks hooks;
   hooks.probe = [probe = interrupt_probe()] {
+    if (!interpreter_lives()) {
+      return;
+    }
     if (is_python_thread()) {
       probe();
+    } else {
+      check_unanswered_interrupt();
     }
   };
   hooks.call_site = call_site;
@@ -112,6 +117,7 @@ comm::WaitHooks wait_hooks(milliseconds warn_after) {
 }
 
 c10::intrusive_ptr<C10dBackend> make_backend(std::shared_ptr<comm::Communicator> communicator, milliseconds timeout) {
+  watch_interrupts();
   const comm::WaitHooks hooks = wait_hooks(milliseconds(0));
   return c10::make_intrusive<C10dBackend>(std::move(communicator), "shm", timeout,
                                           comm::BackendHooks{hooks.probe, hooks.call_site, rethrow, remember, forget});

@@ -72,6 +72,20 @@ GradientReducer::~GradientReducer() {
   }
 }
 
+void GradientReducer::check_process() const {
+  if (fork_generation() != fork_generation_) {
+    throw InvalidArgument(
+        "this process was forked off after the model was prepared, and shares the memory of its gradients with the "
+        "process that prepared it. Use the model under torch.no_grad() here, or a copy.deepcopy() of the module that "
+        "was prepared");
+  }
+}
+
+void GradientReducer::set_synchronizing(bool synchronizing) {
+  check_process();
+  synchronizing_ = synchronizing;
+}
+
 void GradientReducer::build(const std::vector<std::size_t>& order) {
   std::vector<ParameterSpec> specs;
   for (const Parameter& parameter : parameters_) {
@@ -109,6 +123,7 @@ void GradientReducer::on_gradient(std::size_t index) {
     return;
   }
   try {
+    check_process();
     begin_backward();
     Parameter& parameter = parameters_[index];
     if (parameter.arrived) {

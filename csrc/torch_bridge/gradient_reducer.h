@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/comm/communicator.h"
 #include "core/grad/bucket_plan.h"
 
@@ -48,8 +49,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Whether backward passes average gradients or leave them local.
-  void set_synchronizing(bool synchronizing) { synchronizing_ = synchronizing; }
+  // Whether backward passes average gradients or leave them local. Throws InvalidArgument in a forked child, where
+  // either would write into the gradients of the process that made the reducer.
+  void set_synchronizing(bool synchronizing);
   bool synchronizing() const { return synchronizing_; }
 
   // Makes a backward pass that ended in an exception known to the other ranks, unless they do not take part in it.
@@ -70,6 +72,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<at::Tensor> parameters,
                   ReducerOptions options, Rethrow rethrow);
 
+  void check_process() const;
   void install_hooks();
   void build(const std::vector<std::size_t>& order);
   void on_gradient(std::size_t parameter);
@@ -84,6 +87,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::shared_ptr<comm::Communicator> communicator_;
   ReducerOptions options_;
   Rethrow rethrow_;
+  const std::uint64_t fork_generation_ = fork_generation();
   std::vector<Parameter> parameters_;
   BucketPlan plan_;
   std::shared_ptr<comm::GradientExchange> exchange_;

@@ -106,12 +106,16 @@ def expected_reduction(op: str, size: int, count: int, dtype: str) -> Any:
 
 
 def meet(event: str, rank: int, size: int) -> None:
-    """Returns when all ranks have come here, without a collective."""
+    """Returns when all ranks have come here, without a collective. Rank 0 serves the store, so it leaves last."""
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{event}/{rank}", "")
     store.wait([f"{event}/{peer}" for peer in range(size)], TIMEOUT)
+    if rank == 0:
+        store.wait([f"{event}/{peer} leaves" for peer in range(1, size)], TIMEOUT)
+    else:
+        store.set(f"{event}/{rank} leaves", "")
 
 
 def tell(event: str) -> None:

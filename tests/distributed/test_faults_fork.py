@@ -12,8 +12,6 @@ import pytest
 
 from faults import Raised, await_event, connect, job_folder, meet, raised_by, rank, run_job, tell
 
-pytestmark = pytest.mark.long
-
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
 
@@ -36,15 +34,8 @@ def in_child(function: Callable[[], Any]) -> Any:
 def use_the_group_in_a_child() -> dict[str, Raised]:
     import torch
 
-    from accelerate_cpp import Accelerator
-
     dist = connect()
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(torch.nn.Linear(3, 3))
     dist.all_reduce(torch.ones(3), async_op=True).wait()  # so that there is a queue with a thread
-
-    def backward() -> None:
-        accelerator.backward(model(torch.ones(2, 3)).sum())
 
     uses: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(3)),
@@ -53,11 +44,10 @@ def use_the_group_in_a_child() -> dict[str, Raised]:
         "barrier": lambda: dist.barrier(),
         "send": lambda: dist.send(torch.ones(3), 1 - rank()),
         "receive": lambda: dist.recv(torch.ones(3), 1 - rank()),
-        "backward": backward,
         "object": lambda: dist.all_gather_object([None, None], "anything"),
     }
     raised = {name: in_child(use) for name, use in uses.items()}
-    for use in (uses["all_reduce"], uses["asynchronous"], uses["large all_reduce"], backward):
+    for use in (uses["all_reduce"], uses["asynchronous"], uses["large all_reduce"]):
         use()
     return raised
 
@@ -67,6 +57,41 @@ def test_a_forked_child_is_told_that_the_group_did_not_come_along_and_the_parent
         for name, raised in outcomes.items():
             assert raised.kind == "InvalidArgument", (name, raised)
             assert "create a new group in the child" in raised.message, name
+
+
+def train_in_a_child() -> dict[str, Raised]:
+    import torch
+
+    from accelerate_cpp import Accelerator
+
+    connect()
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(3, 3))
+    pending = model(torch.ones(2, 3)).sum()
+
+    def train() -> None:
+        accelerator.backward(model(torch.ones(2, 3)).sum())
+
+    def train_alone() -> None:
+        with accelerator.no_sync(model):
+            train()
+
+    train()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    raised = {"synchronised": in_child(train), "local": in_child(train_alone)}
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    # Autograd has added to the gradients by the time that the reducer hears of this one.
+    raised["begun before the fork"] = in_child(lambda: accelerator.backward(pending))
+    accelerator.backward(pending)
+    return raised
+
+
+def test_a_forked_child_that_would_write_into_the_gradients_of_its_parent_is_refused() -> None:
+    for outcomes in run_job(train_in_a_child, 2):
+        for name, raised in outcomes.items():
+            assert raised.kind == "InvalidArgument", (name, raised)
+            assert "forked off after the model was prepared" in raised.message, name
 
 
 def child_ends(how: str) -> float:

@@ -15,8 +15,6 @@ import pytest
 from faults import Raised, await_event, connect, job_folder, limit_waits, meet, raised_by, rank, run_job, tell
 from waits import WAITS
 
-pytestmark = pytest.mark.long
-
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
 Record = Callable[[str, object], None]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from processes import Outcome, run_processes, start_processes
+from shm_scenarios import meet
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
@@ -33,17 +34,6 @@ def connect(seconds: float = 120) -> tuple[Any, int]:
     store.wait([f"there/{peer}" for peer in range(size)], timedelta(seconds=120))
     dist.init_process_group("cpu:shm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
     return dist, rank
-
-
-def meet(dist: Any, rank: int, what: str) -> None:
-    """Returns when both ranks have come here, without a collective. Rank 0 serves the store, so it leaves last."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"{what}/{rank}", "")
-    store.wait([f"{what}/{1 - rank}"], timedelta(seconds=120))
-    if rank == 1:
-        store.set(f"{what}/left", "")
-    else:
-        store.wait([f"{what}/left"], timedelta(seconds=120))
 
 
 def error_of(function: Callable[[], Any]) -> Error:
@@ -160,9 +150,9 @@ def raises_in_backward(late: bool) -> Error:
     def fail() -> None:
         raise ValueError("out of ideas")
 
-    dist, rank = connect(seconds=20)
+    _, rank = connect(seconds=20)
     error = error_of(backward_of(fail if rank == 1 else None, late))
-    meet(dist, rank, "over")  # rank 1 stays until then: it is not its end that rank 0 notices
+    meet("over", rank, 2)  # rank 1 stays until then: it is not its end that rank 0 notices
     return error
 
 
@@ -215,7 +205,7 @@ def stopped(in_backward: bool) -> Error:
         # Rank 0 waits for this text; whether it begins its own wait before the stop or after makes no difference.
         store.set("process", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
-    meet(dist, rank, "over")
+    meet("over", rank, 2)
     return error if rank == 0 else error_of(dist.barrier)
 
 
@@ -231,7 +221,7 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over(in_backward: bool) -> 
 def timeout_of_one_call() -> Error:
     dist, rank = connect()
     error = error_of(lambda: dist.barrier(timeout=timedelta(milliseconds=300))) if rank == 0 else ("", "")
-    meet(dist, rank, "over")
+    meet("over", rank, 2)
     return error if rank == 0 else error_of(dist.barrier)
 
 
@@ -266,7 +256,7 @@ def interrupted(in_backward: bool) -> Error:
     if rank == 0:
         interrupt_when_in("_engine_run_backward" if in_backward else "barrier")
         error = error_of(wait)
-    meet(dist, rank, "over")
+    meet("over", rank, 2)
     return error if rank == 0 else error_of(dist.barrier)
 
 

@@ -63,9 +63,8 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
   void check_process() const {
     if (fork_generation() != generation) {
       throw InvalidArgument(
-          "this process was forked off after the process group was created, and the group belongs to its parent. "
-          "Create "
-          "process groups in the process that uses them");
+          "this process was forked off after the process group was created, which did not come along; create a new "
+          "group in the child");
     }
   }
 

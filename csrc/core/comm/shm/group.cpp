@@ -139,7 +139,7 @@ void Group::await_announcements(const Deadline& deadline) {
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
       // A rank that gave up this operation, or an earlier one, will not finish it, whatever it announced.
       if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
-        throw PeerLost(describe_wait(peer) + loss_of(peer, false));
+        throw_lost(peer, loss_of(peer, false));
       }
       agreed = agreed && current_.agrees_with(announced(peer));
     }

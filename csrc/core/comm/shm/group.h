@@ -108,7 +108,7 @@ class Group {
       }
       const std::string lost = loss_during_wait(peer, look_closely);
       if (!lost.empty() && !condition()) {
-        throw PeerLost(describe_wait(peer) + lost);
+        throw_lost(peer, lost);
       }
     });
   }
@@ -175,6 +175,8 @@ class Group {
   void publish_place();
   void await_places();
   [[noreturn]] void throw_mismatch();
+  // Throws PeerLost for a wait for `peer`; peers see where this rank was when it gave up.
+  [[noreturn]] void throw_lost(int peer, const std::string& lost);
   std::string describe_wait(int peer) const;
   std::string describe_counts(int rank) const;
   // "rank 1 last reached operation #6 (barrier) at train.py:80".

@@ -61,6 +61,11 @@ void Group::throw_mismatch() {
       table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
 }
 
+void Group::throw_lost(int peer, const std::string& lost) {
+  publish_place();
+  throw PeerLost(describe_wait(peer) + lost);
+}
+
 std::string Group::describe_counts(int rank) const {
   if (!announced(rank).has_counts) {
     return "";

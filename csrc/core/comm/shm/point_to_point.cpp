@@ -238,10 +238,15 @@ bool PointToPoint::poll(const PostedPointer& posted) {
     return true;  // wait() says why
   }
   const std::lock_guard lock(mutex_);
-  if (!posted->ended) {
-    progress();
+  if (posted->ended) {
+    return true;
   }
-  check_now_and_then(*posted);
+  try {
+    progress();
+    check_now_and_then(*posted);
+  } catch (...) {
+    end(*posted, std::current_exception());  // wait() raises it
+  }
   return posted->ended;
 }
 
@@ -332,8 +337,7 @@ void PointToPoint::check(Posted& posted) {
                     " ms" + group_->standings());
     }
   } catch (...) {
-    fail(posted, std::current_exception());
-    posted_.remove_if([&posted](const PostedPointer& entry) { return entry.get() == &posted; });
+    end(posted, std::current_exception());
   }
 }
 
@@ -344,6 +348,11 @@ std::string PointToPoint::report_of_wait(Posted& posted) const {
   posted.warned = true;
   return describe(posted) + " has waited for " + std::to_string(posted.deadline.waited().count() / 1000) + " s" +
          group_->standings();
+}
+
+void PointToPoint::end(Posted& posted, std::exception_ptr error) {
+  fail(posted, std::move(error));
+  posted_.remove_if([&posted](const PostedPointer& entry) { return entry.get() == &posted; });
 }
 
 void PointToPoint::fail(Posted& posted, std::exception_ptr error) {

@@ -83,6 +83,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   // The report that is due when the wait has become long; else empty.
   std::string report_of_wait(Posted& posted) const;
   void fail(Posted& posted, std::exception_ptr error);
+  // As fail(), and nobody tries it again. Not for use while progress() goes through the list.
+  void end(Posted& posted, std::exception_ptr error);
   std::string describe(const Posted& posted) const;
 
   const std::shared_ptr<Group> group_;
