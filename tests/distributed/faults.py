@@ -146,6 +146,13 @@ def _zygote() -> Zygote:
     return Zygote(sys.path)
 
 
+def end_zygote() -> None:
+    """The process that starts ranks stays for the next job; this ends it, if there was any."""
+    if _zygote.cache_info().currsize:
+        _zygote().end()
+        _zygote.cache_clear()
+
+
 class Job:
     """``function(*arguments)`` in ``size`` processes. Leaving the ``with`` block ends them all, however it is left."""
 

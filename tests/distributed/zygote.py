@@ -47,6 +47,10 @@ class Zygote:
         assert process > 1, f"the process that forks ranks answered {answer!r}"
         return process
 
+    def end(self) -> None:
+        """Ends the zygote and the ranks that are left."""
+        self._process.communicate()
+
 
 def exit_file(folder: Path, rank: int) -> Path:
     """Holds the exit code of a rank once it has ended."""
