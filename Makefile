@@ -13,6 +13,7 @@ CXX_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 BUILD_INPUTS := pyproject.toml $(wildcard build_backend/*.py) $(CXX_SOURCES)
 # An editable install is one CMake build in $(EDITABLE); configuring it with the GoogleTests keeps ctest in the same build.
 INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+CTEST := $(BIN)/ctest --parallel 2 --output-on-failure --no-tests=error
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
@@ -56,7 +57,7 @@ demo: build ## train the digits on two processes and on one, and show the result
 	@$(BIN)/python examples/show_digits.py out/digits.json --beside out/digits_1.json --plot out/digits.png
 
 ctest: $(VENV)/.built-with-tests
-	$(BIN)/ctest --test-dir $(EDITABLE) --output-on-failure --no-tests=error
+	$(CTEST) --test-dir $(EDITABLE)
 
 pytest: $(VENV)/.built-with-tests
 	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
@@ -67,7 +68,7 @@ tsan asan: $(VENV)/.requirements
 	@.ci/system-packages $(PYTHON) tests
 	$(BIN)/cmake --preset $@
 	$(BIN)/cmake --build build/$@
-	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
+	$(CTEST) --test-dir build/$@
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
