@@ -2,6 +2,7 @@
 
   gloo, shm     through torch.distributed, the Python call included
   shm in arena  the same, on tensors in shared memory
+  shm directly  Communicator.all_reduce, as Open MPI's without what torch.distributed does around it
   Open MPI      through mpi4py; needs mpirun and `pip install mpi4py`
   memcpy        every process copies the tensor once, at the same time; only where every process has a core of its own
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import Array, CopyEngine, Engine, MpiEngine, Run, TorchEngine
+from engines import Array, CopyEngine, DirectEngine, Engine, MpiEngine, Run, TorchEngine
 from interleaved import Measurement, command_line, compare, serve
 from workers import Contestant, own_rank
 
@@ -28,8 +29,8 @@ SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20,
 MANY_PROCESSES_SIZES = ("4 KB", "1 MB", "25 MB")
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 IN_PLACE = ("all_reduce", "broadcast", "call")
-GLOO, MPI, SHM, ARENA, MEMCPY = "gloo", "Open MPI", "shm", "shm in arena", "memcpy"
-CONTESTANTS = [Contestant(GLOO), Contestant(MPI, "mpirun"), *map(Contestant, (SHM, ARENA, MEMCPY))]
+GLOO, MPI, SHM, ARENA, DIRECT, MEMCPY = "gloo", "Open MPI", "shm", "shm in arena", "shm directly", "memcpy"
+CONTESTANTS = [Contestant(GLOO), Contestant(MPI, "mpirun"), *map(Contestant, (SHM, ARENA, DIRECT, MEMCPY))]
 TURN_BYTES = 64 << 20
 TURN_OPERATIONS = 400
 """Of all ranks together, since that is what a turn costs where they share cores."""
@@ -55,12 +56,12 @@ def cases(processes: int) -> list[Case]:
         return Case(f"{operation} {dtype} {size}", names, operation, dtype, SIZES[size])
 
     if processes != 2:
-        return [case("all_reduce", "fp32", size) for size in MANY_PROCESSES_SIZES]
+        return [case("all_reduce", "fp32", size, DIRECT) for size in MANY_PROCESSES_SIZES]
     return [
         *(case("all_reduce", "fp32", size) for size in SIZES),
-        *(case("all_reduce", "bf16", size, MPI) for size in SIZES),
-        *(case(operation, "fp32", "25 MB") for operation in ("reduce_scatter", "all_gather", "broadcast")),
-        case("call", "fp32", "4 KB", ARENA, MEMCPY),
+        *(case("all_reduce", "bf16", size, MPI, DIRECT) for size in SIZES),
+        *(case(operation, "fp32", "25 MB", DIRECT) for operation in ("reduce_scatter", "all_gather", "broadcast")),
+        case("call", "fp32", "4 KB", ARENA, DIRECT, MEMCPY),
     ]
 
 
@@ -163,6 +164,7 @@ def worker(name: str) -> None:
         MPI: MpiEngine,
         SHM: lambda: TorchEngine("shm"),
         ARENA: lambda: TorchEngine("shm", in_arena=True),
+        DIRECT: DirectEngine,
         MEMCPY: lambda: CopyEngine(own_rank(), int(os.environ["WORLD_SIZE"])),
     }
     engine = engines[name]()

@@ -64,11 +64,7 @@ class TorchEngine:
             return self._torch.empty(count, dtype=self._dtypes[dtype])
         import accelerate_cpp
 
-        if hasattr(accelerate_cpp, "shared_empty"):
-            return accelerate_cpp.shared_empty(count, dtype=self._dtypes[dtype])
-        world: Any = self._dist.group.WORLD
-        communicator = world._get_backend(self._torch.device("cpu")).communicator
-        return communicator.shared_empty([count], self._dtypes[dtype])
+        return accelerate_cpp.shared_empty(count, dtype=self._dtypes[dtype])
 
     def write(self, buffer: Any, values: Array) -> None:
         buffer.copy_(self._torch.from_numpy(values))
@@ -96,6 +92,21 @@ class TorchEngine:
 
     def leave(self) -> None:
         self._dist.destroy_process_group()
+
+
+class DirectEngine(TorchEngine):
+    """The communicator of backend ``shm``, called without torch.distributed."""
+
+    def __init__(self) -> None:
+        super().__init__("shm")
+        world: Any = self._dist.group.WORLD
+        backend = world._get_backend(self._torch.device("cpu"))
+        self._communicator, self._timeout = backend.communicator, backend.timeout
+
+    def operation(self, name: str, given: Any, result: Any) -> Run:
+        all_reduce, add, timeout = self._communicator.all_reduce, self._dist.ReduceOp.SUM, self._timeout
+        operations: dict[str, Run] = {"all_reduce": lambda: all_reduce(given, add, timeout)}
+        return operations[name]
 
 
 class MpiEngine:

@@ -11,6 +11,7 @@
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/solo.h"
 #include "torch_bridge/c10d_backend.h"
+#include "torch_bridge/c10d_reduction.h"
 #include "torch_bridge/c10d_store.h"
 #include "torch_bridge/tensor_view.h"
 #if defined(ACCELERATE_HAS_SHM)
@@ -38,6 +39,15 @@ std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store
 #endif
 }
 
+void all_reduce(Communicator& communicator, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                milliseconds timeout) {
+  Contiguous data(tensor);
+  const comm::Shape shape(tensor.sizes().data(), tensor.sizes().size());
+  communicator.all_reduce(data.load(), comm::reduction_of(op, tensor.is_complex()),
+                          comm::Call(Deadline::after(timeout), shape));
+  data.store();
+}
+
 void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>& tensors, int root,
                        milliseconds timeout) {
   for (const at::Tensor& tensor : tensors) {
@@ -56,6 +66,9 @@ void bind_comm(py::module_& module) {
       module, "Communicator", "Collective operations of a fixed set of ranks (csrc/core/comm/communicator.h).")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
+      .def("all_reduce", &all_reduce, py::arg("tensor"), py::arg("op"), py::arg("timeout"), release,
+           "Reduces the tensors of all ranks into that of every rank, in place, without what torch.distributed does "
+           "around it.")
       .def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"), py::arg("timeout"), release,
            "Copies the tensors of rank `root` into those of every rank, in place.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,

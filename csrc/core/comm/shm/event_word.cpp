@@ -1,6 +1,7 @@
 #include "core/comm/shm/event_word.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -33,6 +34,10 @@ void EventWord::relax() noexcept {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+void EventWord::yield() noexcept {
+  ::sched_yield();
 }
 
 }  // namespace accelerate_cpp::comm

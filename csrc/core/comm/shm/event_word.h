@@ -10,6 +10,12 @@
 
 namespace accelerate_cpp::comm {
 
+// What a waiter does before it sleeps.
+struct Patience {
+  int looks;   // one right after the other
+  int yields;  // then: looks with the core offered to others in between
+};
+
 struct EventWord {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
@@ -21,15 +27,20 @@ struct EventWord {
   // false; returns at once if the value has changed since.
   void sleep(std::uint32_t seen, std::chrono::milliseconds limit) noexcept;
 
-  // Waits until `condition` holds: `spins` quick looks, then sleeping. `tick` runs about every 50 ms while asleep and
-  // may throw to give up.
+  // Waits until `condition` holds. `tick` runs about every 50 ms while asleep and may throw to give up.
   template <class Condition, class Tick>
-  void wait_until(const Condition& condition, int spins, const Tick& tick) {
-    for (int i = 0; i < spins; ++i) {
+  void wait_until(const Condition& condition, const Patience& patience, const Tick& tick) {
+    for (int i = 0; i < patience.looks; ++i) {
       if (condition()) {
         return;
       }
       relax();
+    }
+    for (int i = 0; i < patience.yields; ++i) {
+      if (condition()) {
+        return;
+      }
+      yield();
     }
     while (true) {
       const std::uint32_t seen = value.load(std::memory_order_seq_cst);
@@ -46,6 +57,7 @@ struct EventWord {
 
  private:
   static void relax() noexcept;
+  static void yield() noexcept;
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "futexes need plain 32-bit words");

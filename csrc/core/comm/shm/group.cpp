@@ -14,9 +14,11 @@ namespace accelerate_cpp::comm {
 namespace {
 
 // A look costs about 20 ns; being woken costs some 10 µs on bare metal and 50 µs or more on a virtual machine. So
-// looking for 200 µs before sleeping costs at most a few wake-ups. With more ranks than cores the rank that is waited
-// for may need this very core, so nobody looks: they sleep at once.
-constexpr int kSpins = 10000;
+// looking for 200 µs before sleeping costs at most a few wake-ups.
+constexpr Patience kOnCoresOfTheirOwn{10000, 0};
+// With more ranks than cores the rank that is waited for may need this very core: it is offered after each look, which
+// costs the switch to that rank and no wake-up.
+constexpr Patience kOnSharedCores{1, 100};
 
 // Every so many operations the sockets are looked at, so that peers' segments that have gone are unmapped.
 constexpr std::uint64_t kPollInterval = 64;
@@ -46,7 +48,7 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
       owner_pid_(::getpid()),
       hooks_(std::move(hooks)),
       control_bytes_(round_up(kCountsOffset + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size), 4096)),
-      spins_(usable_cores() >= size ? kSpins : 0),
+      patience_(usable_cores() >= size ? kOnCoresOfTheirOwn : kOnSharedCores),
       arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, hooks_))),
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {

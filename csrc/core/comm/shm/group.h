@@ -42,8 +42,8 @@ class Group {
   int size() const { return size_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const WaitHooks& hooks() const { return hooks_; }
-  // How many quick looks a wait takes before it sleeps.
-  int spins() const { return spins_; }
+  // What a wait does before it sleeps.
+  const Patience& patience() const { return patience_; }
 
   RankControl& own() { return *controls_[static_cast<std::size_t>(rank_)]; }
   RankControl& control(int rank) const { return *controls_[static_cast<std::size_t>(rank)]; }
@@ -99,7 +99,7 @@ class Group {
       return;
     }
     auto last_check = std::chrono::steady_clock::now();
-    control(peer).event.wait_until(condition, spins_, [&] {
+    control(peer).event.wait_until(condition, patience_, [&] {
       const auto now = std::chrono::steady_clock::now();
       const bool look_closely = now - last_check >= std::chrono::milliseconds(40);
       if (look_closely) {
@@ -187,7 +187,7 @@ class Group {
   const pid_t owner_pid_;
   const WaitHooks hooks_;
   const std::size_t control_bytes_;
-  int spins_;
+  const Patience patience_;
   std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<RankControl*> controls_;

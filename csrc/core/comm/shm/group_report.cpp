@@ -45,7 +45,7 @@ void Group::await_places() {
     const auto known = [&] {
       return placed.load(std::memory_order_acquire) == sequence_ || std::chrono::steady_clock::now() >= give_up;
     };
-    control(peer).event.wait_until(known, 0, [] {});
+    control(peer).event.wait_until(known, {}, [] {});
   }
 }
 

@@ -123,15 +123,15 @@ TEST(EventWords, ReturnWithoutANotificationOnceTheLimitHasPassed) {
 TEST(EventWords, DoNotWaitForAConditionThatHolds) {
   EventWord word{};
   int ticks = 0;
-  word.wait_until([] { return true; }, 0, [&] { ++ticks; });
+  word.wait_until([] { return true; }, {}, [&] { ++ticks; });
   EXPECT_EQ(ticks, 0);
 }
 
-TEST(EventWords, LookAtTheConditionAsOftenAsTheyMaySpinBeforeTheySleep) {
+TEST(EventWords, LookAtTheConditionAsOftenAsTheirPatienceLastsBeforeTheySleep) {
   EventWord word{};
   int looks = 0;
   int ticks = 0;
-  word.wait_until([&] { return ++looks == 1000; }, 1000, [&] { ++ticks; });
+  word.wait_until([&] { return ++looks == 1000; }, {400, 600}, [&] { ++ticks; });
   EXPECT_EQ(looks, 1000);
   EXPECT_EQ(ticks, 0);
 }
@@ -139,13 +139,13 @@ TEST(EventWords, LookAtTheConditionAsOftenAsTheyMaySpinBeforeTheySleep) {
 TEST(EventWords, TickWhileNothingHappens) {
   EventWord word{};
   int ticks = 0;
-  word.wait_until([&] { return ticks == 2; }, 0, [&] { ++ticks; });
+  word.wait_until([&] { return ticks == 2; }, {}, [&] { ++ticks; });
   EXPECT_EQ(ticks, 2);
 }
 
 TEST(EventWords, StopWaitingWhenTheTickThrows) {
   EventWord word{};
-  EXPECT_THROW(word.wait_until([] { return false; }, 0, [] { throw std::runtime_error("enough"); }),
+  EXPECT_THROW(word.wait_until([] { return false; }, {}, [] { throw std::runtime_error("enough"); }),
                std::runtime_error);
   EXPECT_EQ(word.sleepers.load(), 0u);
 }
@@ -160,7 +160,7 @@ TEST(EventWords, ShowAWaiterWhatWasWrittenBeforeTheNotification) {
       ready.store(true, std::memory_order_release);
       word.notify();
     });
-    word.wait_until([&] { return ready.load(std::memory_order_acquire); }, round % 2 == 0 ? 100 : 0, [] {});
+    word.wait_until([&] { return ready.load(std::memory_order_acquire); }, round % 2 == 0 ? Patience{100, 100} : Patience{}, [] {});
     EXPECT_EQ(written, 7);
     writer.join();
   }
