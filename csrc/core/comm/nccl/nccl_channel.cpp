@@ -260,17 +260,23 @@ bool IncomingChannel::take_step() {
   return false;
 }
 
+SharedPosting IncomingChannel::take_waiting(std::uint64_t tag) {
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [tag](const SharedPosting& waiting) { return waiting->tag == tag; });
+  if (found == waiting_.end()) {
+    return nullptr;
+  }
+  SharedPosting posting = *found;
+  waiting_.erase(found);
+  return posting;
+}
+
 void IncomingChannel::let_data_come() {
   if (current_.dtype >= kNumDTypes) {
     throw PeerLost("rank " + std::to_string(peer()) + " sent a message of the unknown element type " +
                    std::to_string(current_.dtype) + ": it runs another version of this library");
   }
-  const auto posting = std::find_if(waiting_.begin(), waiting_.end(),
-                                    [&](const SharedPosting& waiting) { return waiting->tag == current_.tag; });
-  if (posting != waiting_.end()) {
-    target_ = *posting;
-    waiting_.erase(posting);
-  }
+  target_ = take_waiting(current_.tag);
   const std::size_t size_bytes = current_.count * element_size(static_cast<DType>(current_.dtype));
   void* destination = nullptr;
   if (target_ != nullptr && fits(*target_, current_)) {
@@ -288,6 +294,10 @@ void IncomingChannel::let_data_come() {
 void IncomingChannel::finish_message() {
   if (target_ == nullptr) {
     early_.push_back({current_, std::move(scratch_)});
+    // Its receive may have been posted while the data were on their way.
+    if (SharedPosting late = take_waiting(current_.tag)) {
+      post(std::move(late));
+    }
     return;
   }
   if (scratch_ != nullptr) {

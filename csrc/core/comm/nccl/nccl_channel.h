@@ -141,6 +141,8 @@ class IncomingChannel final : public NcclChannel {
 
   bool take_step();
   void finish_copies();
+  // The first waiting receive with the tag, which then waits no more; null when there is none.
+  SharedPosting take_waiting(std::uint64_t tag);
   void let_data_come();
   void finish_message();
   std::unique_ptr<CudaMemory> memory_for(std::size_t size_bytes);

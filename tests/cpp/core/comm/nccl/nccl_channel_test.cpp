@@ -139,6 +139,22 @@ TEST_F(NcclChannelTest, DeliversAnEarlyMessageWhileAnotherReceiveWaits) {
   sides_[1].channel->abort();
 }
 
+TEST_F(NcclChannelTest, DeliversAMessageWhoseReceiveIsPostedWhileItIsOnItsWay) {
+  const auto last = receive(0, 1);
+  for (int steps = 1; steps < 40; ++steps) {
+    send(static_cast<std::uint64_t>(steps), 2, steps);
+    for (int i = 0; i < steps; ++i) {
+      advance(0);
+      advance(1);
+    }
+    const auto received = receive(static_cast<std::uint64_t>(steps), 2);
+    advance_until_ended(received);
+    EXPECT_EQ(values(received), all(2, steps));
+  }
+  send(0, 1, 0);
+  advance_until_ended(last);
+}
+
 TEST_F(NcclChannelTest, UsesTheMemoryOfEarlyMessagesAgain) {
   for (int round = 0; round < 3; ++round) {
     send(1, 100, round);
