@@ -114,6 +114,7 @@ void BlockExchange::copy_to_small() {
   if (total > kSmallBytes) {
     return;
   }
+  staging_.await_free_small(deadline_);
   std::byte* place = staging_.small(group_.rank(), group_.next_sequence());
   for (const ConstMemoryView& block : blocks_.given) {
     if (block.count > 0) {
@@ -181,7 +182,7 @@ void BlockExchange::consume_in_place() {
   if (longest > 0) {
     blocks_.consume(sources_.data(), 0, longest);
   }
-  const std::uint64_t piece = staging_.first_piece();
+  const std::uint64_t piece = staging_.begin(kPieceBytes);
   staging_.publish_staged(piece);
   staging_.publish_consumed(piece);
   if (operation_.in_arena) {
@@ -234,9 +235,10 @@ void BlockExchange::run_staged() {
       longest_bytes_ = std::max(longest_bytes_, bytes(giver, taker));
     }
   }
-  first_ = staging_.first_piece();
   const std::size_t blocks = one_block_ ? 1 : static_cast<std::size_t>(group_.size());
-  piece_bytes_ = piece_bytes_for(longest_bytes_ * blocks) / blocks / kLine * kLine;
+  const std::size_t slot_bytes = piece_bytes_for(longest_bytes_ * blocks);
+  piece_bytes_ = slot_bytes / blocks / kLine * kLine;
+  first_ = staging_.begin(slot_bytes);
   const std::size_t num_pieces = (longest_bytes_ + piece_bytes_ - 1) / piece_bytes_;
   for (std::size_t k = 0; k < num_pieces + 1; ++k) {
     if (k < num_pieces) {

@@ -18,6 +18,9 @@ namespace {
 
 // Below this, copying into a slot is cheaper than the second wait that working in place takes.
 constexpr std::size_t kInPlaceBytes = 8 * 1024;
+// Up to this, every rank reducing everything is cheaper than the second wait that sharing the work takes.
+constexpr std::size_t kOneShotBytes = 32 * 1024;
+static_assert(kOneShotBytes <= kSmallBytes);
 
 }  // namespace
 
@@ -72,9 +75,10 @@ void ShmCommunicator::all_reduce(MemoryView data, Reduction reduction, const Cal
   operation.factor = reduction.factor;
   operation = at(operation, data);
   const std::size_t size_bytes = data.size_bytes();
-  const bool small = size_bytes <= kSmallBytes;
+  const bool small = size_bytes <= kOneShotBytes;
   group_->run(operation, call, [&] {
     if (small && !operation.in_arena && size_bytes > 0) {
+      staging_.await_free_small(call.deadline);
       std::memcpy(staging_.small(rank(), group_->next_sequence()), data.data, size_bytes);
     }
     group_->announce();
@@ -113,7 +117,7 @@ void ShmCommunicator::reduce_in_arena(MemoryView data, const Reduction& reductio
   comm::reduce(data.dtype, reduction.op,
                {sources_.data(), size(), destinations_.data(), size(), slices.count(rank()),
                 reduction_scale(reduction.op, size()), factors(reduction)});
-  const std::uint64_t piece = staging_.first_piece();
+  const std::uint64_t piece = staging_.begin(kPieceBytes);
   staging_.publish_staged(piece);
   staging_.publish_consumed(piece);
   staging_.await_all_consumed(piece, deadline);

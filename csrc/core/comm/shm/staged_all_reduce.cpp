@@ -29,7 +29,7 @@ StagedAllReduce::StagedAllReduce(Staging& staging, int rank, int size, MemoryVie
       piece_elements_(elements_per_piece(size, data)),
       residency_(residency_of(data.size_bytes())),
       sources_(static_cast<std::size_t>(size)),
-      first_(staging.first_piece()) {}
+      first_(staging.begin(piece_bytes_for(data.size_bytes()))) {}
 
 StagedAllReduce::Piece StagedAllReduce::piece(std::size_t index) const {
   const std::size_t begin = index * piece_elements_;

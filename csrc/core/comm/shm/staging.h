@@ -1,12 +1,17 @@
-// The staging slots of a rank: bounce memory for operands that do not lie in an arena.
+// The staging memory of a rank: bounce memory for operands that do not lie in an arena.
 //
-//   small[2]   one per parity of the operation's sequence number: whole operands of small operations
-//   input[3]   one per piece number modulo 3: pieces of large operands
-//   output[3]  likewise: reduced slices that peers collect
+//   input    pieces of large operands, or whole operands of small operations
+//   output   reduced slices that peers collect
 //
-// Pieces are numbered over the life of the group; RankControl.staged and .consumed count them. input[k % 3] may be
-// filled again when every rank has consumed piece k - 3. output[k % 3] may be filled once every rank has staged piece
-// k, because a rank stages piece k only after it has collected piece k - 3.
+// Both are rings of slots. They are larger than a core's second-level cache: to write a line that a peer still has in
+// its cache, the core must first ask for it back, which takes several times as long as the copy itself.
+//
+// Pieces are numbered over the life of the group; RankControl.staged and .consumed count them. A slot of the input may
+// be filled again when every rank has consumed the piece that it held. A slot of the output may be filled for piece k
+// once every rank has staged piece k, because a rank stages piece k only after it has collected piece k - 3, and there
+// are more than three slots. A small operand goes into the input of its sequence number before the operation is
+// announced: then all ranks must have consumed the pieces of the operations before. When an operation has been
+// announced by all ranks, none of them is in an earlier one, and all slots are free.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +24,9 @@ namespace accelerate_cpp::comm {
 
 inline constexpr std::size_t kSmallBytes = 64 * 1024;
 inline constexpr std::size_t kPieceBytes = 512 * 1024;
-inline constexpr std::size_t kSlots = 3;
-inline constexpr std::size_t kStagingBytes = 2 * kSmallBytes + 2 * kSlots * kPieceBytes;
+inline constexpr std::size_t kRingBytes = 2 * 1024 * 1024;
+inline constexpr std::size_t kStagingBytes = 2 * kRingBytes;
+static_assert(kRingBytes > 3 * kPieceBytes, "three pieces are under way at once");
 
 // How much of an operand of `total_bytes` travels at once: enough pieces that copying and reducing overlap, but none so
 // small that waiting for each other dominates.
@@ -33,12 +39,20 @@ class Staging {
  public:
   explicit Staging(Group& group) : group_(group) {}
 
-  std::byte* small(int rank, std::uint64_t sequence) { return group_.extra(rank) + (sequence & 1) * kSmallBytes; }
-  std::byte* input(int rank, std::uint64_t piece) { return slot(rank, piece % kSlots); }
-  std::byte* output(int rank, std::uint64_t piece) { return slot(rank, kSlots + piece % kSlots); }
+  // Where the operand of operation number `sequence` goes, at most kSmallBytes.
+  std::byte* small(int rank, std::uint64_t sequence) {
+    return group_.extra(rank) + sequence % (kRingBytes / kSmallBytes) * kSmallBytes;
+  }
+  std::byte* input(int rank, std::uint64_t piece) { return group_.extra(rank) + piece % num_slots_ * slot_bytes_; }
+  std::byte* output(int rank, std::uint64_t piece) { return input(rank, piece) + kRingBytes; }
 
-  // The number of the first piece of the current operation; finish(n) ends the operation after n pieces.
-  std::uint64_t first_piece() const { return pieces_; }
+  // Begins an operation with pieces of at most `slot_bytes`, the same on every rank, up to kPieceBytes. Returns the
+  // number of its first piece; finish(n) ends the operation after n pieces.
+  std::uint64_t begin(std::size_t slot_bytes) {
+    slot_bytes_ = slot_bytes;
+    num_slots_ = kRingBytes / slot_bytes;
+    return pieces_;
+  }
   void finish(std::uint64_t num_pieces) { pieces_ += num_pieces; }
 
   void publish_staged(std::uint64_t piece) { publish(group_.own().staged, piece); }
@@ -56,14 +70,18 @@ class Staging {
 
   // Before input(own rank, piece) is filled.
   void await_free_input(std::uint64_t piece, const Deadline& deadline) {
-    if (piece >= kSlots) {
-      await_all_consumed(piece - kSlots, deadline);
+    if (piece >= num_slots_) {
+      await_all_consumed(piece - num_slots_, deadline);
+    }
+  }
+  // Before small(own rank, ...) is filled.
+  void await_free_small(const Deadline& deadline) {
+    if (pieces_ > 0) {
+      await_all_consumed(pieces_ - 1, deadline);
     }
   }
 
  private:
-  std::byte* slot(int rank, std::size_t index) { return group_.extra(rank) + 2 * kSmallBytes + index * kPieceBytes; }
-
   void publish(std::atomic<std::uint64_t>& counter, std::uint64_t piece) {
     counter.store(piece + 1, std::memory_order_release);
     group_.own().event.notify();
@@ -84,6 +102,8 @@ class Staging {
 
   Group& group_;
   std::uint64_t pieces_ = 0;
+  std::size_t slot_bytes_ = kPieceBytes;
+  std::size_t num_slots_ = kRingBytes / kPieceBytes;
 };
 
 }  // namespace accelerate_cpp::comm

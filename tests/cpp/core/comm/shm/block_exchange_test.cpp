@@ -250,7 +250,7 @@ TEST(BlocksThatTravel, AreNotTakenWhenThereIsNothingOrWhenRanksDisagree) {
     const auto consume = [](const void* const*, std::size_t, std::size_t) { ADD_FAILURE() << "something was taken"; };
     const Blocks blocks{{{own.data(), own.size(), DType::kUInt8}}, {true, true}, {200000, 199999}, consume};
     EXPECT_THROW(BlockExchange::run(group, staging, operation, blocks, soon()), MismatchedCollective);
-    EXPECT_EQ(staging.first_piece(), 0u);
+    EXPECT_EQ(staging.begin(kPieceBytes), 0u);
     testing::meet(group);
   });
 }

@@ -58,8 +58,17 @@ class Dice {
 
 // Bytes of what one rank gives or takes: mostly little, often where one way of travelling gives way to another.
 std::size_t draw_bytes(Dice& dice, std::size_t size) {
-  static const std::vector<std::size_t> kBoundaries = {
-      0, 1, 64, 4096, 8192, kSmallBytes, 2 * kSmallBytes, 2 * kSmallBytes * 3, kPieceBytes, 3 * kPieceBytes};
+  static const std::vector<std::size_t> kBoundaries = {0,
+                                                       1,
+                                                       64,
+                                                       4096,
+                                                       8192,
+                                                       kSmallBytes / 2,
+                                                       kSmallBytes,
+                                                       2 * kSmallBytes,
+                                                       2 * kSmallBytes * 3,
+                                                       kPieceBytes,
+                                                       3 * kPieceBytes};
   if (dice.one_in(3)) {
     const std::size_t bytes = dice.one_of(kBoundaries) / (dice.one_in(2) ? size : 1);
     return bytes + dice.below(3) * 8 - (bytes < 8 ? 0 : 8);

@@ -25,40 +25,50 @@ void run_groups(int size, const Body& body) {
   testing::run_groups(size, kStagingBytes, body);
 }
 
+// Checks that the slots are aligned, apart, and within the memory behind the control block.
+void check_layout(Group& group, std::vector<std::byte*> slots, std::size_t slot_bytes) {
+  std::sort(slots.begin(), slots.end());
+  std::byte* end = group.extra(0);
+  for (std::byte* const begin : slots) {
+    EXPECT_GE(begin, end);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % 64, 0u);
+    end = begin + slot_bytes;
+    std::memset(begin, 1, slot_bytes);
+  }
+  EXPECT_LE(end, group.extra(0) + kStagingBytes);
+}
+
 TEST(StagingSlots, DoNotOverlapAndFillTheMemoryBehindTheControlBlock) {
   run_groups(1, [](Group& group) {
     Staging staging(group);
-    std::vector<std::pair<std::byte*, std::size_t>> slots;
-    for (std::uint64_t i = 0; i < 2; ++i) {
-      slots.emplace_back(staging.small(0, i), kSmallBytes);
+    for (const std::size_t slot_bytes : {kPieceBytes, piece_bytes_for(1), kPieceBytes - 64}) {
+      staging.begin(slot_bytes);
+      std::vector<std::byte*> slots;
+      for (std::uint64_t i = 100; i < 100 + kRingBytes / slot_bytes; ++i) {
+        slots.push_back(staging.input(0, i));
+        slots.push_back(staging.output(0, i));
+      }
+      EXPECT_GE(slots.size(), 2 * 4u) << "three pieces are under way while a fourth is collected";
+      check_layout(group, slots, slot_bytes);
     }
-    for (std::uint64_t i = 0; i < kSlots; ++i) {
-      slots.emplace_back(staging.input(0, i), kPieceBytes);
-      slots.emplace_back(staging.output(0, i), kPieceBytes);
+    std::vector<std::byte*> small;
+    for (std::uint64_t i = 100; i < 100 + kRingBytes / kSmallBytes; ++i) {
+      small.push_back(staging.small(0, i));
     }
-    std::sort(slots.begin(), slots.end());
-    std::byte* end = group.extra(0);
-    for (const auto& [begin, size_bytes] : slots) {
-      EXPECT_GE(begin, end);
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % 64, 0u);
-      end = begin + size_bytes;
-      std::memset(begin, 1, size_bytes);
-    }
-    EXPECT_LE(end, group.extra(0) + kStagingBytes);
+    check_layout(group, small, kSmallBytes);
   });
 }
 
-TEST(StagingSlots, AreUsedInTurn) {
+TEST(StagingSlots, AreUsedInTurnSoThatEachIsLeftAloneForAsLongAsPossible) {
   run_groups(1, [](Group& group) {
     Staging staging(group);
+    staging.begin(kPieceBytes);
+    const std::uint64_t slots = kRingBytes / kPieceBytes;
+    const std::uint64_t small_slots = kRingBytes / kSmallBytes;
     for (std::uint64_t i = 0; i < 20; ++i) {
-      EXPECT_EQ(staging.small(0, i), staging.small(0, i + 2));
-      EXPECT_NE(staging.small(0, i), staging.small(0, i + 1));
-      EXPECT_EQ(staging.input(0, i), staging.input(0, i + 3));
-      EXPECT_NE(staging.input(0, i), staging.input(0, i + 1));
-      EXPECT_NE(staging.input(0, i), staging.input(0, i + 2));
-      EXPECT_EQ(staging.output(0, i), staging.output(0, i + 3));
-      EXPECT_NE(staging.output(0, i), staging.output(0, i + 1));
+      EXPECT_EQ(staging.small(0, i), staging.small(0, i + small_slots));
+      EXPECT_EQ(staging.input(0, i), staging.input(0, i + slots));
+      EXPECT_EQ(staging.output(0, i), staging.output(0, i + slots));
     }
   });
 }
@@ -81,12 +91,12 @@ TEST(StagingSlots, ShowPeersWhatARankHasPutIntoThem) {
 TEST(StagingPieces, AreNumberedOnOverAllOperations) {
   run_groups(1, [](Group& group) {
     Staging staging(group);
-    EXPECT_EQ(staging.first_piece(), 0u);
+    EXPECT_EQ(staging.begin(kPieceBytes), 0u);
     staging.finish(4);
-    EXPECT_EQ(staging.first_piece(), 4u);
+    EXPECT_EQ(staging.begin(kPieceBytes), 4u);
     staging.finish(0);
     staging.finish(1);
-    EXPECT_EQ(staging.first_piece(), 5u);
+    EXPECT_EQ(staging.begin(kPieceBytes), 5u);
   });
 }
 
@@ -133,11 +143,13 @@ TEST(StagingPieces, NeedEveryPeer) {
 TEST(StagingInputs, AreFreeAgainOnceEveryPeerHasConsumedThePieceBefore) {
   run_groups(2, [](Group& group) {
     Staging staging(group);
+    staging.begin(kPieceBytes);
+    const std::uint64_t slots = kRingBytes / kPieceBytes;
     if (group.rank() == 0) {
-      for (std::uint64_t piece = 0; piece < kSlots; ++piece) {
+      for (std::uint64_t piece = 0; piece < slots; ++piece) {
         EXPECT_NO_THROW(staging.await_free_input(piece, passed())) << "no piece has been there before";
       }
-      EXPECT_THROW(staging.await_free_input(kSlots, passed()), Timeout);
+      EXPECT_THROW(staging.await_free_input(slots, passed()), Timeout);
     }
     meet(group);
     if (group.rank() == 1) {
@@ -145,8 +157,28 @@ TEST(StagingInputs, AreFreeAgainOnceEveryPeerHasConsumedThePieceBefore) {
     }
     meet(group);
     if (group.rank() == 0) {
-      EXPECT_NO_THROW(staging.await_free_input(kSlots, passed()));
-      EXPECT_THROW(staging.await_free_input(kSlots + 1, passed()), Timeout);
+      EXPECT_NO_THROW(staging.await_free_input(slots, passed()));
+      EXPECT_THROW(staging.await_free_input(slots + 1, passed()), Timeout);
+    }
+    meet(group);
+  });
+}
+
+TEST(StagingInputs, AreFreeForSmallOperandsOnceEveryPeerHasConsumedTheLastPiece) {
+  run_groups(2, [](Group& group) {
+    Staging staging(group);
+    EXPECT_NO_THROW(staging.await_free_small(passed())) << "no piece has been there before";
+    staging.finish(3);
+    if (group.rank() == 0) {
+      EXPECT_THROW(staging.await_free_small(passed()), Timeout);
+    }
+    meet(group);
+    if (group.rank() == 1) {
+      staging.publish_consumed(2);
+    }
+    meet(group);
+    if (group.rank() == 0) {
+      EXPECT_NO_THROW(staging.await_free_small(passed()));
     }
     meet(group);
   });
