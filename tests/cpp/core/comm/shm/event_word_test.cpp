@@ -160,7 +160,8 @@ TEST(EventWords, ShowAWaiterWhatWasWrittenBeforeTheNotification) {
       ready.store(true, std::memory_order_release);
       word.notify();
     });
-    word.wait_until([&] { return ready.load(std::memory_order_acquire); }, round % 2 == 0 ? Patience{100, 100} : Patience{}, [] {});
+    word.wait_until([&] { return ready.load(std::memory_order_acquire); },
+                    round % 2 == 0 ? Patience{100, 100} : Patience{}, [] {});
     EXPECT_EQ(written, 7);
     writer.join();
   }
