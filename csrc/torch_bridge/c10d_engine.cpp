@@ -63,25 +63,27 @@ C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemory
                                const std::vector<std::size_t>& expected_bytes, const Deadline& deadline,
                                const Operation& operation)
     : engine_(engine) {
+  std::vector<std::int64_t> sent_bytes;
   for (int r = 0; r < engine.size(); ++r) {
     const auto place = static_cast<std::size_t>(r);
     const bool own = r == engine.rank();
-    sent_bytes_.push_back(own ? 0 : static_cast<std::int64_t>(inputs[place].size_bytes()));
+    sent_bytes.push_back(own ? 0 : static_cast<std::int64_t>(inputs[place].size_bytes()));
     received_bytes_.push_back(own ? 0 : static_cast<std::int64_t>(expected_bytes[place]));
   }
-  sent_ = bytes(sum(sent_bytes_));
+  sent_ = bytes(sum(sent_bytes));
   received_ = bytes(sum(received_bytes_));
   auto* next = static_cast<std::byte*>(sent_.data_ptr());
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    if (sent_bytes_[r] > 0) {
+    if (sent_bytes[r] > 0) {
       std::memcpy(next, inputs[r].data, inputs[r].size_bytes());
-      next += sent_bytes_[r];
+      next += sent_bytes[r];
     }
   }
   ::c10d::AllToAllOptions options;
   options.timeout = std::min(deadline.remaining(), kForever) + kMargin;
+  std::vector<std::int64_t> received_bytes = received_bytes_;  // Gloo empties the lists that it is given
   work_ = engine.posted(operation.text, [&](::c10d::Backend& backend) {
-    return backend.alltoall_base(received_, sent_, received_bytes_, sent_bytes_, options);
+    return backend.alltoall_base(received_, sent_, received_bytes, sent_bytes, options);
   });
 }
 

@@ -75,7 +75,6 @@ class C10dEngine {
     C10dEngine& engine_;
     at::Tensor sent_;
     at::Tensor received_;
-    std::vector<std::int64_t> sent_bytes_;
     std::vector<std::int64_t> received_bytes_;
     WorkPointer work_;
   };
