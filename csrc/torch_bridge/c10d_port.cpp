@@ -166,7 +166,7 @@ class Arrival final : public Transfer {
   // A rank leaves only when what it has sent has left it; so what does not come soon never does.
   void lose_departed(std::unique_lock<std::mutex>& lock, bool left) {
     if (left && !changed_.wait_for(lock, 4 * kSlice, [this] { return ended_; })) {
-      error_ = std::make_exception_ptr(PeerLost("receive from rank " + std::to_string(source_) + " on rank " +
+      error_ = std::make_exception_ptr(PeerLeft("receive from rank " + std::to_string(source_) + " on rank " +
                                                 std::to_string(engine_->rank()) + ": rank " + std::to_string(source_) +
                                                 " has left the group without sending"));
       ended_ = true;

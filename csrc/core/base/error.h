@@ -28,6 +28,12 @@ class PeerLost : public Error {
   using Error::Error;
 };
 
+// A PeerLost who left in good order: what others do does not concern it.
+class PeerLeft : public PeerLost {
+ public:
+  using PeerLost::PeerLost;
+};
+
 class MismatchedCollective : public Error {
  public:
   using Error::Error;

@@ -241,9 +241,23 @@ void MessageMatcher::take_envelope(int source, Inbox& inbox) {
   }
 }
 
+bool MessageMatcher::others_may_send(const Inbox& inbox) const {
+  try {
+    std::rethrow_exception(inbox.lost);
+  } catch (const PeerLeft&) {
+    const auto is_lost = [](const auto& other) { return other.second.lost != nullptr; };
+    const auto num_lost = std::count_if(inboxes_.begin(), inboxes_.end(), is_lost);
+    return num_lost < static_cast<std::ptrdiff_t>(ports_.size()) - 1;
+  } catch (...) {
+    return false;
+  }
+}
+
 void MessageMatcher::lose(int source, Inbox& inbox) {
+  const bool only_this_one = others_may_send(inbox);
   for (auto entry = posted_.begin(); entry != posted_.end();) {
-    if ((*entry)->takes_from(source)) {
+    const bool from_any = (*entry)->wanted == Communicator::kAnySource;
+    if ((*entry)->takes_from(source) && !(from_any && only_this_one)) {
       (*entry)->error = inbox.lost;
       entry = posted_.erase(entry);
     } else {

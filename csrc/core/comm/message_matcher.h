@@ -78,6 +78,8 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   void post_inbox(int source);
   void progress();
   void take_envelope(int source, Inbox& inbox);
+  // Whether a receive from any rank may go on after the loss: this one left in good order, and others are there.
+  bool others_may_send(const Inbox& inbox) const;
   void lose(int source, Inbox& inbox);
   void bind(ReceivedMessage& receive, int source, const std::vector<std::byte>& envelope);
   void drain(int source, const Envelope& envelope);

@@ -330,7 +330,13 @@ void PointToPoint::check(Posted& posted) {
   try {
     group_->check_usable([this](const Posted& transfer) { return describe(transfer); }, posted);
     if (!lost.empty()) {
-      throw PeerLost(describe(posted) + ": " + lost);
+      const bool left = posted.peer != Communicator::kAnySource &&
+                        group_->control(posted.peer).state.load(std::memory_order_acquire) == RankState::kLeft;
+      const std::string text = describe(posted) + ": " + lost;
+      if (left) {
+        throw PeerLeft(text);
+      }
+      throw PeerLost(text);
     }
     if (posted.deadline.expired()) {
       throw Timeout(describe(posted) + ": nothing came for " + std::to_string(posted.deadline.waited().count()) +

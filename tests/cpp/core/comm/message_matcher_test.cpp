@@ -203,7 +203,8 @@ TEST(MessageMatcher, RefusesRanksThatAreNotThere) {
   });
 }
 
-// A port whose messages never come, or whose peer is lost once `lost` is set.
+// A port whose messages never come, or whose peer is lost once `lost` is set; to it as `Loss`.
+template <class Loss = PeerLost>
 class DeadPort final : public MessageMatcher::Port {
  public:
   std::shared_ptr<Transfer> send(ConstMemoryView, int, std::uint32_t, const Call&) override { return nullptr; }
@@ -225,7 +226,7 @@ class DeadPort final : public MessageMatcher::Port {
         }
         std::this_thread::yield();
       }
-      throw PeerLost("rank " + std::to_string(source_) + " has ended");
+      throw Loss("rank " + std::to_string(source_) + " has ended");
     }
     int source() const override { return source_; }
 
@@ -236,8 +237,8 @@ class DeadPort final : public MessageMatcher::Port {
 };
 
 TEST(MessageMatcher, FailsWhatCouldComeFromALostRankNowAndLater) {
-  const auto alive = std::make_shared<DeadPort>();
-  const auto dying = std::make_shared<DeadPort>();
+  const auto alive = std::make_shared<DeadPort<>>();
+  const auto dying = std::make_shared<DeadPort<>>();
   const auto messages = std::make_shared<MessageMatcher>(
       0, std::vector<std::shared_ptr<MessageMatcher::Port>>{nullptr, alive, dying}, kInlineBytes);
   std::vector<std::uint8_t> data(1);
@@ -253,6 +254,23 @@ TEST(MessageMatcher, FailsWhatCouldComeFromALostRankNowAndLater) {
   messages->close();
   EXPECT_THAT(message_of<PeerLost>([&] { from_1->wait(soon()); }), HasSubstr("was closed"));
   EXPECT_THROW(messages->receive(view(data), 1, 0, soon()), PeerLost);
+}
+
+TEST(MessageMatcher, KeepsWaitingForAnyRankUntilTheLastOneHasLeft) {
+  const auto first = std::make_shared<DeadPort<PeerLeft>>();
+  const auto last = std::make_shared<DeadPort<PeerLeft>>();
+  const auto messages = std::make_shared<MessageMatcher>(
+      0, std::vector<std::shared_ptr<MessageMatcher::Port>>{nullptr, first, last}, kInlineBytes);
+  std::vector<std::uint8_t> data(1);
+  const auto early = messages->receive(view(data), Communicator::kAnySource, 0, soon());
+  *first->lost = true;
+  EXPECT_THROW(messages->receive(view(data), 1, 0, soon())->wait(soon()), PeerLeft);
+  EXPECT_FALSE(early->poll());
+  const auto late = messages->receive(view(data), Communicator::kAnySource, 0, soon());
+  EXPECT_FALSE(late->poll());
+  *last->lost = true;
+  EXPECT_THAT(message_of<PeerLost>([&] { early->wait(soon()); }), HasSubstr("rank 2 has ended"));
+  EXPECT_THROW(late->wait(soon()), PeerLost);
 }
 
 }  // namespace
