@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/comm/call.h"
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 
 namespace accelerate_cpp::comm {
 

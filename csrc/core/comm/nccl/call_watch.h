@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 #include "core/comm/nccl/nccl_group.h"
 #include "core/comm/nccl/patience.h"
 

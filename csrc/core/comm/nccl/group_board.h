@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 #include "core/comm/store.h"
 
 namespace accelerate_cpp::comm {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 #include "core/comm/nccl/call_watch.h"
 #include "core/comm/nccl/cuda_objects.h"
 #include "core/comm/nccl/nccl_group.h"

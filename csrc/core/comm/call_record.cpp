@@ -1,4 +1,4 @@
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 
 #include <cstring>
 #include <type_traits>

@@ -1,4 +1,4 @@
-#include "core/comm/nccl/call_record.h"
+#include "core/comm/call_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
