@@ -10,6 +10,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/solo.h"
+#include "torch_bridge/c10d_arguments.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_reduction.h"
 #include "torch_bridge/c10d_store.h"
@@ -19,32 +20,32 @@
 #endif
 
 namespace accelerate_cpp::bindings {
+
+std::shared_ptr<comm::Communicator> connect_within_host(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                        int size, Deadline deadline, const comm::WaitHooks& hooks) {
+  if (size == 1) {
+    return std::make_shared<comm::SoloCommunicator>();
+  }
+#if defined(ACCELERATE_HAS_SHM)
+  comm::C10dStore adapted(store, hooks.probe);
+  return comm::ShmCommunicator::connect(adapted, rank, size, deadline, hooks);
+#else
+  (void)store, (void)rank, (void)deadline, (void)hooks;
+  throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
+#endif
+}
+
 namespace {
 
 using comm::C10dBackend;
 using comm::Communicator;
 using std::chrono::milliseconds;
 
-std::shared_ptr<Communicator> connect_shm(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                          milliseconds timeout, milliseconds warn_after) {
-  if (size == 1) {
-    return std::make_shared<comm::SoloCommunicator>();
-  }
-#if defined(ACCELERATE_HAS_SHM)
-  comm::C10dStore adapted(store, interrupt_probe());
-  return comm::ShmCommunicator::connect(adapted, rank, size, Deadline::after(timeout), wait_hooks(warn_after));
-#else
-  (void)store, (void)rank, (void)timeout, (void)warn_after;
-  throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
-#endif
-}
-
 void all_reduce(Communicator& communicator, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                 milliseconds timeout) {
   Contiguous data(tensor);
-  const comm::Shape shape(tensor.sizes().data(), tensor.sizes().size());
   communicator.all_reduce(data.load(), comm::reduction_of(op, tensor.is_complex()),
-                          comm::Call(Deadline::after(timeout), shape));
+                          comm::Call(Deadline::after(timeout), comm::shape_of(tensor)));
   data.store();
 }
 
@@ -52,8 +53,7 @@ void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>
                        milliseconds timeout) {
   for (const at::Tensor& tensor : tensors) {
     Contiguous data(tensor, Use::kMove);
-    const comm::Shape shape(tensor.sizes().data(), tensor.sizes().size());
-    communicator.broadcast(data.load(), root, comm::Call(Deadline::after(timeout), shape));
+    communicator.broadcast(data.load(), root, comm::Call(Deadline::after(timeout), comm::shape_of(tensor)));
     data.store();
   }
 }
@@ -83,7 +83,8 @@ void bind_comm(py::module_& module) {
       "create_backend",
       [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout,
          milliseconds warn_after) {
-        return make_backend(connect_shm(store, rank, size, timeout, warn_after), timeout);
+        return make_backend(connect_within_host(store, rank, size, Deadline::after(timeout), wait_hooks(warn_after)),
+                            timeout);
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
       py::arg("warn_after") = milliseconds(30000), release,

@@ -13,13 +13,8 @@
 #include "core/base/error.h"
 #include "core/comm/hierarchical.h"
 #include "core/comm/host_layout.h"
-#include "core/comm/solo.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_communicator.h"
-#include "torch_bridge/c10d_store.h"
-#if defined(ACCELERATE_HAS_SHM)
-#include "core/comm/shm/shm_communicator.h"
-#endif
 
 namespace accelerate_cpp::bindings {
 namespace {
@@ -35,16 +30,8 @@ std::shared_ptr<Communicator> connect_inside(const StorePointer& store, const Ho
                                              Deadline deadline, const comm::WaitHooks& hooks) {
   const int host = layout.host_of(rank);
   const int size = static_cast<int>(layout.ranks_of(host).size());
-  if (size == 1) {
-    return std::make_shared<comm::SoloCommunicator>();
-  }
-#if defined(ACCELERATE_HAS_SHM)
-  comm::C10dStore own(c10::make_intrusive<::c10d::PrefixStore>("host" + std::to_string(host), store), hooks.probe);
-  return comm::ShmCommunicator::connect(own, layout.index_within_host(rank), size, deadline, hooks);
-#else
-  (void)store, (void)deadline, (void)hooks;
-  throw InvalidArgument("shared-memory collectives exist on Linux only; use the gloo backend here");
-#endif
+  const auto own = c10::make_intrusive<::c10d::PrefixStore>("host" + std::to_string(host), store);
+  return connect_within_host(own, layout.index_within_host(rank), size, deadline, hooks);
 }
 
 std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank, const std::vector<int>& hosts,
@@ -96,8 +83,7 @@ void bind_hosts(py::module_& module) {
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("hosts"), py::arg("timeout"), py::arg("connect"),
       py::arg("warn_after") = milliseconds(30000),
       "Collective: connects the ranks that share `store`, rank r on host hosts[r], through shared memory within each "
-      "host "
-      "and through what connect(store, rank, size) returns, a torch backend, between them.");
+      "host and through what connect(store, rank, size) returns, a torch backend, between them.");
 }
 
 }  // namespace accelerate_cpp::bindings

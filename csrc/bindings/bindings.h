@@ -4,10 +4,12 @@
 #include <c10/util/intrusive_ptr.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <memory>
 
+#include "core/base/deadline.h"
 #include "core/comm/options.h"
 
 namespace accelerate_cpp::comm {
@@ -39,6 +41,11 @@ void rethrow_for_autograd();
 // reported after `warn_after`; never, when that is 0. All of it may be called in any thread, and while the interpreter
 // ends.
 comm::WaitHooks wait_hooks(std::chrono::milliseconds warn_after);
+
+// Collective: connects `size` ranks of this host that share `store`. Throws InvalidArgument where there is no shared
+// memory, and what ShmCommunicator::connect throws.
+std::shared_ptr<comm::Communicator> connect_within_host(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                        int size, Deadline deadline, const comm::WaitHooks& hooks);
 
 // A communicator as a backend of torch.distributed. Its threads end before the interpreter does.
 c10::intrusive_ptr<comm::C10dBackend> make_backend(std::shared_ptr<comm::Communicator> communicator,

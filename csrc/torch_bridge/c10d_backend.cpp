@@ -58,15 +58,15 @@ C10dBackend::~C10dBackend() {
   hooks_.forget(*this);
 }
 
-Deadline C10dBackend::deadline(std::chrono::milliseconds requested) const {
-  return Deadline::after(requested == ::c10d::kUnsetTimeout ? options_->timeout : requested);
+std::chrono::milliseconds C10dBackend::effective_timeout(std::chrono::milliseconds requested) const {
+  return requested == ::c10d::kUnsetTimeout ? options_->timeout : requested;
 }
 
 WorkPointer C10dBackend::enqueue(const Order& order, std::uint64_t sequence, Tensors results, Operation operation) {
-  const std::chrono::milliseconds timeout = order.timeout == ::c10d::kUnsetTimeout ? options_->timeout : order.timeout;
   // The timeout counts from when its turn has come: operations before it have theirs.
-  auto task = [communicator = communicator_, error = error_, title = order.title, timeout, shape = order.shape,
-               location = hooks_.call_site(), operation = std::move(operation)] {
+  auto task = [communicator = communicator_, error = error_, title = order.title,
+               timeout = effective_timeout(order.timeout), shape = order.shape, location = hooks_.call_site(),
+               operation = std::move(operation)] {
     RECORD_USER_SCOPE(title);
     try {
       operation(*communicator, Call(Deadline::after(timeout), shape, location));

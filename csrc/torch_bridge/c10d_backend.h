@@ -149,7 +149,9 @@ class C10dBackend final : public ::c10d::Backend {
 
   WorkPointer enqueue(const Order& order, std::uint64_t sequence, Tensors results, Operation operation);
   WorkPointer receive(::c10d::OpType type, Tensors& tensors, int source, int tag);
-  Deadline deadline(std::chrono::milliseconds requested) const;
+  // What the caller asked for, or else what the group was made with.
+  std::chrono::milliseconds effective_timeout(std::chrono::milliseconds requested) const;
+  Deadline deadline(std::chrono::milliseconds requested) const { return Deadline::after(effective_timeout(requested)); }
   // Adds the work to the coalescing window of this thread, if there is one.
   WorkPointer collect(WorkPointer work);
   WorkPointer refuse(::c10d::OpType type, const std::exception_ptr& error);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "torch_bridge/c10d_arguments.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_reduction.h"
 #include "torch_bridge/sparse_all_reduce.h"
@@ -16,25 +17,11 @@ namespace {
 
 using ::c10d::OpType;
 
-// The list-of-lists arguments of c10d date from processes that drive several devices; ours drive one.
-template <class T>
-T& single(std::vector<T>& list, const char* operation) {
-  if (list.size() != 1) {
-    throw InvalidArgument(std::string(operation) + ": expected one tensor (or list) per process, found " +
-                          std::to_string(list.size()));
-  }
-  return list.front();
-}
-
 void check_lengths(const char* operation, std::size_t outputs, std::size_t inputs) {
   if (outputs != inputs) {
     throw InvalidArgument(std::string(operation) + ": expected as many outputs as inputs, found " +
                           std::to_string(outputs) + " and " + std::to_string(inputs));
   }
-}
-
-Shape shape_of(const at::Tensor& tensor) {
-  return {tensor.sizes().data(), tensor.sizes().size()};
 }
 
 // One of several operations that are submitted together.

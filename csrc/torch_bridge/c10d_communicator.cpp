@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/slices.h"
@@ -18,48 +19,6 @@ constexpr std::size_t kDirectBytes = std::size_t{64} << 10;
 constexpr std::size_t kInlineBytes = 1024;
 
 using Counts = std::vector<std::uint64_t>;
-
-template <class View>
-Counts counts_of(const std::vector<View>& parts) {
-  Counts counts;
-  for (const View& part : parts) {
-    counts.push_back(part.count);
-  }
-  return counts;
-}
-
-// The part of a view that lies within elements [begin, begin + count).
-template <class View>
-View within(const View& view, std::size_t begin, std::size_t count) {
-  const std::size_t first = std::min(begin, view.count);
-  const std::size_t skipped_bytes = first * element_size(view.dtype);
-  return {view.data == nullptr ? nullptr : view.bytes() + skipped_bytes, std::min(count, view.count - first),
-          view.dtype};
-}
-
-template <class View>
-std::vector<View> within(const std::vector<View>& views, std::size_t begin, std::size_t count) {
-  std::vector<View> parts;
-  for (const View& view : views) {
-    parts.push_back(within(view, begin, count));
-  }
-  return parts;
-}
-
-template <class View>
-std::size_t longest(const std::vector<View>& views) {
-  std::size_t count = 0;
-  for (const View& view : views) {
-    count = std::max(count, view.count);
-  }
-  return count;
-}
-
-void copy(const void* from, MemoryView to) {
-  if (to.count > 0 && from != to.data) {
-    std::memcpy(to.data, from, to.size_bytes());
-  }
-}
 
 }  // namespace
 
@@ -180,7 +139,7 @@ C10dCommunicator::Step C10dCommunicator::gather_step(ConstMemoryView input,
   }
   step.take = [this, input, outputs](const Exchange& exchange) {
     for (int r = 0; r < size_; ++r) {
-      copy(r == rank_ ? input.data : exchange.from(r), outputs[static_cast<std::size_t>(r)]);
+      copy_to(r == rank_ ? input.data : exchange.from(r), outputs[static_cast<std::size_t>(r)]);
     }
   };
   return step;
@@ -279,7 +238,15 @@ void C10dCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs
   const ConstMemoryView own = inputs[static_cast<std::size_t>(rank_)];
   check_counts_equal("reduce_scatter", own, output);
   const Counts expected(static_cast<std::size_t>(size_), output.count);
-  run({CallKind::kReduceScatter, output.dtype, reduction.op, -1, output.count, counts_of(inputs), expected, {}, {}},
+  run({CallKind::kReduceScatter,
+       output.dtype,
+       reduction.op,
+       -1,
+       output.count,
+       counts_of(inputs, size_),
+       expected,
+       {},
+       {}},
       call, [&] {
         const std::vector<double> all_factors = factors(reduction, call);
         Plan plan;
@@ -305,7 +272,7 @@ void C10dCommunicator::broadcast(MemoryView data, int root, const Call& call) {
                 [](const Exchange&) {}};
       if (rank_ != root) {
         step.expected_bytes[from] = slices[own].size_bytes();
-        step.take = [to = slices[own], root](const Exchange& exchange) { copy(exchange.from(root), to); };
+        step.take = [to = slices[own], root](const Exchange& exchange) { copy_to(exchange.from(root), to); };
       }
       return step;
     };
@@ -335,8 +302,8 @@ void C10dCommunicator::all_gather(ConstMemoryView input, const std::vector<Memor
   check_parts("all_gather", "output", outputs, input.dtype, size_);
   check_counts_equal("all_gather", input, outputs[static_cast<std::size_t>(rank_)]);
   const Counts given(static_cast<std::size_t>(size_), input.count);
-  run({CallKind::kAllGather, input.dtype, ReduceOp::kSum, -1, input.count, given, counts_of(outputs), {}, {}}, call,
-      [&] {
+  run({CallKind::kAllGather, input.dtype, ReduceOp::kSum, -1, input.count, given, counts_of(outputs, size_), {}, {}},
+      call, [&] {
         Plan plan;
         const std::size_t count = step_count(input.dtype);
         for (std::size_t begin = 0; begin < longest(outputs); begin += count) {

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/heap_buffer.h"
 #include "core/comm/reduced_gradient_exchange.h"
 #include "core/comm/solo.h"
+#include "core/comm/split_choice.h"
 #include "torch_bridge/c10d_communicator.h"
 
 namespace accelerate_cpp::comm {
@@ -18,25 +19,6 @@ namespace {
 constexpr std::chrono::seconds kLinger{10};
 
 using Counts = std::vector<std::uint64_t>;
-
-template <class View>
-Counts counts_of(const std::vector<View>& parts, int size) {
-  Counts counts(static_cast<std::size_t>(size));
-  std::transform(parts.begin(), parts.end(), counts.begin(), [](const View& part) { return part.count; });
-  return counts;
-}
-
-Counts one_count(int rank, std::size_t count, int size) {
-  Counts counts(static_cast<std::size_t>(size));
-  counts[static_cast<std::size_t>(rank)] = count;
-  return counts;
-}
-
-void copy(const void* from, MemoryView to) {
-  if (to.count > 0 && from != to.data) {
-    std::memcpy(to.data, from, to.size_bytes());
-  }
-}
 
 }  // namespace
 
@@ -92,7 +74,7 @@ void C10dCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, Memor
         Step step{is_root ? inputs : nothing(output.dtype), no_bytes(), {}};
         step.expected_bytes[static_cast<std::size_t>(root)] = is_root ? 0 : output.size_bytes();
         step.take = [&](const Exchange& exchange) {
-          copy(is_root ? inputs[static_cast<std::size_t>(rank_)].data : exchange.from(root), output);
+          copy_to(is_root ? inputs[static_cast<std::size_t>(rank_)].data : exchange.from(root), output);
         };
         run_step(std::move(step), call);
       });
@@ -139,25 +121,10 @@ std::shared_ptr<Transfer> C10dCommunicator::receive(MemoryView data, int source,
 }
 
 std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key, const Call& call) {
-  struct Choice {
-    int color;
-    int key;
-  };
   std::shared_ptr<Communicator> result;
   run({CallKind::kSplit}, call, [&] {
-    const Choice own{color, key};
-    const std::string all = exchange({reinterpret_cast<const char*>(&own), sizeof(own)}, call);
-    std::vector<Choice> choices(static_cast<std::size_t>(size_));
-    std::memcpy(choices.data(), all.data(), all.size());
-    std::vector<int> members;
-    for (int r = 0; r < size_; ++r) {
-      if (choices[static_cast<std::size_t>(r)].color == color) {
-        members.push_back(r);
-      }
-    }
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
-    });
+    const std::vector<int> members =
+        agree_on_members({color, key}, [&](const std::string& own) { return exchange(own, call); });
     const auto name = "split" + std::to_string(num_splits_++) + "/" + std::to_string(color);
     if (color < 0) {
       return;

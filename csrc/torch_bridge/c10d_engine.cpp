@@ -155,8 +155,7 @@ bool C10dEngine::is_usable() const {
 
 void C10dEngine::check_usable(const std::string& operation) const {
   if (generation_ != fork_generation()) {
-    throw InvalidArgument(operation + ": this process was forked from " + who() +
-                          ", and its communicator did not come along; create a new group in the child");
+    throw communicator_of_parent(operation, who());
   }
   const std::string reason = news_.failure();
   if (!reason.empty()) {

@@ -3,22 +3,13 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "torch_bridge/c10d_arguments.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::comm {
-namespace {
 
 using ::c10d::OpType;
-
-at::Tensor& single(Tensors& tensors, const char* operation) {
-  if (tensors.size() != 1) {
-    throw InvalidArgument(std::string(operation) + ": expected one tensor, found " + std::to_string(tensors.size()));
-  }
-  return tensors.front();
-}
-
-}  // namespace
 
 WorkPointer C10dBackend::send(Tensors& tensors, int destination, int tag) {
   return issue(OpType::SEND, [&] {

@@ -30,10 +30,6 @@ void check_sizes(const char* operation, const std::vector<std::int64_t>& sizes, 
 
 }  // namespace
 
-std::vector<ConstMemoryView> const_views(const std::vector<MemoryView>& views) {
-  return {views.begin(), views.end()};
-}
-
 TensorList::TensorList(const std::vector<at::Tensor>& tensors, Use use) {
   parts_.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {

@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/base/memory_view.h"
+#include "core/base/view_parts.h"
 #include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp {
-
-std::vector<ConstMemoryView> const_views(const std::vector<MemoryView>& views);
 
 class TensorList {
  public:

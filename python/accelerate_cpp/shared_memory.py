@@ -5,7 +5,7 @@ made by the functions of this module lies in shared memory from the start. The c
 (``all_reduce``, ``reduce``, ``broadcast``, ``all_gather`` and ``all_gather_into_tensor``, ``reduce_scatter`` and
 ``reduce_scatter_tensor``, ``gather``, ``scatter``, ``all_to_all`` and their kin) then work on it where it is, when
 all ranks pass such tensors, or contiguous views of them. Nothing else changes: it is an ordinary CPU tensor to
-everything else, and groups of other backends take it, too. Small operands (up to 64 KiB) travel through staging
+everything else, and groups of other backends take it, too. Small operands (below 8 KiB) travel through staging
 either way, which is faster.
 
 .. code-block:: python
@@ -76,7 +76,7 @@ def shared_zeros(
 
     Arguments and errors are those of :func:`shared_empty`.
     """
-    return _native.shared_empty(_shape(size), dtype).requires_grad_(requires_grad)  # fresh memory is zero
+    return shared_empty(*size, dtype=dtype, requires_grad=requires_grad)  # fresh memory is zero
 
 
 def shared_full(

@@ -64,4 +64,9 @@ std::uint64_t fork_generation() {
   return generation.load(std::memory_order_relaxed);
 }
 
+InvalidArgument communicator_of_parent(const std::string& operation, const std::string& owner) {
+  return InvalidArgument(operation + ": this process was forked from " + owner +
+                         ", and its communicator did not come along; create a new group in the child");
+}
+
 }  // namespace accelerate_cpp

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+
+#include "core/base/error.h"
 
 namespace accelerate_cpp {
 
@@ -12,5 +15,8 @@ void start_background_thread(const char* name, std::function<void()> body);
 
 // Changes in every forked child: what was started under another generation does not run in this process.
 std::uint64_t fork_generation();
+
+// What a forked child throws from `operation` on a communicator that belongs to `owner`, e.g. "rank 1", its parent.
+InvalidArgument communicator_of_parent(const std::string& operation, const std::string& owner);
 
 }  // namespace accelerate_cpp

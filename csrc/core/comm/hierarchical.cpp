@@ -1,12 +1,12 @@
 #include "core/comm/hierarchical.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/base/background.h"
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/reduced_gradient_exchange.h"
@@ -17,9 +17,15 @@ namespace {
 // Small messages within the host and between hosts need no second message for their data.
 constexpr std::size_t kInlineBytes = 256;
 
-void copy(ConstMemoryView from, MemoryView to) {
-  if (from.count > 0 && from.data != to.data) {
-    std::memcpy(to.data, from.data, from.size_bytes());
+// Runs `action`; `among` opens the messages of its errors.
+template <class Among>
+void run_among(const std::function<void()>& action, const Among& among) {
+  try {
+    action();
+  } catch (const PeerLost& error) {
+    throw PeerLost(among() + error.what());
+  } catch (const Timeout& error) {
+    throw Timeout(among() + error.what());
   }
 }
 
@@ -77,31 +83,16 @@ void Hierarchical::run(const CallRecord& record, const Call& call, const Action&
 }
 
 void Hierarchical::inside(const Action& action) const {
-  const auto among = [this] { return "among the ranks of one host (" + layout_.names_within(host()) + "): "; };
-  try {
-    action();
-  } catch (const PeerLost& error) {
-    throw PeerLost(among() + error.what());
-  } catch (const Timeout& error) {
-    throw Timeout(among() + error.what());
-  }
+  run_among(action, [this] { return "among the ranks of one host (" + layout_.names_within(host()) + "): "; });
 }
 
 void Hierarchical::between(const Action& action) const {
-  const auto among = [this] { return "between the hosts (" + layout_.names_of_leaders() + "): "; };
-  try {
-    action();
-  } catch (const PeerLost& error) {
-    throw PeerLost(among() + error.what());
-  } catch (const Timeout& error) {
-    throw Timeout(among() + error.what());
-  }
+  run_among(action, [this] { return "between the hosts (" + layout_.names_of_leaders() + "): "; });
 }
 
 void Hierarchical::check_usable(const std::string& what) const {
   if (generation_ != fork_generation()) {
-    throw InvalidArgument(what + ": this process was forked from rank " + std::to_string(rank_) +
-                          ", and its communicator did not come along; create a new group in the child");
+    throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
   const std::lock_guard lock(failure_mutex_);
   if (!failure_.empty()) {
@@ -215,7 +206,7 @@ void Hierarchical::reduce(MemoryView data, int root, Reduction reduction, const 
         MemoryView partial = data;
         if (is_leader() && rank_ != root) {  // its own operand stays as it is
           partial = scratch(data.count, data.dtype);
-          copy(data, partial);
+          copy_to(data.data, partial);
         }
         inside([&] { parts_.inside->reduce(partial, 0, w, part_of(call)); });
         const int root_host = layout_.host_of(root);

@@ -94,8 +94,6 @@ class Hierarchical final : public Communicator {
   std::vector<View> of_other_hosts(std::vector<View> parts, DType dtype) const;
 
   void send_from_leader(MemoryView from, MemoryView to, int root, const Call& call) const;
-  // The ranks that pass the same color, by key, then by rank.
-  std::vector<int> members_of(int color, int key, const Call& call) const;
   std::vector<Piece> pieces_of(const std::vector<ConstMemoryView>& parts) const;
   MemoryView scratch(std::size_t count, DType dtype);
   // Memory for `piece` of `parts`: one block per host, and in it a place for each of its ranks, in order.

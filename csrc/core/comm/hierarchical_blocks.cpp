@@ -1,12 +1,13 @@
 // The operations of Hierarchical in which every rank has another operand for every other, and the division of the
 // group.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/hierarchical.h"
 #include "core/comm/reduce_kernels.h"
+#include "core/comm/split_choice.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -14,19 +15,6 @@ namespace {
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 using Counts = std::vector<std::uint64_t>;
-
-template <class View>
-Counts counts_of(const std::vector<View>& parts, int size) {
-  Counts counts(static_cast<std::size_t>(size));
-  std::transform(parts.begin(), parts.end(), counts.begin(), [](const View& part) { return part.count; });
-  return counts;
-}
-
-Counts one_count(int rank, std::size_t count, int size) {
-  Counts counts(static_cast<std::size_t>(size));
-  counts[static_cast<std::size_t>(rank)] = count;
-  return counts;
-}
 
 Counts equal_counts(std::size_t count, int size) {
   return Counts(static_cast<std::size_t>(size), count);
@@ -36,25 +24,6 @@ Counts equal_counts(std::size_t count, int size) {
 CallRecord sized_record(CallKind kind, ConstMemoryView one, Counts gives, Counts expects, int root = -1,
                         ReduceOp op = ReduceOp::kSum) {
   return {kind, one.dtype, op, root, one.count, std::move(gives), std::move(expects), {}, {}};
-}
-
-std::vector<ConstMemoryView> const_views(const std::vector<MemoryView>& views) {
-  return {views.begin(), views.end()};
-}
-
-// The part of a view that lies within elements [begin, begin + count).
-template <class View>
-View within(const View& view, std::size_t begin, std::size_t count) {
-  const std::size_t first = std::min(begin, view.count);
-  const std::size_t skipped_bytes = first * element_size(view.dtype);
-  return {view.data == nullptr ? nullptr : view.bytes() + skipped_bytes, std::min(count, view.count - first),
-          view.dtype};
-}
-
-void copy(ConstMemoryView from, MemoryView to) {
-  if (to.count > 0) {
-    std::memcpy(to.data, from.data, to.size_bytes());
-  }
 }
 
 }  // namespace
@@ -77,14 +46,10 @@ std::vector<View> Hierarchical::of_other_hosts(std::vector<View> parts, DType dt
 }
 
 std::vector<Hierarchical::Piece> Hierarchical::pieces_of(const std::vector<ConstMemoryView>& parts) const {
-  std::size_t longest = 0;
-  for (const ConstMemoryView& part : parts) {
-    longest = std::max(longest, part.count);
-  }
   const std::size_t row_bytes = parts.size() * element_size(parts.front().dtype);
   const std::size_t step = std::max<std::size_t>(kPieceBytes / row_bytes, 1);
   std::vector<Piece> pieces;
-  for (std::size_t begin = 0; begin < longest; begin += step) {
+  for (std::size_t begin = 0; begin < longest(parts); begin += step) {
     pieces.push_back({begin, step});
   }
   return pieces;
@@ -129,7 +94,7 @@ void Hierarchical::reduce_scatter_piece(const std::vector<ConstMemoryView>& inpu
                                         const Reduction& reduction, const Piece& piece, const Call& call) {
   const Blocks packed = blocks(inputs, piece);
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    copy(within(inputs[r], piece.begin, piece.count), packed.of_rank[r]);
+    copy_to(within(inputs[r], piece.begin, piece.count).data, packed.of_rank[r]);
   }
   const auto [inner, outer] = two_levels(reduction);
   inside([&, op = inner] { parts_.inside->reduce(packed.whole, 0, op, part_of(call)); });
@@ -166,13 +131,13 @@ void Hierarchical::gather_from_hosts(const std::vector<MemoryView>& outputs, con
   const Blocks packed = blocks(const_views(outputs), piece);
   for (const int r : own_ranks()) {
     const auto place = static_cast<std::size_t>(r);
-    copy(within(outputs[place], piece.begin, piece.count), packed.of_rank[place]);
+    copy_to(within(outputs[place], piece.begin, piece.count).data, packed.of_rank[place]);
   }
   const MemoryView own = packed.of_host[static_cast<std::size_t>(host())];
   between([&] { parts_.between->all_gather(own, packed.of_host, part_of(call)); });
   for (std::size_t r = 0; r < outputs.size(); ++r) {
     if (layout_.host_of(static_cast<int>(r)) != host()) {
-      copy(packed.of_rank[r], within(outputs[r], piece.begin, piece.count));
+      copy_to(packed.of_rank[r].data, within(outputs[r], piece.begin, piece.count));
     }
   }
 }
@@ -237,7 +202,8 @@ void Hierarchical::all_to_all(const std::vector<ConstMemoryView>& inputs, const 
 std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call& call) {
   std::shared_ptr<Communicator> result;
   run({CallKind::kSplit}, call, [&] {
-    const std::vector<int> members = members_of(color, key, call);
+    const std::vector<int> members =
+        agree_on_members({color, key}, [&](const std::string& own) { return exchange(own, call); });
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     std::vector<int> hosts;
     for (const int member : members) {
@@ -253,27 +219,6 @@ std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call
     result = far ? std::make_shared<Hierarchical>(layout, parts, hooks_) : parts.inside;
   });
   return result;
-}
-
-std::vector<int> Hierarchical::members_of(int color, int key, const Call& call) const {
-  struct Choice {
-    int color;
-    int key;
-  };
-  const Choice own{color, key};
-  const std::string all = exchange({reinterpret_cast<const char*>(&own), sizeof(own)}, call);
-  std::vector<Choice> choices(static_cast<std::size_t>(size()));
-  std::memcpy(choices.data(), all.data(), all.size());
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r) {
-    if (choices[static_cast<std::size_t>(r)].color == color) {
-      members.push_back(r);
-    }
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
-  });
-  return members;
 }
 
 }  // namespace accelerate_cpp::comm

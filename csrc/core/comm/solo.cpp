@@ -1,7 +1,6 @@
 #include "core/comm/solo.h"
 
-#include <cstring>
-
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/heap_buffer.h"
 #include "core/comm/reduce_kernels.h"
@@ -11,9 +10,7 @@ namespace {
 
 void copy(const char* operation, ConstMemoryView from, MemoryView to) {
   check_counts_equal(operation, from, to);
-  if (from.data != to.data && from.count > 0) {
-    std::memcpy(to.data, from.data, from.size_bytes());
-  }
+  copy_to(from.data, to);
 }
 
 // A reduction over one operand: the operand, multiplied by its factor when there is one.

@@ -7,6 +7,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/comm/split_choice.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -34,19 +35,7 @@ std::vector<Element> gather(Communicator& parent, const Element& own, const Call
 }  // namespace
 
 SplitStore::SplitStore(Communicator& parent, int color, int key, const Call& call) : parent_(parent), call_(call) {
-  struct Choice {
-    std::int32_t color;
-    std::int32_t key;
-  };
-  const std::vector<Choice> choices = gather(parent, Choice{color, key}, call);
-  for (int r = 0; r < parent.size(); ++r) {
-    if (choices[static_cast<std::size_t>(r)].color == color) {
-      members_.push_back(r);
-    }
-  }
-  std::stable_sort(members_.begin(), members_.end(), [&](int a, int b) {
-    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
-  });
+  members_ = members_of(gather(parent, SplitChoice{color, key}, call), color);
   new_rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), parent.rank()) - members_.begin());
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/reduced_gradient_exchange.h"
 
@@ -20,15 +21,6 @@ class DeviceBuffer final : public Buffer {
  private:
   CudaMemory memory_;
 };
-
-template <class View>
-std::vector<std::uint64_t> counts_of(const std::vector<View>& parts) {
-  std::vector<std::uint64_t> counts;
-  for (const View& part : parts) {
-    counts.push_back(part.count);
-  }
-  return counts;
-}
 
 template <class View>
 bool equally_large(const std::vector<View>& parts) {

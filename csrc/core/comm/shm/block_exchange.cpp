@@ -2,21 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+
+#include "core/base/round_up.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 constexpr std::size_t kLine = 64;
-// Below this, copying into a slot is cheaper than the second wait that working in place takes.
-constexpr std::size_t kInPlaceBytes = 8 * 1024;
-
-std::size_t round_up(std::size_t size_bytes, std::size_t multiple) {
-  return (size_bytes + multiple - 1) / multiple * multiple;
-}
-
-// Where the blocks lie in the arena, when they lie there one right after the other.
-std::optional<ArenaReference> row_in_arena(const Group& group, const std::vector<ConstMemoryView>& blocks) {
+// Notes in the operation where the blocks lie in the arena, when they lie there one right after the other.
+void place_row_in_arena(const Group& group, Operation& operation, const std::vector<ConstMemoryView>& blocks) {
   const std::byte* begin = nullptr;
   std::size_t size_bytes = 0;
   for (const ConstMemoryView& block : blocks) {
@@ -24,12 +18,12 @@ std::optional<ArenaReference> row_in_arena(const Group& group, const std::vector
       continue;
     }
     if (begin != nullptr && block.bytes() != begin + size_bytes) {
-      return std::nullopt;
+      return;
     }
     begin = begin == nullptr ? block.bytes() : begin;
     size_bytes += block.size_bytes();
   }
-  return size_bytes < kInPlaceBytes ? std::nullopt : group.arena()->find(begin, size_bytes);
+  group.place_in_arena(operation, begin, size_bytes);
 }
 
 }  // namespace
@@ -42,11 +36,7 @@ bool gives_one_block(OperationKind kind) {
 void BlockExchange::run(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
                         const Call& call) {
   Operation placed = operation;
-  if (const auto place = row_in_arena(group, blocks.given)) {
-    placed.in_arena = true;
-    placed.segment = place->segment;
-    placed.offset_bytes = place->offset_bytes;
-  }
+  place_row_in_arena(group, placed, blocks.given);
   group.run(placed, call, [&] { BlockExchange(group, staging, placed, blocks, call.deadline).exchange(); });
 }
 
@@ -174,21 +164,16 @@ void BlockExchange::consume_in_place() {
     if (length > 0 && r == group_.rank()) {
       source = own_block(0);
     } else if (length > 0) {
-      const Operation& operation = group_.announced(r);
-      source = group_.peer_segment(r, operation.segment, deadline_)->data() + operation.offset_bytes +
-               offset(r, group_.rank(), 1);
+      source = group_.operand(r, deadline_) + offset(r, group_.rank(), 1);
     }
   }
   if (longest > 0) {
     blocks_.consume(sources_.data(), 0, longest);
   }
-  const std::uint64_t piece = staging_.begin(kPieceBytes);
-  staging_.publish_staged(piece);
-  staging_.publish_consumed(piece);
+  const std::uint64_t piece = staging_.finish_in_place();
   if (operation_.in_arena) {
     staging_.await_all_consumed(piece, deadline_);
   }
-  staging_.finish(1);
 }
 
 void BlockExchange::stage(std::size_t piece) {

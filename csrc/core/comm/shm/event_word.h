@@ -11,7 +11,7 @@
 namespace accelerate_cpp::comm {
 
 // What a waiter does before it sleeps.
-struct Patience {
+struct SpinLimits {
   int looks;   // one right after the other
   int yields;  // then: looks with the core offered to others in between
 };
@@ -29,14 +29,14 @@ struct EventWord {
 
   // Waits until `condition` holds. `tick` runs about every 50 ms while asleep and may throw to give up.
   template <class Condition, class Tick>
-  void wait_until(const Condition& condition, const Patience& patience, const Tick& tick) {
-    for (int i = 0; i < patience.looks; ++i) {
+  void wait_until(const Condition& condition, const SpinLimits& limits, const Tick& tick) {
+    for (int i = 0; i < limits.looks; ++i) {
       if (condition()) {
         return;
       }
       relax();
     }
-    for (int i = 0; i < patience.yields; ++i) {
+    for (int i = 0; i < limits.yields; ++i) {
       if (condition()) {
         return;
       }

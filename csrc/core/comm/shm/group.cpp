@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/base/background.h"
 #include "core/base/check.h"
+#include "core/base/round_up.h"
 #include "core/comm/shm/mesh.h"
 
 namespace accelerate_cpp::comm {
@@ -15,10 +17,10 @@ namespace {
 
 // A look costs about 20 ns; being woken costs some 10 µs on bare metal and 50 µs or more on a virtual machine. So
 // looking for 200 µs before sleeping costs at most a few wake-ups.
-constexpr Patience kOnCoresOfTheirOwn{10000, 0};
+constexpr SpinLimits kOnCoresOfTheirOwn{10000, 0};
 // With more ranks than cores the rank that is waited for may need this very core: it is offered after each look, which
 // costs the switch to that rank and no wake-up.
-constexpr Patience kOnSharedCores{1, 100};
+constexpr SpinLimits kOnSharedCores{1, 100};
 
 // Every so many operations the sockets are looked at, so that peers' segments that have gone are unmapped.
 constexpr std::uint64_t kPollInterval = 64;
@@ -27,10 +29,6 @@ int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-std::size_t round_up(std::size_t size_bytes, std::size_t multiple) {
-  return (size_bytes + multiple - 1) / multiple * multiple;
 }
 
 int checked_rank(int rank, int size) {
@@ -48,7 +46,7 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
       owner_pid_(::getpid()),
       hooks_(std::move(hooks)),
       control_bytes_(round_up(kCountsOffset + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size), 4096)),
-      patience_(usable_cores() >= size ? kOnCoresOfTheirOwn : kOnSharedCores),
+      spin_limits_(usable_cores() >= size ? kOnCoresOfTheirOwn : kOnSharedCores),
       arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, hooks_))),
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {
@@ -94,8 +92,7 @@ bool Group::usable() const {
 
 void Group::throw_unusable(const std::string& what) const {
   if (forked()) {
-    throw InvalidArgument(what + ": this process was forked from rank " + std::to_string(rank_) +
-                          ", and its communicator did not come along; create a new group in the child");
+    throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
   throw PeerLost(what + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " +
                  control(rank_).failure);
@@ -121,6 +118,19 @@ bool Group::counts_fit() const {
     }
   }
   return true;
+}
+
+void Group::place_in_arena(Operation& operation, const void* data, std::size_t size_bytes) const {
+  // Below this, copying into a slot is cheaper than the second wait that working in place takes.
+  constexpr std::size_t kInPlaceBytes = 8 * 1024;
+  if (size_bytes < kInPlaceBytes) {
+    return;
+  }
+  if (const auto place = arena_->find(data, size_bytes)) {
+    operation.in_arena = true;
+    operation.segment = place->segment;
+    operation.offset_bytes = place->offset_bytes;
+  }
 }
 
 void Group::announce() {
@@ -193,8 +203,8 @@ void Group::check_wait(int peer, const Deadline& deadline) {
   const auto now = std::chrono::steady_clock::now();
   if (!stalled_since_) {
     stalled_since_ = now;
-    publish_place();
   }
+  publish_place();
   if (deadline.expired()) {
     throw Timeout(describe_wait(peer) + "nothing came for " + std::to_string(deadline.waited().count()) +
                   " ms; it may be stopped, slow, or in code that does not call this collective" + standings());
@@ -204,6 +214,11 @@ void Group::check_wait(int peer, const Deadline& deadline) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - *stalled_since_).count();
     hooks_.warn(describe_wait(peer) + "for " + std::to_string(seconds) + " s now" + standings());
   }
+}
+
+std::byte* Group::operand(int peer, const Deadline& deadline) {
+  const Operation& operation = announced(peer);
+  return peer_segment(peer, operation.segment, deadline)->data() + operation.offset_bytes;
 }
 
 void Group::take_in_segments() {
@@ -241,7 +256,7 @@ void Group::abort(const std::string& reason) noexcept {
 }
 
 void Group::fail(const std::string& reason, std::uint64_t sequence) noexcept {
-  if (::getpid() != owner_pid_) {
+  if (forked()) {
     return;
   }
   static std::mutex writing;

@@ -43,7 +43,7 @@ class Group {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const WaitHooks& hooks() const { return hooks_; }
   // What a wait does before it sleeps.
-  const Patience& patience() const { return patience_; }
+  const SpinLimits& spin_limits() const { return spin_limits_; }
 
   RankControl& own() { return *controls_[static_cast<std::size_t>(rank_)]; }
   RankControl& control(int rank) const { return *controls_[static_cast<std::size_t>(rank)]; }
@@ -61,22 +61,25 @@ class Group {
     stalled_since_.reset();
     warned_ = false;
     const Running running(running_);
-    const std::uint64_t next = next_sequence();
+    number_ = next_sequence();
     try {
       body();
     } catch (const MismatchedCollective&) {
       throw;
     } catch (const std::exception& error) {
-      fail(error.what(), next);
+      fail(error.what(), number_);
       throw;
     } catch (...) {
-      fail("an exception during " + describe(operation), next);
+      fail("an exception during " + describe(operation), number_);
       throw;
     }
   }
 
   // The sequence number that the next announce() will use.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
+
+  // Notes in the operation where its operand lies, if that is in an arena and large enough to be used there.
+  void place_in_arena(Operation& operation, const void* data, std::size_t size_bytes) const;
 
   // Within run(), before announce(): elements that this rank gives to and expects from every rank, for an operation
   // with has_counts.
@@ -92,6 +95,9 @@ class Group {
   std::uint64_t given(int rank, int to) const { return counts(rank, sequence_)[to]; }
   std::uint64_t expected(int rank, int from) const { return counts(rank, sequence_)[size_ + from]; }
 
+  // The operand that `peer` has announced to lie in its arena.
+  std::byte* operand(int peer, const Deadline& deadline);
+
   // Waits until `condition`, which depends on what `peer` has published, holds.
   template <class Condition>
   void wait(int peer, const Deadline& deadline, const Condition& condition) {
@@ -99,7 +105,7 @@ class Group {
       return;
     }
     auto last_check = std::chrono::steady_clock::now();
-    control(peer).event.wait_until(condition, patience_, [&] {
+    control(peer).event.wait_until(condition, spin_limits_, [&] {
       const auto now = std::chrono::steady_clock::now();
       const bool look_closely = now - last_check >= std::chrono::milliseconds(40);
       if (look_closely) {
@@ -187,7 +193,7 @@ class Group {
   const pid_t owner_pid_;
   const WaitHooks hooks_;
   const std::size_t control_bytes_;
-  const Patience patience_;
+  const SpinLimits spin_limits_;
   std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<RankControl*> controls_;
@@ -195,7 +201,8 @@ class Group {
   std::mutex mutex_;
   std::uint64_t sequence_ = 0;
   std::atomic<bool> running_{false};
-  // Of the operation that is running or ran last:
+  // Of the operation that is running or ran last; `number_` is its sequence number, before it is announced, too:
+  std::uint64_t number_ = 0;
   Operation current_{OperationKind::kBarrier};
   std::string_view location_;
   std::optional<std::chrono::steady_clock::time_point> stalled_since_;

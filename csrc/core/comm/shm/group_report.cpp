@@ -28,13 +28,13 @@ std::string place_of(const RankControl& control, std::uint64_t sequence) {
 }  // namespace
 
 void Group::publish_place() {
-  Place& place = own().places[sequence_ & 1];
-  if (place.sequence.load(std::memory_order_relaxed) == sequence_) {
+  Place& place = own().places[number_ & 1];
+  if (place.sequence.load(std::memory_order_relaxed) == number_) {
     return;
   }
   const std::string text = location_.empty() ? hooks_.call_site() : std::string(location_);
   std::snprintf(place.text, Place::kBytes, "%s", text.c_str());
-  place.sequence.store(sequence_, std::memory_order_release);
+  place.sequence.store(number_, std::memory_order_release);
   own().event.notify();
 }
 
@@ -75,7 +75,7 @@ std::string Group::describe_counts(int rank) const {
 }
 
 std::string Group::describe_wait(int peer) const {
-  return describe(current_) + " (operation #" + std::to_string(sequence_) + ")" + place_of(control(rank_), sequence_) +
+  return describe(current_) + " (operation #" + std::to_string(number_) + ")" + place_of(control(rank_), number_) +
          " on rank " + std::to_string(rank_) + " waited for rank " + std::to_string(peer) + ": ";
 }
 

@@ -295,7 +295,7 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
       throw Timeout(describe(*posted) + " has not completed after " + std::to_string(deadline.waited().count()) +
                     " ms" + group_->standings());
     }
-    if (look >= group_->patience().looks / 4) {
+    if (look >= group_->spin_limits().looks / 4) {
       doorbell.sleep(seen, std::min(kCheckInterval, std::max(deadline.remaining(), std::chrono::milliseconds(1))));
     }
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/copy.h"
 #include "core/comm/reduce_kernels.h"
@@ -16,8 +17,6 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// Below this, copying into a slot is cheaper than the second wait that working in place takes.
-constexpr std::size_t kInPlaceBytes = 8 * 1024;
 // Up to this, every rank reducing everything is cheaper than the second wait that sharing the work takes.
 constexpr std::size_t kOneShotBytes = 32 * 1024;
 static_assert(kOneShotBytes <= kSmallBytes);
@@ -37,17 +36,6 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Group> group)
       sources_(static_cast<std::size_t>(size())),
       destinations_(static_cast<std::size_t>(size())),
       factors_(static_cast<std::size_t>(size())) {}
-
-Operation ShmCommunicator::at(Operation operation, ConstMemoryView data) const {
-  if (data.size_bytes() >= kInPlaceBytes) {
-    if (const auto place = group_->arena()->find(data.data, data.size_bytes())) {
-      operation.in_arena = true;
-      operation.segment = place->segment;
-      operation.offset_bytes = place->offset_bytes;
-    }
-  }
-  return operation;
-}
 
 bool ShmCommunicator::announced_in_arena(bool wanted) const {
   for (int r = 0; r < size(); ++r) {
@@ -73,7 +61,7 @@ void ShmCommunicator::all_reduce(MemoryView data, Reduction reduction, const Cal
   Operation operation{OperationKind::kAllReduce, data.dtype, reduction.op};
   operation.count = data.count;
   operation.factor = reduction.factor;
-  operation = at(operation, data);
+  group_->place_in_arena(operation, data.data, data.size_bytes());
   const std::size_t size_bytes = data.size_bytes();
   const bool small = size_bytes <= kOneShotBytes;
   group_->run(operation, call, [&] {
@@ -108,20 +96,13 @@ void ShmCommunicator::reduce_in_arena(MemoryView data, const Reduction& reductio
   const Slices slices(data.count, element_size(data.dtype), size());
   const std::size_t begin_bytes = slices.begin(rank()) * element_size(data.dtype);
   for (int r = 0; r < size(); ++r) {
-    const Operation& operation = group_->announced(r);
-    std::byte* const operand =
-        r == rank() ? data.bytes()
-                    : group_->peer_segment(r, operation.segment, deadline)->data() + operation.offset_bytes;
+    std::byte* const operand = r == rank() ? data.bytes() : group_->operand(r, deadline);
     sources_[static_cast<std::size_t>(r)] = destinations_[static_cast<std::size_t>(r)] = operand + begin_bytes;
   }
   comm::reduce(data.dtype, reduction.op,
                {sources_.data(), size(), destinations_.data(), size(), slices.count(rank()),
                 reduction_scale(reduction.op, size()), factors(reduction)});
-  const std::uint64_t piece = staging_.begin(kPieceBytes);
-  staging_.publish_staged(piece);
-  staging_.publish_consumed(piece);
-  staging_.await_all_consumed(piece, deadline);
-  staging_.finish(1);
+  staging_.await_all_consumed(staging_.finish_in_place(), deadline);
 }
 
 Operation ShmCommunicator::describe_gather(OperationKind kind, ConstMemoryView one, int root) const {
@@ -217,12 +198,6 @@ auto copy_into(const std::vector<MemoryView>& outputs) {
       }
     }
   };
-}
-
-std::vector<std::uint64_t> counts_of(const std::vector<MemoryView>& views, int size) {
-  std::vector<std::uint64_t> counts(static_cast<std::size_t>(size), 0);
-  std::transform(views.begin(), views.end(), counts.begin(), [](const MemoryView& view) { return view.count; });
-  return counts;
 }
 
 }  // namespace

@@ -49,8 +49,6 @@ class ShmCommunicator final : public Communicator {
  private:
   explicit ShmCommunicator(std::shared_ptr<Group> group);
 
-  // The operation with the place of `data` in shared memory filled in, if it is worth working there.
-  Operation at(Operation operation, ConstMemoryView data) const;
   bool announced_in_arena(bool wanted) const;
   // What all ranks have announced as the factors of a pre-multiplied sum; null for other reductions.
   const double* factors(const Reduction& reduction);

@@ -1,18 +1,13 @@
 #include "core/comm/shm/shm_gradient_exchange.h"
 
-#include <algorithm>
-
 #include "core/base/check.h"
+#include "core/base/round_up.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/slices.h"
 
 namespace accelerate_cpp::comm {
 namespace {
-
-std::size_t align64(std::size_t offset) {
-  return (offset + 63) / 64 * 64;
-}
 
 // A fingerprint of the bucket layout, so that ranks with different models are told apart before they exchange anything.
 std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
@@ -37,7 +32,7 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
     offset += 2 * spec.num_slots;
   }
   for (Bucket& bucket : buckets_) {
-    bucket.data_offset = align64(offset);
+    bucket.data_offset = round_up(offset, 64);
     offset = bucket.data_offset + bucket.spec.count * element_size(bucket.spec.dtype);
   }
   block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);

@@ -55,6 +55,15 @@ class Staging {
   }
   void finish(std::uint64_t num_pieces) { pieces_ += num_pieces; }
 
+  // Ends an operation on operands that were used where they lie: one piece, of which nothing is staged. Returns its
+  // number; once all ranks have consumed it, nobody uses this rank's operand any more.
+  std::uint64_t finish_in_place() {
+    const std::uint64_t piece = pieces_++;
+    publish_staged(piece);
+    publish_consumed(piece);
+    return piece;
+  }
+
   void publish_staged(std::uint64_t piece) { publish(group_.own().staged, piece); }
   void publish_consumed(std::uint64_t piece) { publish(group_.own().consumed, piece); }
 

@@ -47,5 +47,11 @@ TEST(ForkGeneration, IsAnotherInAChildAndStaysInTheParent) {
   EXPECT_EQ(fork_generation(), own);
 }
 
+TEST(ForkedChildren, AreToldWhyACommunicatorOfTheirParentIsNotTheirs) {
+  EXPECT_STREQ(communicator_of_parent("broadcast", "rank 1").what(),
+               "broadcast: this process was forked from rank 1, and its communicator did not come along; create a new "
+               "group in the child");
+}
+
 }  // namespace
 }  // namespace accelerate_cpp

@@ -127,7 +127,7 @@ TEST(EventWords, DoNotWaitForAConditionThatHolds) {
   EXPECT_EQ(ticks, 0);
 }
 
-TEST(EventWords, LookAtTheConditionAsOftenAsTheirPatienceLastsBeforeTheySleep) {
+TEST(EventWords, LookAtTheConditionAsOftenAsTheirLimitsSayBeforeTheySleep) {
   EventWord word{};
   int looks = 0;
   int ticks = 0;
@@ -161,7 +161,7 @@ TEST(EventWords, ShowAWaiterWhatWasWrittenBeforeTheNotification) {
       word.notify();
     });
     word.wait_until([&] { return ready.load(std::memory_order_acquire); },
-                    round % 2 == 0 ? Patience{100, 100} : Patience{}, [] {});
+                    round % 2 == 0 ? SpinLimits{100, 100} : SpinLimits{}, [] {});
     EXPECT_EQ(written, 7);
     writer.join();
   }
