@@ -164,7 +164,7 @@ void C10dCommunicator::leave() noexcept {
     }
   } catch (const std::exception&) {  // what a hook throws is no reason to stay
   }
-  engine_->leave(operation_.number);
+  engine_->leave(operation_.number, port_->num_sent());
 }
 
 void C10dCommunicator::abort(const std::string& reason) noexcept {

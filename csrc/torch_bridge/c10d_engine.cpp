@@ -203,9 +203,9 @@ void C10dEngine::fail(const std::string& reason) noexcept {
   }
 }
 
-void C10dEngine::leave(std::uint64_t num_operations) noexcept {
+void C10dEngine::leave(std::uint64_t num_operations, std::vector<std::uint64_t> num_messages) noexcept {
   if (is_usable()) {
-    news_.tell_departure(rank(), {num_operations, who()});
+    news_.tell_departure(rank(), {num_operations, who(), std::move(num_messages)});
   }
 }
 

@@ -96,8 +96,9 @@ class C10dEngine {
   // Makes this group fail, here and, within moments, on all ranks. Never throws; the first reason stays.
   void fail(const std::string& reason) noexcept;
 
-  // Tells the others that this rank, which took part in so many collectives, takes part in no more.
-  void leave(std::uint64_t num_operations) noexcept;
+  // Tells the others that this rank, which took part in so many collectives and has sent so many messages to each rank,
+  // takes part in no more.
+  void leave(std::uint64_t num_operations, std::vector<std::uint64_t> num_messages) noexcept;
 
  private:
   void wait(::c10d::Work& work, const Deadline& deadline, Operation& operation);

@@ -1,5 +1,6 @@
 #include "torch_bridge/c10d_news.h"
 
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -36,12 +37,25 @@ void C10dNews::tell_failure(const std::string& who, const std::string& reason) n
 }
 
 void C10dNews::tell_departure(int rank, const Departure& departure) noexcept {
-  tell(group_ + "/left/" + std::to_string(rank), departure.who);
+  std::string counts;
+  for (const std::uint64_t count : departure.num_messages) {
+    counts += std::to_string(count) + " ";
+  }
+  tell(group_ + "/left/" + std::to_string(rank), counts + ";");
   tell(group_ + "/" + kFirstDeparture, std::to_string(departure.num_operations) + " " + departure.who);
 }
 
-bool C10dNews::has_left(int rank) const noexcept {
-  return !heard(group_ + "/left/" + std::to_string(rank)).empty();
+std::optional<std::uint64_t> C10dNews::messages_of_departed(int rank, int to) const noexcept {
+  const std::string text = heard(group_ + "/left/" + std::to_string(rank));
+  if (text.empty()) {
+    return std::nullopt;
+  }
+  std::istringstream counts(text);
+  std::uint64_t count = 0;
+  for (int r = 0; r <= to; ++r) {
+    counts >> count;  // 0 after the last one
+  }
+  return count;
 }
 
 void C10dNews::ask_now_and_then() noexcept {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace accelerate_cpp::comm {
 
@@ -26,11 +27,12 @@ class C10dNews {
   struct Departure {
     std::uint64_t num_operations;  // in which the rank took part; no rank that left took part in fewer
     std::string who;
+    std::vector<std::uint64_t> num_messages = {};  // that it has sent to each rank; not told of the first departure
   };
   std::optional<Departure> departure() const;
   void tell_departure(int rank, const Departure& departure) noexcept;
-  // Asks the store.
-  bool has_left(int rank) const noexcept;
+  // How many messages `rank` has sent to rank `to`, once it has left. Asks the store.
+  std::optional<std::uint64_t> messages_of_departed(int rank, int to) const noexcept;
 
   // Asks the store for what failure() and departure() tell: now, or unless it was asked a moment ago.
   void ask() noexcept;

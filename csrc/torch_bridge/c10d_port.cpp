@@ -9,6 +9,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -107,10 +108,13 @@ class Waiter {
 // A message on its way into `target`: it arrives in memory of the engine and is copied by whoever polls or waits.
 class Arrival final : public Transfer {
  public:
-  Arrival(std::shared_ptr<C10dEngine> engine, MemoryView target, int source, Deadline deadline)
+  // `number` counts the envelopes from `source`, from 1 on; none for data, which was sent together with its envelope.
+  Arrival(std::shared_ptr<C10dEngine> engine, MemoryView target, int source, std::optional<std::uint64_t> number,
+          Deadline deadline)
       : engine_(std::move(engine)),
         target_(target),
         source_(source),
+        number_(number),
         deadline_(deadline),
         memory_(at::empty({static_cast<std::int64_t>(target.size_bytes())}, at::TensorOptions(at::kByte))) {}
 
@@ -144,11 +148,16 @@ class Arrival final : public Transfer {
         throw Timeout(operation.text + " has not completed after " + std::to_string(deadline.waited().count()) + " ms");
       }
       const auto now = std::chrono::steady_clock::now();
-      const bool ask = now - last_asked >= kAskInterval;
+      const bool ask = number_ && now - last_asked >= kAskInterval;
       last_asked = ask ? now : last_asked;
-      const bool left = ask && engine_->news().has_left(source_);
+      const bool left = ask && source_has_left();
       lock.lock();
-      lose_departed(lock, left);
+      if (left && !ended_) {
+        error_ = std::make_exception_ptr(PeerLeft(operation.text + " on rank " + std::to_string(engine_->rank()) +
+                                                  ": rank " + std::to_string(source_) +
+                                                  " has left the group without sending"));
+        ended_ = true;
+      }
     }
     deliver();
     if (error_) {
@@ -163,14 +172,10 @@ class Arrival final : public Transfer {
   static constexpr std::chrono::milliseconds kSlice{50};
   static constexpr std::chrono::milliseconds kAskInterval{300};
 
-  // A rank leaves only when what it has sent has left it; so what does not come soon never does.
-  void lose_departed(std::unique_lock<std::mutex>& lock, bool left) {
-    if (left && !changed_.wait_for(lock, 4 * kSlice, [this] { return ended_; })) {
-      error_ = std::make_exception_ptr(PeerLeft("receive from rank " + std::to_string(source_) + " on rank " +
-                                                std::to_string(engine_->rank()) + ": rank " + std::to_string(source_) +
-                                                " has left the group without sending"));
-      ended_ = true;
-    }
+  // Whether the source has left the group and had not sent this envelope.
+  bool source_has_left() const {
+    const auto num_sent = engine_->news().messages_of_departed(source_, engine_->rank());
+    return num_sent && *num_sent < *number_;
   }
 
   void deliver() {
@@ -193,6 +198,7 @@ class Arrival final : public Transfer {
   const std::shared_ptr<C10dEngine> engine_;
   const MemoryView target_;
   const int source_;
+  const std::optional<std::uint64_t> number_;
   const Deadline deadline_;
   const at::Tensor memory_;
   std::mutex mutex_;
@@ -211,15 +217,26 @@ class SentAtOnce final : public Transfer {
 
 class WaitingPort final : public C10dPort {
  public:
-  explicit WaitingPort(std::shared_ptr<C10dEngine> engine) : engine_(std::move(engine)) {}
+  explicit WaitingPort(std::shared_ptr<C10dEngine> engine)
+      : engine_(std::move(engine)),
+        num_sent_(static_cast<std::size_t>(engine_->size())),
+        num_posted_(static_cast<std::size_t>(engine_->size())) {}
 
   bool flush(Deadline deadline) override { return waiter(kSent).flush(deadline); }
+
+  std::vector<std::uint64_t> num_sent() const override {
+    const std::lock_guard lock(mutex_);
+    return num_sent_;
+  }
 
   std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint32_t slot, const Call&) override {
     engine_->check_usable("send to rank " + std::to_string(destination));
     const at::Tensor copy = at::empty({static_cast<std::int64_t>(data.size_bytes())}, at::TensorOptions(at::kByte));
     std::memcpy(copy.data_ptr(), data.data, data.size_bytes());
     const WorkPointer work = engine_->send(copy, destination, static_cast<int>(slot));
+    if (slot == MessageMatcher::kEnvelopeSlot) {
+      count(num_sent_, destination);
+    }
     // The tensor lives until the message has left; that it could not leave shows in whatever this rank does next.
     waiter(kSent).add(work, [copy](const std::exception_ptr&) {});
     return std::make_shared<SentAtOnce>();
@@ -227,10 +244,11 @@ class WaitingPort final : public C10dPort {
 
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint32_t slot, const Call& call) override {
     engine_->check_usable("receive from rank " + std::to_string(source));
-    const auto arrival = std::make_shared<Arrival>(engine_, data, source, call.deadline);
+    const bool is_envelope = slot == MessageMatcher::kEnvelopeSlot;
+    const auto number = is_envelope ? std::optional(count(num_posted_, source)) : std::nullopt;
+    const auto arrival = std::make_shared<Arrival>(engine_, data, source, number, call.deadline);
     const WorkPointer work = engine_->receive(arrival->memory(), source, static_cast<int>(slot));
-    waiter(slot == MessageMatcher::kEnvelopeSlot ? source : kData)
-        .add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
+    waiter(is_envelope ? source : kData).add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
     return arrival;
   }
 
@@ -243,9 +261,18 @@ class WaitingPort final : public C10dPort {
     return waiters_.try_emplace(key, engine_).first->second;
   }
 
+  // Returns the new number.
+  std::uint64_t count(std::vector<std::uint64_t>& numbers, int rank) {
+    const std::lock_guard lock(mutex_);
+    return ++numbers[static_cast<std::size_t>(rank)];
+  }
+
   const std::shared_ptr<C10dEngine> engine_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<int, Waiter> waiters_;
+  // Envelopes, by rank.
+  std::vector<std::uint64_t> num_sent_;
+  std::vector<std::uint64_t> num_posted_;
 };
 
 }  // namespace

@@ -5,7 +5,9 @@
 // after the other; none can be held up by a message that its sender has not posted.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/comm/message_matcher.h"
 #include "torch_bridge/c10d_engine.h"
@@ -19,6 +21,9 @@ class C10dPort : public MessageMatcher::Port {
 
   // Returns when everything that was sent has left, or whether it has when `deadline` passes first.
   virtual bool flush(Deadline deadline) = 0;
+
+  // Envelopes that were sent to each rank.
+  virtual std::vector<std::uint64_t> num_sent() const = 0;
 };
 
 }  // namespace accelerate_cpp::comm

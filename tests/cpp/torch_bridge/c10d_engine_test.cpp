@@ -89,8 +89,8 @@ TEST(C10dEngine, TimesOutWhileItLooksAround) {
 TEST(C10dEngine, WaitsInVainOnlyForOperationsAfterADeparture) {
   Network network("gloo");
   const auto engine = network.connect(0, 1, {}, "one");
-  network.connect(0, 1, {}, "other")->leave(0);
-  network.connect(0, 1, {}, "one")->leave(5);
+  network.connect(0, 1, {}, "other")->leave(0, {});
+  network.connect(0, 1, {}, "one")->leave(5, {});
   C10dEngine::Operation last{"barrier", 5};
   C10dEngine::Operation next{"broadcast", 6};
   engine->look_around(soon(), last);

@@ -29,20 +29,21 @@ TEST(C10dNews, TellsTheFirstFailureToAllGroupsOnTheStore) {
 
 TEST(C10dNews, TellsTheFirstDepartureToItsGroup) {
   const auto store = make_store();
-  C10dNews(store, "everyone").tell_departure(1, {7, "rank 1"});
+  C10dNews(store, "everyone").tell_departure(1, {7, "rank 1", {3, 0, 12}});
   C10dNews(store, "everyone").tell_departure(0, {8, "rank 0"});
   C10dNews news(store, "everyone");
   news.ask();
   ASSERT_TRUE(news.departure().has_value());
   EXPECT_EQ(news.departure()->num_operations, 7u);
   EXPECT_EQ(news.departure()->who, "rank 1");
-  EXPECT_TRUE(news.has_left(0));
-  EXPECT_TRUE(news.has_left(1));
-  EXPECT_FALSE(news.has_left(2));
+  EXPECT_EQ(news.messages_of_departed(0, 2), 0u);
+  EXPECT_EQ(news.messages_of_departed(1, 0), 3u);
+  EXPECT_EQ(news.messages_of_departed(1, 2), 12u);
+  EXPECT_FALSE(news.messages_of_departed(2, 0).has_value());
   C10dNews leaders(store, "leaders");
   leaders.ask();
   EXPECT_FALSE(leaders.departure().has_value());
-  EXPECT_FALSE(leaders.has_left(1));
+  EXPECT_FALSE(leaders.messages_of_departed(1, 0).has_value());
 }
 
 // A store that counts how often it is asked, and whose host is gone.
@@ -60,7 +61,7 @@ TEST(C10dNews, DoesNotMindThatTheStoreIsGone) {
   C10dNews news(store, "everyone");
   news.ask();
   EXPECT_EQ(news.failure(), "");
-  EXPECT_FALSE(news.has_left(1));
+  EXPECT_FALSE(news.messages_of_departed(1, 0).has_value());
   news.tell_failure("rank 0", "why");
   EXPECT_EQ(news.failure(), "why");
 }

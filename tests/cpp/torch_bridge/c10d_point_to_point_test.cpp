@@ -130,7 +130,7 @@ TEST(C10dPointToPoint, RefusesRanksThatAreNotThere) {
     EXPECT_THROW(backend.recv(tensors, -1, 0), InvalidArgument) << "any source has a call of its own";
     Tensors two = {filled(1), filled(2)};
     EXPECT_THAT(message_of<InvalidArgument>([&] { backend.send(two, 1, 0); }),
-                HasSubstr("send: expected one tensor, found 2"));
+                HasSubstr("send: expected one tensor (or list) per process, found 2"));
   });
 }
 

@@ -136,13 +136,44 @@ TEST_P(Ports, RaiseInAWaitForARankThatHasLeft) {
     const auto port = C10dPort::make(engine);
     std::string text(2, ' ');
     if (engine->rank() == 0) {
-      const auto message = port->receive(view(text), 1, kDataSlot, soon());
-      EXPECT_THAT(message_of<PeerLost>([&] { message->wait(soon()); }), HasSubstr("rank 1 has left the group"));
+      const auto message = port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon());
+      EXPECT_THAT(message_of<PeerLeft>([&] { message->wait(soon()); }), HasSubstr("rank 1 has left the group"));
       EXPECT_TRUE(message->poll());
-      EXPECT_THROW(message->wait(soon()), PeerLost);
+      EXPECT_THROW(message->wait(soon()), PeerLeft);
     } else {
-      engine->leave(0);
+      engine->leave(0, port->num_sent());
     }
+  });
+}
+
+TEST_P(Ports, WaitForWhatARankHasSentBeforeItLeft) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    if (engine->rank() == 0) {
+      std::string text(2, ' ');
+      const auto first = port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon());
+      EXPECT_THROW(first->wait(Deadline::after(milliseconds(500))), Timeout);  // the message is still on its way
+      const auto second = port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon());
+      EXPECT_THROW(second->wait(soon()), PeerLeft);
+    } else {
+      EXPECT_EQ(port->num_sent(), (std::vector<std::uint64_t>{0, 0}));
+      engine->leave(0, {1, 0});
+    }
+  });
+}
+
+TEST_P(Ports, CountTheEnvelopesThatTheySend) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    const int peer = 1 - engine->rank();
+    port->send(view(std::string("a")), peer, MessageMatcher::kEnvelopeSlot, soon());
+    port->send(view(std::string("b")), peer, kDataSlot, soon());
+    EXPECT_EQ(port->num_sent()[static_cast<std::size_t>(peer)], 1u);
+    std::string text(1, ' ');
+    port->receive(view(text), peer, MessageMatcher::kEnvelopeSlot, soon())->wait(soon());
+    port->receive(view(text), peer, kDataSlot, soon())->wait(soon());
   });
 }
 

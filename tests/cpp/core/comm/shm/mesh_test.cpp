@@ -18,9 +18,9 @@ namespace {
 using ::testing::AllOf;
 using testing::Channels;
 using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
 using testing::hear;
 using testing::kNoHooks;
+using ::testing::MatchesRegex;
 using testing::probing;
 using testing::say;
 using testing::soon;
