@@ -1,12 +1,10 @@
 #include "core/comm/reduce_kernels.h"
 
 #include <string>
-#if defined(ACCELERATE_X86_KERNELS)
-#include <cpuid.h>
-#endif
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/instruction_set.h"
 
 namespace accelerate_cpp::comm {
 
@@ -23,17 +21,6 @@ void reduce(DType dtype, ReduceOp op, const ReduceArguments& arguments);
 #endif
 
 namespace {
-
-#if defined(ACCELERATE_X86_KERNELS)
-// Conversions between half and float. (Not every compiler's __builtin_cpu_supports knows the name.)
-bool has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-#endif
 
 const ReduceKernels& best_kernels() {
   static const ReduceKernels best = present_reduce_kernels().front();
@@ -69,16 +56,9 @@ const char* reduce_instruction_set() {
 
 std::vector<ReduceKernels> present_reduce_kernels() {
   std::vector<ReduceKernels> present;
-#if defined(ACCELERATE_X86_KERNELS)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq")) {
-    present.push_back({"avx512", avx512::reduce});
+  for (const InstructionSet set : present_instruction_sets()) {
+    present.push_back({name(set), ACCELERATE_SELECT_KERNEL(set, reduce)});
   }
-  if (__builtin_cpu_supports("avx2") && has_f16c()) {
-    present.push_back({"avx2", avx2::reduce});
-  }
-#endif
-  present.push_back({"portable", portable::reduce});
   return present;
 }
 

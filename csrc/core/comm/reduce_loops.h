@@ -61,24 +61,6 @@ struct FixedArrays {
   static constexpr int num_destinations = kDestinations;
 };
 
-// A vector anywhere in memory. (Compilers take memcpy apart into smaller pieces.)
-template <class V>
-struct __attribute__((packed, may_alias)) Unaligned {
-  V vector;
-};
-
-// How vectors come from memory and go there.
-struct ThroughCache {
-  template <class V>
-  ACCELERATE_ALWAYS_INLINE V load(const char* from) const {
-    return reinterpret_cast<const Unaligned<V>*>(from)->vector;
-  }
-  template <class V>
-  ACCELERATE_ALWAYS_INLINE void store(char* to, V vector) const {
-    reinterpret_cast<Unaligned<V>*>(to)->vector = vector;
-  }
-};
-
 // Stores past the caches; destinations are aligned to lines, and finish() makes them visible to other threads in order.
 struct Streaming : ThroughCache {
 #if defined(__SSE2__)
@@ -102,21 +84,6 @@ struct Streaming : ThroughCache {
 #else
   static void finish() {}
 #endif
-};
-
-// The first `bytes` of a vector.
-struct Partial {
-  template <class V>
-  ACCELERATE_ALWAYS_INLINE V load(const char* from) const {
-    V vector{};
-    __builtin_memcpy(&vector, from, bytes);
-    return vector;
-  }
-  template <class V>
-  ACCELERATE_ALWAYS_INLINE void store(char* to, V vector) const {
-    __builtin_memcpy(to, &vector, bytes);
-  }
-  std::size_t bytes;
 };
 
 // Reduces kSteps vectors of elements at `offset` bytes from the beginning of the arrays.

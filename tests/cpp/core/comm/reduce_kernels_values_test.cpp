@@ -4,47 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 // What reduce_loops.h is made of, for the instruction set of this test; reduce_kernels_test.cpp runs all of them.
 namespace accelerate_cpp::comm::values_test {
 namespace {
-
-// Widens vectors of all bit patterns and narrows them again; `check` gets each pattern with the outcome.
-template <class Access, class Check>
-void for_every_pattern(const Check& check) {
-  constexpr std::size_t kCount = sizeof(typename Access::Elements) / 2;
-  for (std::uint32_t first = 0; first <= 0xffff; first += kCount) {
-    std::uint16_t patterns[kCount];
-    for (std::size_t i = 0; i < kCount; ++i) {
-      patterns[i] = static_cast<std::uint16_t>(first + i);
-    }
-    typename Access::Elements elements;
-    std::memcpy(&elements, patterns, sizeof(elements));
-    Floats values[Access::kParts];
-    Access::widen(elements, values);
-    elements = Access::narrow(values);
-    std::uint16_t outcome[kCount];
-    std::memcpy(outcome, &elements, sizeof(elements));
-    for (std::size_t i = 0; i < kCount; ++i) {
-      ASSERT_EQ(outcome[i], check(patterns[i])) << patterns[i];
-    }
-  }
-}
-
-TEST(ReduceValues, OfSixteenBitsAreWidenedAndNarrowedLikeSingleOnes) {
-  for_every_pattern<Float16AsFloat>([](std::uint16_t bits) { return to_float16(to_float(Float16{bits})).bits; });
-  for_every_pattern<BFloat16AsFloat>([](std::uint16_t bits) { return to_bfloat16(to_float(BFloat16{bits})).bits; });
-}
-
-TEST(ReduceValues, OfBFloat16AreSplitIntoEvenAndOddElements) {
-  const Bits elements = Bits{} + 0x40003f80u;  // 1 and 2
-  Floats values[2];
-  BFloat16AsFloat::widen(elements, values);
-  EXPECT_EQ(values[0][0], 1.0f);
-  EXPECT_EQ(values[1][0], 2.0f);
-}
 
 // The first of all equal elements that `Op` makes of vectors of `a` and of `b`.
 template <class Op, class T>
