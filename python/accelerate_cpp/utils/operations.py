@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +16,10 @@ import torch.distributed as dist
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
+from accelerate_cpp.devices.tree import honor_type as honor_type
+from accelerate_cpp.devices.tree import is_namedtuple as is_namedtuple
+from accelerate_cpp.devices.tree import is_torch_tensor as is_torch_tensor
+from accelerate_cpp.devices.tree import recursively_apply as recursively_apply
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.runtime import current
 
@@ -54,54 +58,9 @@ def collective_device() -> torch.device:
     return torch.device("cpu") if current.session is None else current.session.device
 
 
-def is_torch_tensor(tensor: Any) -> bool:
-    """Whether ``tensor`` is a ``torch.Tensor``."""
-    return isinstance(tensor, torch.Tensor)
-
-
 def is_tensor_information(tensor_info: Any) -> bool:
     """Whether ``tensor_info`` is a :class:`TensorInformation`."""
     return isinstance(tensor_info, TensorInformation)
-
-
-def is_namedtuple(data: Any) -> bool:
-    """Whether ``data`` looks like a namedtuple."""
-    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
-
-
-def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Collects ``generator`` into the type of ``obj``: a list, tuple or namedtuple."""
-    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
-
-
-def recursively_apply(
-    func: Callable[..., Any],
-    data: Any,
-    *args: Any,
-    test_type: Callable[[Any], bool] = is_torch_tensor,
-    error_on_other_type: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """Returns nested ``data`` with ``func(leaf, *args, **kwargs)`` in place of every leaf that passes ``test_type``.
-
-    Other leaves are kept, or raise ``TypeError`` with ``error_on_other_type``.
-    """
-
-    def apply(node: Any) -> Any:
-        if isinstance(node, (tuple, list)):
-            return honor_type(node, (apply(child) for child in node))
-        if isinstance(node, Mapping):
-            return type(node)({key: apply(child) for key, child in node.items()})  # type: ignore[call-arg]
-        if test_type(node):
-            return func(node, *args, **kwargs)
-        if error_on_other_type:
-            raise TypeError(
-                f"{func.__name__.strip('_')} takes lists, tuples and mappings of leaves that pass "
-                f"{test_type.__name__}; found a leaf of type {type(node).__name__}"
-            )
-        return node
-
-    return apply(data)
 
 
 def send_to_device(
