@@ -80,7 +80,7 @@ lint: $(VENV)/.requirements ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data) build_backend
+	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision) build_backend
 	cd python && lint-imports --config ../pyproject.toml --no-cache
 
 format: $(VENV)/.requirements ## format Python and C++
@@ -109,6 +109,7 @@ bench: build ## run the benchmarks; tables on the screen, figures and a plot in 
 	@mkdir -p out
 	$(BIN)/python benchmarks/collectives.py --json out/collectives.json --plot out/collectives.png
 	$(BIN)/python benchmarks/step.py --json out/step.json
+	$(BIN)/python benchmarks/precision.py --json out/precision.json
 
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist out $(VENV)/.built $(VENV)/.built-with-tests

@@ -4,6 +4,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ core of accelerate_cpp.";
   namespace bindings = accelerate_cpp::bindings;
   bindings::bind_errors(module);
+  bindings::bind_amp(module);
   bindings::bind_comm(module);
   bindings::bind_grad(module);
   bindings::bind_hooks(module);

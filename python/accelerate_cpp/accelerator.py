@@ -23,6 +23,8 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import set_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.precision.forward import install
+from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
@@ -35,6 +37,7 @@ from accelerate_cpp.utils.dataclasses import (
     DistributedType,
     DynamoBackend,
     GradientAccumulationPlugin,
+    GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
     LoggerType,
@@ -66,7 +69,8 @@ class Accelerator:
     Args:
         device_placement: move models and batches to the device of their process.
         split_batches: without effect; use ``dataloader_config``.
-        mixed_precision: ``"no"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
+        mixed_precision: what forward and backward passes compute in, ``"no"`` (the dtype of the parameters), ``"fp16"``
+            or ``"bf16"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
         gradient_accumulation_steps: micro-batches per optimizer step, at least 1;
             ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS`` wins over it.
         cpu: use the CPU even when an accelerator is present.
@@ -78,7 +82,7 @@ class Accelerator:
         gradient_accumulation_plugin: instead of ``gradient_accumulation_steps``.
         step_scheduler_with_optimizer: a scheduler steps only where its optimizers do, once for every process.
         kwargs_handlers: at most one each of ``AutocastKwargs``, ``DistributedDataParallelKwargs``,
-            ``InitProcessGroupKwargs`` and ``ProfileKwargs``.
+            ``GradScalerKwargs``, ``InitProcessGroupKwargs`` and ``ProfileKwargs``.
         deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, dynamo_backend, dynamo_plugin,
         deepspeed_plugins, parallelism_config: not supported yet; only ``None`` (or backend ``"no"``) is accepted.
 
@@ -131,7 +135,7 @@ class Accelerator:
             dataloader_config=dataloader_config or DataLoaderConfiguration(),
             rng_types=["generator"] if rng_types is None else rng_types,
             project_configuration=_project(project_config, project_dir),
-            profile_handler=handlers.get(ProfileKwargs),
+            handlers=handlers,
         )
 
     def _keep(
@@ -141,13 +145,19 @@ class Accelerator:
         dataloader_config: DataLoaderConfiguration,
         rng_types: list[str | RNGType],
         project_configuration: ProjectConfiguration,
-        profile_handler: ProfileKwargs | None,
+        handlers: Mapping[type[KwargsHandler], Any],
     ) -> None:
         self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
         self.dataloader_config, self.rng_types = dataloader_config, rng_types
-        self.project_configuration, self.profile_handler = project_configuration, profile_handler
+        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers.get(ProfileKwargs))
         self.state, self.gradient_state = AcceleratorState(), GradientState()
-        self._prepared, self.scaler, self._trigger = Bundle(), None, False
+        self.project_configuration, self._prepared, self._trigger = project_configuration, Bundle(), False
+
+    def _keep_handlers(
+        self, autocast: AutocastKwargs | None, scaler: GradScalerKwargs | None, profile: ProfileKwargs | None
+    ) -> None:
+        self.autocast_handler, self.scaler_handler, self.profile_handler = autocast, scaler, profile
+        self.scaler = self._session.precision.make_scaler(scaler.to_kwargs() if scaler else None)
 
     def __getattr__(self, name: str) -> Any:
         """Explains methods of the original that are not there yet; called for unknown names only."""
@@ -450,23 +460,40 @@ class Accelerator:
         return self._session.strategy.no_sync(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)`` on the loss divided by ``gradient_accumulation_steps``."""
-        self._session.strategy.backward(loss / self.gradient_accumulation_steps, **kwargs)
+        """``loss.backward(**kwargs)`` on the loss divided by ``gradient_accumulation_steps``; in fp16 it is scaled."""
+        loss = loss / self.gradient_accumulation_steps
+        self._session.strategy.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divides the gradients of ``optimizer`` by the scale of the loss; ``None`` means all prepared optimizers.
+
+        Nothing happens but in fp16, nor to gradients that are un-scaled already.
+
+        Args:
+            optimizer: one optimizer, prepared or not, or a list of them.
+        """
+        chosen = self._optimizers if optimizer is None else optimizer
+        unscale_all(self.scaler, chosen if isinstance(chosen, (list, tuple)) else [chosen])
 
     def clip_grad_norm_(
         self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Scales gradients in place to a joint norm of at most ``max_norm``; returns the norm before (0-dim)."""
+        """Scales gradients in place to a joint norm of at most ``max_norm``; returns the norm before (0-dim).
+
+        Gradients of a scaled loss are un-scaled first.
+        """
+        squares = unscale_all(self.scaler, self._optimizers)
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        return self._session.strategy.clip_grad_norm(tensors, max_norm, norm_type)
+        return self._session.strategy.clip_grad_norm(tensors, max_norm, norm_type, squares)
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clamps every gradient element in place to ``[-clip_value, clip_value]``."""
+        """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales gradients first."""
+        unscale_all(self.scaler, self._optimizers)
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """The casting that mixed precision asks for; none in full precision, whatever the handler says."""
-        return nullcontext()
+        return self._session.precision.autocast(_autocast_options(autocast_handler or self.autocast_handler))
 
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
@@ -643,8 +670,21 @@ def _placements(items: tuple[Any, ...], placements: Sequence[bool | None] | None
 
 
 def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
+    """The model on its device, with a forward in the precision of the run."""
     moves = accelerator.device_placement if placement is None else placement
-    return model.to(accelerator.device) if moves else model
+    handler = accelerator.autocast_handler or AutocastKwargs()
+    return install(
+        model.to(accelerator.device) if moves else model,
+        accelerator._session.precision,
+        _autocast_options(handler),
+        keeps_low_precision=not handler.outputs_in_fp32,
+    )
+
+
+def _autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
+    options = {} if handler is None else handler.to_kwargs()
+    options.pop("outputs_in_fp32", None)
+    return options
 
 
 def _require_trainable(accelerator: Accelerator, model: torch.nn.Module) -> None:

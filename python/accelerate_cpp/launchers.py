@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
+from accelerate_cpp.launch.environment import exported
 from accelerate_cpp.launch.forked import function_group, run_forked
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
@@ -38,7 +40,7 @@ def notebook_launcher(
         function: any callable, also one defined in a cell, a closure or a lambda; nothing is pickled.
         args: positional arguments of ``function``.
         num_processes: ``None`` means one per visible GPU, or 1 without GPUs; 1 runs ``function`` in this process.
-        mixed_precision: only ``"no"``.
+        mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``; default of every ``Accelerator`` of the workers.
         use_port: value of MASTER_PORT in the workers. They meet through a memory file and need no port, so the default
             becomes a free one, and several launches can run at once.
         master_addr: value of MASTER_ADDR in the workers.
@@ -59,11 +61,14 @@ def notebook_launcher(
         AccelerateError: CUDA is initialised in this process; a fork of it could not use the GPU.
         WorkerFailed: a worker raised or died.
     """
-    _refuse_unsupported(mixed_precision, node_rank, num_nodes, max_restarts, log_line_prefix_template)
+    _refuse_unsupported(node_rank, num_nodes, max_restarts, log_line_prefix_template)
     port = None if use_port == _DEFAULT_PORT else _port(use_port)
-    group = function_group(num_processes, master_addr=master_addr, master_port=port)
+    group = function_group(
+        num_processes, mixed_precision=_precision(mixed_precision), master_addr=master_addr, master_port=port
+    )
     if group.num_processes == 1:
-        function(*args)
+        with exported({env_table.MIXED_PRECISION: group.mixed_precision}):
+            function(*args)
         return
     _refuse_state_that_forks_cannot_use()
     run_forked(_WorkerTask(function, args, group.num_threads), group)
@@ -93,11 +98,17 @@ class _WorkerTask:
         self._function(*self._args)
 
 
+def _precision(asked: str) -> str | None:
+    """The precision that was asked for; ``None``, which leaves it to the environment, for ``"no"``, the default."""
+    precision = str(asked).lower()
+    if precision not in ("no", "fp16", "bf16"):
+        raise InvalidArgument(f"mixed_precision={asked!r} is not supported: expected 'no', 'fp16' or 'bf16'")
+    return None if precision == "no" else precision
+
+
 def _refuse_unsupported(
-    mixed_precision: str, node_rank: int, num_nodes: int, max_restarts: int, log_line_prefix_template: str | None
+    node_rank: int, num_nodes: int, max_restarts: int, log_line_prefix_template: str | None
 ) -> None:
-    if str(mixed_precision).lower() != "no":
-        raise InvalidArgument(f"mixed_precision={mixed_precision!r} is not supported: expected 'no'")
     if num_nodes != 1 or node_rank != 0:
         raise InvalidArgument(
             f"num_nodes={num_nodes}, node_rank={node_rank}: notebook_launcher starts workers on one machine only "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.precision.grad_scaler import overflowed
 from accelerate_cpp.runtime import current
 
 
@@ -18,17 +19,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     Args:
         device_placement: move the optimizer's state to the device of its parameters.
-        scaler: must be ``None``: scaled gradients do not work yet (``InvalidArgument``).
+        scaler: of the loss in fp16 training; un-scales the gradients, and leaves out steps on gradients that are not
+            finite.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None) -> None:
-        if scaler is not None:
-            raise InvalidArgument(
-                f"scaler={type(scaler).__name__}: "
-                "optimizers with scaled gradients do not work in accelerate_cpp yet; leave it out"
-            )
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         self.optimizer = optimizer
-        self.scaler = None
+        self.scaler = scaler
         self.device_placement = device_placement
         self._step_was_skipped = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
@@ -92,10 +94,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             raise InvalidArgument(f"zero_grad of {type(self.optimizer).__name__} takes no set_to_none")
 
     def step(self, closure: Any = None) -> Any:
-        """Steps the wrapped optimizer and returns what it returns, unless gradients are being accumulated."""
-        if current.accumulation.sync_gradients:
+        """Steps the wrapped optimizer and returns what it returns, unless gradients are being accumulated.
+
+        With a scaler the step is left out when a gradient is not finite, and the scale follows.
+        """
+        if not current.accumulation.sync_gradients:
+            return None
+        if self.scaler is None or not self.scaler.is_enabled():
             return self.optimizer.step(closure)
-        return None
+        result = self.scaler.step(self.optimizer, closure)
+        self._step_was_skipped = overflowed(self.scaler, self.optimizer)
+        self.scaler.update()
+        return result
 
     def train(self) -> None:
         """Puts optimizers that know the difference (schedule-free ones) in training mode."""

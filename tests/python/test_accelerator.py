@@ -24,7 +24,6 @@ from accelerate_cpp.utils.dataclasses import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
-    GradScalerKwargs,
     ProfileKwargs,
     ProjectConfiguration,
 )
@@ -80,10 +79,9 @@ class TestConstruction:
             {"log_with": "tensorboard"},
             {"dynamo_plugin": object()},
             {"dynamo_backend": "inductor"},
-            {"mixed_precision": "bf16"},
+            {"mixed_precision": "fp8"},
             {"mixed_precision": "fp17"},
             {"dynamo_plugin": object(), "dynamo_backend": "eager"},
-            {"kwargs_handlers": [GradScalerKwargs()]},
             {"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]},
             {"kwargs_handlers": [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)]},
             {"kwargs_handlers": [DistributedDataParallelKwargs(comm_wrapper=DDPCommunicationHookType.BF16)]},
@@ -99,7 +97,7 @@ class TestConstruction:
 
     @pytest.mark.parametrize(
         ("name", "text"),
-        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_DYNAMO_BACKEND", "eager")],
+        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp8"), ("ACCELERATE_DYNAMO_BACKEND", "eager")],
     )
     def test_the_environment_is_refused_by_the_same_table(
         self, name: str, text: str, monkeypatch: pytest.MonkeyPatch

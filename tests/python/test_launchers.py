@@ -51,7 +51,7 @@ def test_without_gpus_no_number_means_one_process_here(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mixed_precision": "fp16"}, "mixed_precision='fp16'"),
+        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
         ({"num_nodes": 2}, "one machine only"),
         ({"node_rank": 1}, "one machine only"),
         ({"max_restarts": 1}, "max_restarts=1"),
@@ -113,3 +113,17 @@ def test_threads_of_torch_are_the_workers_share(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     launchers.debug_launcher(lambda: print(torch.get_num_threads()))
     assert capsys.readouterr().out == "3\n" * 2
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_the_precision_reaches_the_function(
+    num_processes: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+
+    def show() -> None:
+        print("precision", os.environ["ACCELERATE_MIXED_PRECISION"])
+
+    notebook_launcher(show, num_processes=num_processes, mixed_precision="bf16")
+    assert capfd.readouterr().out.split() == ["precision", "bf16"] * num_processes
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ

@@ -11,6 +11,7 @@ from accelerate.optimizer import AcceleratedOptimizer as OriginalOptimizer
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 
@@ -117,9 +118,24 @@ def test_state_follows_parameters_that_were_moved(parameter):
     assert AcceleratedOptimizer(inner).state[parameter]["momentum_buffer"].dtype == torch.float64
 
 
-def test_a_scaler_is_refused(parameter):
-    with pytest.raises(InvalidArgument, match="scaler=GradScaler"):
-        AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), scaler=torch.amp.GradScaler("cpu"))
+@pytest.mark.parametrize("scaler", [GradScaler, lambda **options: torch.amp.GradScaler("cpu", **options)])
+def test_a_scaler_unscales_and_skips(parameter, scaler):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), scaler=scaler(init_scale=4.0))
+    optimizer.scaler.scale(torch.ones(1))
+    parameter.grad.fill_(2.0)
+    optimizer.step()
+    assert (parameter.item(), optimizer.step_was_skipped) == (0.5, False)
+    optimizer.scaler.scale(torch.ones(1))
+    parameter.grad.fill_(float("inf"))
+    optimizer.step()
+    assert (parameter.item(), optimizer.step_was_skipped) == (0.5, True)
+    assert optimizer.scaler.get_scale() == 2.0
+
+
+def test_a_disabled_scaler_leaves_gradients_alone(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), scaler=GradScaler(enabled=False))
+    assert optimizer.step(lambda: 3.5) == 3.5
+    assert parameter.item() == 0.0
 
 
 def test_modes_reach_optimizers_that_have_them(parameter):

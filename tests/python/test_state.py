@@ -13,6 +13,7 @@ import torch
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.single import SingleStrategy
+from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.runtime.topology import Topology
@@ -129,7 +130,7 @@ def test_what_is_not_supported_is_refused_and_leaves_no_state(monkeypatch: pytes
     with pytest.raises(InvalidArgument, match="ACCELERATE_USE_FSDP"):
         AcceleratorState(cpu=True)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     with pytest.raises(InvalidArgument, match="ACCELERATE_MIXED_PRECISION"):
         AcceleratorState(cpu=True)
     assert current.session is None
@@ -174,7 +175,10 @@ def test_a_single_process_waits_for_no_one_and_prints(capsys: pytest.CaptureFixt
 def test_the_type_of_a_run_follows_from_processes_and_device(
     world_size: int, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(SessionConfig(), Topology(world_size=world_size), torch.device(device), SingleStrategy())
+    precision = precision_for("no", torch.device("cpu"))
+    session = Session(
+        SessionConfig(), Topology(world_size=world_size), torch.device(device), SingleStrategy(), precision
+    )
     monkeypatch.setattr(current, "session", session)
     assert PartialState().distributed_type == expected
 

@@ -32,7 +32,7 @@ def test_stub_declares_the_names_of_the_module() -> None:
     assert declared == {name for name in vars(_C) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", ["Communicator", "C10dBackend", "GradientReducer"])
+@pytest.mark.parametrize("name", ["Communicator", "C10dBackend", "GradientReducer", "LossScale"])
 def test_stub_declares_the_members_of_each_class(name: str) -> None:
     from accelerate_cpp import _C
 

@@ -54,7 +54,7 @@ def _add_hardware_flags(parser: argparse.ArgumentParser) -> None:
         help="intra-operator threads of each process; default: OMP_NUM_THREADS, else the usable cores shared out",
     )
     parser.add_argument("--gpu_ids", metavar="IDS", help="GPUs to use, such as 0,1; default: all")
-    parser.add_argument("--mixed_precision", choices=("no",), help="precision of the forward pass")
+    parser.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), help="precision of the forward pass")
     parser.add_argument(
         "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
     )

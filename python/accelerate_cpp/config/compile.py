@@ -57,7 +57,7 @@ def compile_precision(argument: object | None, environ: Mapping[str, str] | None
         found = f"environment variable {variable.name}={text!r}"
     if text not in PRECISIONS:
         raise InvalidArgument(f"{found}: expected one of {', '.join(PRECISIONS)}")
-    if text != "no":
+    if text == "fp8":
         unsupported.refuse("mixed_precision", found)
     return text
 

@@ -33,7 +33,7 @@ _NO_HANDLER = "leave the handler out"
 _COMPILE = "call torch.compile on the model before prepare"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
-    Unsupported("mixed_precision", "training in fp16, bf16 or fp8", "use mixed_precision='no'"),
+    Unsupported("mixed_precision", "training in fp8", "use 'bf16', 'fp16' or 'no'"),
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
     Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
     Unsupported("fsdp_plugin", "sharding parameters over the processes", _PLAIN),
@@ -49,7 +49,6 @@ ARGUMENTS: tuple[Unsupported, ...] = (
     ),
 )
 HANDLERS: tuple[Unsupported, ...] = (
-    Unsupported("GradScalerKwargs", "loss scaling for fp16", _NO_HANDLER),
     Unsupported("FP8RecipeKwargs", "fp8 training", _NO_HANDLER),
     Unsupported("TERecipeKwargs", "fp8 training through TransformerEngine", _NO_HANDLER),
     Unsupported("MSAMPRecipeKwargs", "fp8 training through MS-AMP", _NO_HANDLER),
@@ -68,7 +67,6 @@ METHODS: tuple[Unsupported, ...] = (
     Unsupported("init_trackers", "experiment trackers", _NO_TRACKER),
     Unsupported("get_tracker", "experiment trackers", _NO_TRACKER),
     Unsupported("log", "experiment trackers", _NO_TRACKER),
-    Unsupported("unscale_gradients", "un-scaling gradients", "leave it out: without mixed precision none are scaled"),
     Unsupported("maybe_context_parallel", "context parallelism", "leave it out"),
     Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
     Unsupported(

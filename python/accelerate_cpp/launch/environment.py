@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.launch import host
 
 # A launch makes its own group: what an outer launch says about another group must not reach its workers.
@@ -74,6 +77,21 @@ def worker_environment(
     if group.gpu_ids is not None:
         base["CUDA_VISIBLE_DEVICES"] = group.gpu_ids
     return base | env_table.render(shared | (ranks if group.num_processes > 1 else {}))
+
+
+@contextmanager
+def exported(values: Mapping[Variable[Any], Any]) -> Iterator[None]:
+    """Within it, this process's environment has ``values``; afterwards what it had before."""
+    rendered = env_table.render(values)
+    before = {name: os.environ.get(name) for name in rendered}
+    os.environ.update(rendered)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            os.environ.pop(name, None)
+            if text is not None:
+                os.environ[name] = text
 
 
 def become_worker(environment: Mapping[str, str]) -> None:

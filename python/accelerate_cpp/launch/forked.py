@@ -32,9 +32,19 @@ from accelerate_cpp.launch.worker_output import ForwardedText
 
 
 def function_group(
-    num_processes: int | None, *, cpu: bool = False, master_addr: str = "127.0.0.1", master_port: int | None = None
+    num_processes: int | None,
+    *,
+    cpu: bool = False,
+    mixed_precision: str | None = None,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
 ) -> WorkerGroup:
-    """The settings of a launched function; ``num_processes=None`` is one per visible GPU, or 1 without GPUs."""
+    """The settings of a launched function.
+
+    Args:
+        num_processes: ``None`` is one per visible GPU, or 1 without GPUs.
+        mixed_precision: ``None`` leaves it to the environment.
+    """
     cpu = cpu or env_table.USE_CPU.get()
     if num_processes is None:
         num_processes = 1 if cpu else max(1, host.gpu_count(os.environ))
@@ -43,7 +53,7 @@ def function_group(
     return WorkerGroup(
         num_processes=num_processes,
         cpu=cpu,
-        mixed_precision=env_table.MIXED_PRECISION.get() or "no",
+        mixed_precision=mixed_precision or env_table.MIXED_PRECISION.get() or "no",
         num_threads=threads_per_worker(num_processes, None, os.environ),
         master_addr=master_addr,
         master_port=master_port or host.free_port(),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.strategy import Strategy
 
 
@@ -24,8 +25,14 @@ class SingleStrategy(Strategy):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         loss.backward(**kwargs)
 
-    def clip_grad_norm(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+    def clip_grad_norm(
+        self,
+        parameters: Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float,
+        known_squares: Mapping[int, float] | None = None,
+    ) -> torch.Tensor:
+        return clip_grad_norm(parameters, max_norm, norm_type, known_squares)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,8 +28,17 @@ class Strategy(ABC):
         """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks."""
 
     @abstractmethod
-    def clip_grad_norm(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
+    def clip_grad_norm(
+        self,
+        parameters: Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float,
+        known_squares: Mapping[int, float] | None = None,
+    ) -> torch.Tensor:
         """Scales gradients in place so that their joint norm is at most ``max_norm``.
+
+        Args:
+            known_squares: sums of the squares of gradients that have just been measured, by ``id`` of their parameters.
 
         Returns:
             The norm before, 0-dim.

@@ -14,6 +14,7 @@ from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.precision.precision import Precision, precision_for
 from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecting, read_topology
 
 
@@ -25,14 +26,20 @@ class Session:
     topology: Topology
     device: torch.device
     strategy: Strategy
+    precision: Precision
 
     def reconfigured(self, config: SessionConfig) -> Session:
-        """The same processes and device under ``config``, with a strategy made for it."""
-        return replace(self, config=config, strategy=_strategy(config, self.topology, self.device))
+        """The same processes and device under ``config``, with a strategy and a precision made for it."""
+        return replace(
+            self,
+            config=config,
+            strategy=_strategy(config, self.topology, self.device),
+            precision=precision_for(config.mixed_precision, self.device),
+        )
 
 
 def build_session(config: SessionConfig) -> Session:
-    """Picks the device, connects the processes that the environment describes, and picks the strategy.
+    """Picks the device, connects the processes that the environment describes, and picks strategy and precision.
 
     The default process group is destroyed when the interpreter exits if it was created here; a group of the caller's
     own is used as it is and left alone.
@@ -42,7 +49,8 @@ def build_session(config: SessionConfig) -> Session:
     if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
         atexit.register(_destroy_group, dist.group.WORLD, os.getpid())
     topology = read_topology(device.type)
-    return Session(config, topology, device, _strategy(config, topology, device))
+    precision = precision_for(config.mixed_precision, device)
+    return Session(config, topology, device, _strategy(config, topology, device), precision)
 
 
 def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:

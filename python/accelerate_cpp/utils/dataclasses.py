@@ -59,10 +59,15 @@ class KwargsHandler:
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Arguments of ``torch.autocast``. Without mixed precision nothing is cast, so they change nothing."""
+    """Arguments of ``torch.autocast``. Without mixed precision nothing is cast, so they change nothing.
+
+    ``outputs_in_fp32`` concerns what prepared models return: converted to fp32 by default, otherwise left in fp16 or
+    bf16, which halves the memory of large outputs.
+    """
 
     enabled: bool = True
     cache_enabled: bool | None = None
+    outputs_in_fp32: bool = True
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from accelerate_cpp.precision import forward
 from accelerate_cpp.utils.operations import world_size
 
 
@@ -35,12 +36,15 @@ def extract_model_from_parallel(
     """Returns the module inside the wrappers that distribute it.
 
     Args:
-        keep_fp32_wrapper: accepted for compatibility; models are not wrapped for mixed precision.
+        keep_fp32_wrapper: leave the module its forward in mixed precision instead of giving it its own one back.
         keep_torch_compile: put the module back into a compiled outermost wrapper instead of taking it out of that too.
         recursive: take submodules out of their wrappers too, in place.
     """
     compiled = model if is_compiled_module(model) else None
     inner = _without_wrappers(model if compiled is None else cast(torch.nn.Module, compiled._orig_mod))
+    if not keep_fp32_wrapper:
+        for module in (model, inner):
+            forward.remove(module)
     if recursive:
         for parent in list(inner.modules()):
             for name, child in parent.named_children():

@@ -64,9 +64,16 @@ def test_a_precision_argument_wins_over_the_environment(argument: str | None, en
     assert compile_precision(argument, environ) == "no"
 
 
-@pytest.mark.parametrize(("argument", "environ"), [("bf16", {}), (None, {PRECISION: "fp16"})])
+@pytest.mark.parametrize(
+    ("argument", "environ", "precision"), [("bf16", {}, "bf16"), (None, {PRECISION: "FP16"}, "fp16")]
+)
+def test_half_precisions_are_taken_from_either(argument: str | None, environ: dict[str, str], precision: str) -> None:
+    assert compile_precision(argument, environ) == precision
+
+
+@pytest.mark.parametrize(("argument", "environ"), [("fp8", {}), (None, {PRECISION: "fp8"})])
 def test_a_precision_that_does_not_work_yet_is_refused(argument: str | None, environ: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match="mixed_precision='no'"):
+    with pytest.raises(InvalidArgument, match="use 'bf16', 'fp16' or 'no'"):
         compile_precision(argument, environ)
 
 

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.launch import environment
-from accelerate_cpp.launch.environment import WorkerGroup, become_worker, threads_per_worker, worker_environment
+from accelerate_cpp.launch.environment import (
+    WorkerGroup,
+    become_worker,
+    exported,
+    threads_per_worker,
+    worker_environment,
+)
 
 GROUP = WorkerGroup(
     num_processes=3, cpu=True, mixed_precision="no", num_threads=5, master_addr="127.0.0.1", master_port=4321
@@ -71,3 +78,13 @@ def test_width_is_passed_on_only_for_a_terminal_and_not_over_the_callers(monkeyp
     assert environment.width_of_terminal() == {"COLUMNS": "133"}
     monkeypatch.setenv("COLUMNS", "70")
     assert environment.width_of_terminal() == {}
+
+
+def test_exported_values_last_as_long_as_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    with exported({env_table.MIXED_PRECISION: "fp16", env_table.USE_CPU: True}):
+        assert os.environ["ACCELERATE_MIXED_PRECISION"] == "fp16"
+        assert os.environ["ACCELERATE_USE_CPU"] == "true"
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert "ACCELERATE_USE_CPU" not in os.environ

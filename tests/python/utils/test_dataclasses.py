@@ -28,7 +28,7 @@ NO_HOOK = DDPCommunicationHookType.NO
 @pytest.mark.parametrize(
     ("kind", "defaults"),
     [
-        (AutocastKwargs, {"enabled": True, "cache_enabled": None}),
+        (AutocastKwargs, {"enabled": True, "cache_enabled": None, "outputs_in_fp32": True}),
         (
             DistributedDataParallelKwargs,
             {

@@ -8,7 +8,19 @@ import accelerate.utils.other as original
 import pytest
 import torch
 
+from accelerate_cpp.precision import forward
+from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.utils import other
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_module_gets_its_own_forward_back_on_request(compiled: bool) -> None:
+    precision = precision_for("bf16", torch.device("cpu"))
+    model: torch.nn.Module = torch.nn.Linear(2, 2)
+    model = forward.install(torch.compile(model, backend="eager") if compiled else model, precision)
+    assert "_original_forward" in other.extract_model_from_parallel(model).__dict__
+    assert "_original_forward" not in other.extract_model_from_parallel(model, keep_fp32_wrapper=False).__dict__
+    assert model(torch.ones(1, 2)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["extract_model_from_parallel", "is_compiled_module", "wait_for_everyone"])

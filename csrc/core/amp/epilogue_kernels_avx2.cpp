@@ -1,0 +1,2 @@
+#define ACCELERATE_KERNELS avx2
+#include "core/amp/epilogue_loops.h"

@@ -1,0 +1,2 @@
+#define ACCELERATE_KERNELS portable
+#include "core/amp/epilogue_loops.h"

@@ -1,0 +1,311 @@
+"""The loss scaler of fp16 training on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from accelerate_cpp._native import LossScale, measure_gradients, scale_gradients
+from accelerate_cpp.errors import InvalidArgument
+
+_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+
+
+@dataclass
+class _OptimizerState:
+    """What became of the gradients of one optimizer in the current round."""
+
+    unscaled: bool = False
+    overflow: bool | None = None  # None: not looked at
+    stepped: bool = False
+
+
+@dataclass
+class _Round:
+    """From the first backward pass after an update until the next such pass. Its gradients have one scale."""
+
+    scale: float
+    growth_tracker: int
+    checked: bool = False
+    overflow: bool = False
+    updated: bool = False
+    optimizers: WeakKeyDictionary[torch.optim.Optimizer, _OptimizerState] = field(default_factory=WeakKeyDictionary)
+
+    def of(self, optimizer: torch.optim.Optimizer) -> _OptimizerState:
+        return self.optimizers.setdefault(optimizer, _OptimizerState())
+
+    def note(self, state: _OptimizerState, statistics: Iterable[tuple[float, int]]) -> None:
+        """Takes down whether gradients of an optimizer were not finite."""
+        state.overflow = any(num_non_finite > 0 for _, num_non_finite in statistics)
+        self.checked, self.overflow = True, self.overflow or state.overflow
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
+    """The gradients of an optimizer, by the identity of their parameters."""
+    gradients: dict[int, torch.Tensor] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.dtype == torch.float16:
+                raise InvalidArgument(
+                    "a parameter is stored in fp16, and so is its gradient, which un-scaling would make vanish; keep "
+                    "the parameters in fp32 (model.float()): mixed precision computes in fp16 all the same"
+                )
+            gradients[id(parameter)] = parameter.grad
+    return gradients
+
+
+class GradScaler(torch.amp.GradScaler):
+    """Scales the loss so that small fp16 gradients do not vanish, and leaves out steps whose gradients overflowed.
+
+    Used as ``torch.amp.GradScaler``, whose arguments, state dict and rules it has. Three things are better: gradients
+    are un-scaled, checked and measured in one pass over their memory; several optimizers that step one after another on
+    the gradients of one backward pass use the scale of that pass, and count as one step; fused optimizers un-scale
+    inside their own pass.
+
+    Args:
+        device: ``"cpu"``.
+        init_scale: positive and finite.
+        growth_factor: above 1; multiplies the scale after ``growth_interval`` steps without an overflow.
+        backoff_factor: between 0 and 1; multiplies the scale after a step with an overflow.
+        growth_interval: at least 1.
+        enabled: if false, losses and gradients are left as they are.
+
+    Raises:
+        InvalidArgument: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(device, enabled=False)  # of the parent class only the type is used
+        if device != "cpu":
+            raise InvalidArgument(f"device={device!r}: this scaler is for the CPU; use torch.amp.GradScaler elsewhere")
+        self._enabled = enabled
+        self._loss_scale = LossScale(init_scale, growth_factor, backoff_factor, growth_interval)
+        self._round = self._next_round()
+
+    def scale(self, outputs: Any) -> Any:
+        """``outputs``, a tensor or an iterable of tensors (nested, too), multiplied by the scale."""
+        if not self._enabled:
+            return outputs
+        if self._round.updated:
+            self._round = self._next_round()
+        return self._scaled(outputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients of ``optimizer`` by the scale, in place, and checks them.
+
+        Raises:
+            RuntimeError: they have been divided already, or ``optimizer`` has stepped on them.
+        """
+        self.unscale_and_measure(optimizer)
+
+    def unscale_and_measure(self, optimizer: torch.optim.Optimizer) -> dict[int, float]:
+        """As :meth:`unscale_`; returns the sums of the squares of the new gradients, by ``id`` of their parameters."""
+        if not self._enabled:
+            return {}
+        state = self._round.of(optimizer)
+        if state.stepped:
+            raise RuntimeError("unscale_() is being called after step().")
+        if state.unscaled:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        gradients = _gradients(optimizer)
+        statistics = scale_gradients(list(gradients.values()), 1.0 / self._round.scale)
+        state.unscaled = True
+        self._round.note(state, statistics)
+        return {parameter: squares for parameter, (squares, _) in zip(gradients, statistics, strict=True)}
+
+    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the gradients of the last backward pass are divided by the scale already."""
+        return not self._enabled or self._round.of(optimizer).unscaled
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Un-scales the gradients if that has not been done, and steps ``optimizer`` unless one is not finite.
+
+        Returns:
+            What ``optimizer.step(*args, **kwargs)`` returns; ``None`` when it was left out.
+
+        Raises:
+            RuntimeError: ``optimizer`` has stepped already since the last :meth:`update`.
+            InvalidArgument: there is a closure, which would compute gradients that nobody un-scales.
+        """
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if any(argument is not None for argument in (*args, kwargs.get("closure"))):
+            raise InvalidArgument("a closure is not possible with a loss scaler: its gradients would stay scaled")
+        state = self._round.of(optimizer)
+        if state.stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        fused = not state.unscaled and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if fused:
+            self._round.note(state, measure_gradients(list(_gradients(optimizer).values())))
+        elif not state.unscaled:
+            self.unscale_(optimizer)
+        state.stepped = True
+        if state.overflow:
+            return None
+        return self._step_fused(optimizer) if fused else optimizer.step()
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """After the steps: lets the scale grow or back off, or sets it to ``new_scale``.
+
+        Called again after another optimizer has stepped on gradients of the same backward pass, it replaces what the
+        first call did: an overflow in any of them counts once.
+
+        Raises:
+            RuntimeError: no gradient has been checked since the last call.
+        """
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._loss_scale.set(float(new_scale))
+            self._round.updated = True
+            return
+        if not self._round.checked:
+            raise RuntimeError("update() of a loss scaler, but no optimizer has stepped since a loss was scaled.")
+        self._loss_scale.restore(self._round.scale, self._round.growth_tracker, *self._settings())
+        self._loss_scale.update(self._round.overflow)
+        self._round.updated = True
+
+    def get_scale(self) -> float:
+        """The scale; 1.0 when the scaler is not enabled."""
+        return self._loss_scale.value if self._enabled else 1.0
+
+    def get_growth_factor(self) -> float:
+        """What multiplies the scale when it grows."""
+        return self._loss_scale.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Sets what multiplies the scale when it grows; above 1."""
+        self._restore(growth_factor=new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """What multiplies the scale after an overflow."""
+        return self._loss_scale.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Sets what multiplies the scale after an overflow; between 0 and 1."""
+        self._restore(backoff_factor=new_factor)
+
+    def get_growth_interval(self) -> int:
+        """Steps without an overflow before the scale grows."""
+        return self._loss_scale.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Sets the steps without an overflow before the scale grows; at least 1."""
+        self._restore(growth_interval=new_interval)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale and its settings, under the names that ``torch.amp.GradScaler`` has; empty when not enabled."""
+        return self._all_state() if self._enabled else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues from what :meth:`state_dict`, or that of ``torch.amp.GradScaler``, returned.
+
+        Raises:
+            InvalidArgument: entries are missing (as when the saved scaler was not enabled) or out of range.
+        """
+        if not self._enabled:
+            return
+        missing = [name for name in _STATE if name not in state_dict]
+        if missing:
+            raise InvalidArgument(
+                f"the state of a loss scaler lacks {', '.join(missing)}; was it saved by a scaler that is not enabled?"
+            )
+        self._restore(**{name: state_dict[name] for name in _STATE})
+        self._round = self._next_round()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"enabled": self._enabled, "state": self._all_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        settings = state["state"]
+        self.__init__(  # type: ignore[misc]
+            "cpu",
+            settings["scale"],
+            settings["growth_factor"],
+            settings["backoff_factor"],
+            settings["growth_interval"],
+            state["enabled"],
+        )
+        self._restore(**settings)
+        self._round = self._next_round()
+
+    def _scaled(self, outputs: Any) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            return outputs * self._round.scale
+        if isinstance(outputs, Iterable):
+            scaled = map(self._scaled, outputs)
+            return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+        raise InvalidArgument(f"expected tensors, or iterables of tensors, to scale; found {type(outputs).__name__}")
+
+    def _step_fused(self, optimizer: Any) -> Any:
+        optimizer.grad_scale = torch.tensor(self._round.scale, dtype=torch.float32)
+        optimizer.found_inf = torch.zeros((), dtype=torch.float32)
+        try:
+            return optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    def _found_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        overflow = self._round.of(optimizer).overflow
+        return {} if overflow is None else {"cpu": torch.tensor(float(overflow))}
+
+    def _get_growth_tracker(self) -> int:
+        return self._loss_scale.growth_tracker if self._enabled else 0
+
+    def _settings(self) -> tuple[float, float, int]:
+        return self.get_growth_factor(), self.get_backoff_factor(), self.get_growth_interval()
+
+    def _all_state(self) -> dict[str, Any]:
+        return dict(
+            zip(_STATE, (self._loss_scale.value, *self._settings(), self._loss_scale.growth_tracker), strict=True)
+        )
+
+    def _restore(self, **changes: Any) -> None:
+        state = {**self._all_state(), **changes}
+        self._loss_scale.restore(
+            state["scale"],
+            state["_growth_tracker"],
+            state["growth_factor"],
+            state["backoff_factor"],
+            state["growth_interval"],
+        )
+
+    def _next_round(self) -> _Round:
+        return _Round(self._loss_scale.value, self._loss_scale.growth_tracker)
+
+
+def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients that ``optimizer`` was to step on were not finite; asked between its step and the update."""
+    return any(bool(found) for found in scaler._found_inf_per_device(optimizer).values())
+
+
+def unscale_all(scaler: torch.amp.GradScaler | None, optimizers: Iterable[Any]) -> dict[int, float]:
+    """Un-scales the gradients of ``optimizers``, prepared or not, that are scaled still.
+
+    Returns:
+        The sums of the squares of the gradients that were measured on the way, by ``id`` of their parameters.
+    """
+    squares: dict[int, float] = {}
+    if scaler is None:
+        return squares
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "optimizer", optimizer)
+        if not isinstance(scaler, GradScaler):
+            scaler.unscale_(inner)
+        elif not scaler.is_unscaled(inner):
+            squares |= scaler.unscale_and_measure(inner)
+    return squares

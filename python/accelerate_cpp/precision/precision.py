@@ -1,0 +1,70 @@
+"""The precision of a run: what its passes compute in, and whether the loss is scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.precision.grad_scaler import GradScaler
+
+_COMPUTE_DTYPES: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision of a run on one kind of device.
+
+    Attributes:
+        name: ``"no"``, ``"fp16"`` or ``"bf16"``.
+        compute_dtype: of the operations that ``torch.autocast`` converts; ``None`` when it converts none.
+        device_type: as in ``torch.device.type``.
+    """
+
+    name: str
+    compute_dtype: torch.dtype | None
+    device_type: str
+
+    def autocast(self, options: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
+        """The context in which operations compute in ``compute_dtype``; nothing changes in full precision.
+
+        Args:
+            options: ``enabled`` and ``cache_enabled`` of ``torch.autocast``.
+        """
+        if self.compute_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=self.compute_dtype, **(options or {}))
+
+    def make_scaler(self, options: Mapping[str, Any] | None = None) -> torch.amp.GradScaler | None:
+        """What keeps small gradients from vanishing in fp16; ``None`` where the exponent is as wide as that of fp32.
+
+        On the CPU it is :class:`GradScaler`, elsewhere torch's own.
+
+        Args:
+            options: arguments of ``torch.amp.GradScaler`` but for the device.
+        """
+        if self.name != "fp16":
+            return None
+        if self.device_type == "cpu":
+            return GradScaler(**(options or {}))
+        return torch.amp.GradScaler(self.device_type, **(options or {}))
+
+
+def precision_for(name: str | None, device: torch.device) -> Precision:
+    """The precision called ``name`` (``None`` means ``"no"``) on ``device``.
+
+    Raises:
+        InvalidArgument: the name is unknown, or the device has no arithmetic for it.
+    """
+    name = name or "no"
+    if name not in _COMPUTE_DTYPES:
+        raise InvalidArgument(f"mixed_precision={name!r}: expected one of {', '.join(_COMPUTE_DTYPES)}")
+    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise InvalidArgument(
+            f"mixed_precision='bf16': {torch.cuda.get_device_name(device)} has no bf16 arithmetic; use 'fp16' or 'no'"
+        )
+    return Precision(name, _COMPUTE_DTYPES[name], device.type)

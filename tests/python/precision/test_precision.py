@@ -1,0 +1,44 @@
+"""Which precision computes in what, and which one scales the loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.precision.grad_scaler import GradScaler
+from accelerate_cpp.precision.precision import Precision, precision_for
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), (None, torch.float32)]
+)
+def test_operations_compute_in_the_dtype_of_the_name(name: str | None, dtype: torch.dtype) -> None:
+    with precision_for(name, CPU).autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_options_reach_autocast() -> None:
+    with precision_for("bf16", CPU).autocast({"enabled": False}):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_only_fp16_scales_the_loss() -> None:
+    assert precision_for("no", CPU).make_scaler() is None
+    assert precision_for("bf16", CPU).make_scaler({"init_scale": 2.0}) is None
+    scaler = precision_for("fp16", CPU).make_scaler({"init_scale": 8.0})
+    assert isinstance(scaler, GradScaler)
+    assert scaler.get_scale() == 8.0
+
+
+def test_other_devices_keep_the_scaler_of_torch() -> None:
+    scaler = Precision("fp16", torch.float16, "mps").make_scaler({"init_scale": 8.0})
+    assert type(scaler) is torch.amp.GradScaler
+    assert scaler.get_scale() == 8.0
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'fp17': expected one of no, fp16, bf16"):
+        precision_for("fp17", CPU)
