@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/background.h"
+#include "core/comm/service_threads.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -19,6 +19,7 @@ constexpr std::chrono::milliseconds kSlice{50};
 // After its last transfer the thread looks for new ones this many times, once in a grace period, before it has to be
 // woken.
 constexpr int kIdleLooks = 20;
+constexpr const char* kThreadName = "accelerate-p2p";
 // How often the thread looks whether still somebody waits.
 constexpr std::chrono::milliseconds kWaiterPause{10};
 
@@ -55,10 +56,13 @@ class TransferPump::Posted final : public Pending {
   Clock::time_point due_;  // when the thread begins to care; under the lock of the state
 };
 
-struct TransferPump::State {
+struct TransferPump::State : std::enable_shared_from_this<State> {
   explicit State(std::chrono::milliseconds grace_) : grace(grace_) {}
 
   void serve();
+  std::function<void()> service() {
+    return [self = shared_from_this()] { self->serve(); };
+  }
   // Waits a little for one of the transfers, moving all of them on.
   static void move_on(const std::vector<std::shared_ptr<Posted>>& transfers);
 
@@ -70,9 +74,35 @@ struct TransferPump::State {
   int waiters = 0;  // threads that wait for a transfer, and so move all of them on
   bool looking = false;
   bool closing = false;
-  bool thread_lives = false;
-  std::thread::id thread;
+  ServiceThreads threads;
 };
+
+// While a service thread runs callbacks.
+class TransferPump::HeldUp {
+ public:
+  HeldUp(State& state, bool calls) : state_(calls && served == &state ? &state : nullptr) {
+    if (state_ != nullptr) {
+      const std::lock_guard lock(state_->mutex);
+      state_->threads.hold_up(!state_->pending.empty(), kThreadName, state_->service());
+    }
+  }
+  ~HeldUp() {
+    if (state_ != nullptr) {
+      const std::lock_guard lock(state_->mutex);
+      state_->threads.resume();
+    }
+  }
+  HeldUp(const HeldUp&) = delete;
+  HeldUp& operator=(const HeldUp&) = delete;
+
+  // What the calling thread serves; null in other threads.
+  static thread_local State* served;
+
+ private:
+  State* const state_;
+};
+
+thread_local TransferPump::State* TransferPump::HeldUp::served = nullptr;
 
 // Tells the thread that somebody waits.
 class TransferPump::Waiting {
@@ -144,6 +174,7 @@ void TransferPump::Posted::conclude(std::unique_lock<std::mutex> concluding) {
   finish_ = nullptr;
   const std::vector<Callback> callbacks = settle(error);
   concluding.unlock();
+  const HeldUp held_up(*state_, !callbacks.empty());
   for (const Callback& callback : callbacks) {
     callback();
   }
@@ -165,9 +196,9 @@ void TransferPump::State::move_on(const std::vector<std::shared_ptr<Posted>>& tr
 
 void TransferPump::State::serve() {
   std::unique_lock lock(mutex);
-  thread = std::this_thread::get_id();
+  HeldUp::served = this;
   int idle_looks = 0;
-  while (!closing) {
+  while (!closing && !threads.surplus()) {
     const bool idle = pending.empty();
     idle_looks = idle ? idle_looks + 1 : 0;
     const Clock::time_point now = Clock::now();
@@ -188,7 +219,7 @@ void TransferPump::State::serve() {
     }
     std::erase_if(pending, [](const std::shared_ptr<Posted>& posted) { return posted->ended(); });
   }
-  thread_lives = false;
+  threads.end();
   changed.notify_all();
 }
 
@@ -220,9 +251,8 @@ std::shared_ptr<Pending> TransferPump::post(std::shared_ptr<Transfer> transfer, 
   bool wake = false;
   {
     const std::lock_guard lock(state.mutex);
-    if (!state.thread_lives && !state.closing) {
-      start_background_thread("accelerate-p2p", [shared = state_] { shared->serve(); });
-      state.thread_lives = true;
+    if (!state.closing) {
+      state.threads.require(kThreadName, state.service());
     }
     state.pending.push_back(posted);
     wake = !state.looking;
@@ -241,8 +271,7 @@ void TransferPump::stop() {
   std::unique_lock lock(state.mutex);
   state.closing = true;
   state.changed.notify_all();
-  const bool by_the_thread = state.thread == std::this_thread::get_id();
-  state.changed.wait(lock, [&] { return by_the_thread || !state.thread_lives; });
+  state.changed.wait(lock, [&] { return !state.threads.serving(); });
 }
 
 }  // namespace accelerate_cpp::comm

@@ -37,6 +37,7 @@ class TransferPump {
   void stop();
 
  private:
+  class HeldUp;
   class Posted;
   class Waiting;
   struct State;

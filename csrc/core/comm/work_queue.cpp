@@ -7,11 +7,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/background.h"
 #include "core/base/error.h"
+#include "core/comm/service_threads.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -21,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kProbeInterval{50};
 // After its last task the thread looks for new ones this many times, once in a grace period, before it has to be woken.
 constexpr int kIdleLooks = 20;
+constexpr const char* kThreadName = "accelerate-work";
 
 // Whether `error` concerns the thread in which it was raised rather than the operation.
 bool is_interrupt(const std::exception_ptr& error) {
@@ -68,8 +69,8 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
     }
   }
 
-  // Runs the first waiting task. Returns its error; the lock is released.
-  std::exception_ptr run_front(Lock& lock);
+  // Runs the first waiting task, and what was to be called once it has ended. Returns its error; the lock is released.
+  std::exception_ptr run_front(Lock& lock, bool by_service_thread);
 
   // Returns when `number` tasks have ended. Helps unless there is a deadline, which an operation that has begun would
   // miss.
@@ -77,6 +78,9 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
 
   void hurry_until(std::uint64_t number);
   void serve();
+  std::function<void()> service() {
+    return [self = shared_from_this()] { self->serve(); };
+  }
 
   const InterruptProbe probe;
   const std::chrono::milliseconds grace;
@@ -85,20 +89,19 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
 
   std::mutex mutex;
   std::condition_variable changed;  // a task has ended, or the thread
-  std::condition_variable work;     // for the thread alone
+  std::condition_variable work;     // for the thread that serves
   std::deque<std::shared_ptr<Task>> waiting;
   bool running = false;
   std::uint64_t issued = 0;
   std::uint64_t finished = 0;  // tasks end in order
   std::uint64_t hurried = 0;   // the thread may begin tasks up to this number at once
   bool looking = false;        // the thread sees new tasks without being woken
-  bool thread_lives = false;
-  std::thread::id thread;
+  ServiceThreads threads;
   bool closing = false;
   std::exception_ptr stop_reason;
 };
 
-std::exception_ptr WorkQueue::State::run_front(Lock& lock) {
+std::exception_ptr WorkQueue::State::run_front(Lock& lock, bool by_service_thread) {
   const std::shared_ptr<Task> task = std::move(waiting.front());
   waiting.pop_front();
   running = true;
@@ -116,6 +119,10 @@ std::exception_ptr WorkQueue::State::run_front(Lock& lock) {
   const std::vector<Pending::Callback> callbacks = task->settle(error);
   unfinished.fetch_sub(1, std::memory_order_release);
   const bool more = !waiting.empty();
+  const bool held_up = by_service_thread && !callbacks.empty();
+  if (held_up) {
+    threads.hold_up(more, kThreadName, service());
+  }
   lock.unlock();
   changed.notify_all();
   if (more) {
@@ -123,6 +130,11 @@ std::exception_ptr WorkQueue::State::run_front(Lock& lock) {
   }
   for (const Pending::Callback& callback : callbacks) {
     callback();
+  }
+  if (held_up) {
+    lock.lock();
+    threads.resume();
+    lock.unlock();
   }
   return error;
 }
@@ -137,7 +149,7 @@ void WorkQueue::State::await(std::uint64_t number, const std::optional<Deadline>
   while (finished < number) {
     if (!deadline && !running && !waiting.empty()) {
       const bool own = waiting.front()->number_ == number;
-      const std::exception_ptr error = run_front(lock);
+      const std::exception_ptr error = run_front(lock, false);
       if (!own && is_interrupt(error)) {
         std::rethrow_exception(error);
       }
@@ -168,10 +180,9 @@ void WorkQueue::State::hurry_until(std::uint64_t number) {
 
 void WorkQueue::State::serve() {
   Lock lock(mutex);
-  thread = std::this_thread::get_id();
   int idle_looks = 0;
   std::uint64_t seen = issued;
-  while (!closing || !waiting.empty()) {
+  while ((!closing || !waiting.empty()) && !threads.surplus()) {
     idle_looks = seen == issued ? idle_looks + 1 : 0;
     seen = issued;
     if (running || waiting.empty()) {
@@ -192,10 +203,10 @@ void WorkQueue::State::serve() {
       looking = false;
       continue;
     }
-    run_front(lock);
+    run_front(lock, true);
     lock.lock();
   }
-  thread_lives = false;
+  threads.end();
   changed.notify_all();
 }
 
@@ -236,10 +247,7 @@ std::shared_ptr<Pending> WorkQueue::issue(Body body) {
     if (state.stop_reason) {
       std::rethrow_exception(state.stop_reason);
     }
-    if (!state.thread_lives) {
-      start_background_thread("accelerate-work", [shared = state_] { shared->serve(); });
-      state.thread_lives = true;
-    }
+    state.threads.require(kThreadName, state.service());
     task->number_ = ++state.issued;
     task->due_ = Clock::now() + state.grace;
     state.waiting.push_back(task);
@@ -285,8 +293,7 @@ void WorkQueue::stop(const std::exception_ptr& reason) {
     const std::deque<std::shared_ptr<Task>> failed = std::move(state.waiting);
     state.waiting.clear();
     state.work.notify_one();
-    const bool by_the_thread = state.thread == std::this_thread::get_id();
-    state.changed.wait(lock, [&] { return !state.running && (by_the_thread || !state.thread_lives); });
+    state.changed.wait(lock, [&] { return !state.running && !state.threads.serving(); });
     for (const std::shared_ptr<Task>& task : failed) {
       bodies.push_back(std::move(task->body_));
       std::vector<Pending::Callback> own = task->settle(reason);

@@ -2,7 +2,8 @@
 //
 // A task is run by the thread that waits for it, which first runs the tasks issued before it ("a waiter helps"): no
 // hand-over, and no second thread that competes for the core. Only a task that nobody has begun within a grace period
-// is run by a thread of the queue's own, which starts with the first task that is issued.
+// is run by a thread of the queue's own, which starts with the first task that is issued. A callback that is called in
+// this thread may wait for other tasks: another thread then serves them.
 //
 // Thread-safe. In a forked child the thread does not exist, so that there the queue refuses to work.
 #pragma once

@@ -1,6 +1,9 @@
 // What a Group says about its ranks: who waits for whom, where everyone is, and how their calls differ.
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <type_traits>
 
 #include "core/comm/shm/group.h"
 
@@ -23,6 +26,22 @@ std::string place_of(const RankControl& control, std::uint64_t sequence) {
   const Place& place = control.places[sequence & 1];
   const bool known = place.sequence.load(std::memory_order_acquire) == sequence && place.text[0] != '\0';
   return known ? std::string(" at ") + place.text : "";
+}
+
+// A copy of what its owner may be writing: worth something only if it turns out that the owner was not.
+#if defined(__GNUC__)
+__attribute__((noinline, no_sanitize("thread")))
+#endif
+Operation torn_copy(const Operation& shared) {
+  using Word __attribute__((may_alias)) = std::uint64_t;
+  static_assert(sizeof(Operation) % sizeof(Word) == 0 && std::is_trivially_copyable_v<Operation>);
+  Operation copy{OperationKind::kBarrier};
+  const Word* const from = reinterpret_cast<const Word*>(&shared);
+  Word* const to = reinterpret_cast<Word*>(&copy);
+  for (std::size_t i = 0; i < sizeof(Operation) / sizeof(Word); ++i) {
+    to[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
+  }
+  return copy;
 }
 
 }  // namespace
@@ -80,15 +99,15 @@ std::string Group::describe_wait(int peer) const {
 }
 
 std::string Group::standing(int peer) const {
-  const RankControl& control = this->control(peer);
+  RankControl& control = this->control(peer);
   const std::string who = "rank " + std::to_string(peer);
   Operation operation{OperationKind::kBarrier};
   std::uint64_t reached = 0;
   do {  // the peer may go on and overwrite the description while it is copied
     reached = control.announced.load(std::memory_order_acquire);
-    operation = control.operations[reached & 1];
-    std::atomic_thread_fence(std::memory_order_acquire);
-  } while (control.announced.load(std::memory_order_relaxed) != reached);
+    operation = torn_copy(control.operations[reached & 1]);
+    // Adding nothing, unlike loading, comes after the copy.
+  } while (control.announced.fetch_add(0, std::memory_order_acq_rel) != reached);
   if (reached == 0) {
     return who + " has not called a collective of this group";
   }

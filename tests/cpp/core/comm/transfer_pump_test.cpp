@@ -98,6 +98,26 @@ TEST(TransferPump, FinishesATransferThatIsCompleteFromTheStartAtOnce) {
   EXPECT_EQ(finished, 1);
 }
 
+TEST(TransferPump, MovesOnOtherTransfersWhileACallbackWaitsForThem) {
+  TransferPump pump(kAtOnce);
+  const auto first = std::make_shared<FakeTransfer>();
+  const auto second = std::make_shared<FakeTransfer>();
+  const auto first_pending = pump.post(first, [] {});
+  const auto second_pending = pump.post(second, [] {});
+  std::promise<void> called;
+  first_pending->then([&] {
+    second->arrive();
+    end_of(*second_pending).wait();
+    const auto third = std::make_shared<FakeTransfer>();
+    const auto third_pending = pump.post(third, [] {});
+    third->arrive();
+    end_of(*third_pending).wait();
+    called.set_value();
+  });
+  first->arrive();
+  called.get_future().wait();
+}
+
 TEST(TransferPump, MovesOnWhatNobodyWaitsForInAThreadOfItsOwn) {
   for (const milliseconds grace : {kAtOnce, TransferPump::kGrace}) {
     TransferPump pump(grace);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -53,6 +54,58 @@ TEST(WorkQueue, RunsWhatNobodyWaitsForInAThreadOfItsOwn) {
     queue.issue([&] { runner.set_value(std::this_thread::get_id()); });
     EXPECT_NE(runner.get_future().get(), std::this_thread::get_id());
   }
+}
+
+TEST(WorkQueue, ServesOtherTasksWhileACallbackWaitsForThem) {
+  constexpr int kDepth = 4;
+  WorkQueue queue([] {}, kAtOnce);
+  std::promise<void> all;
+  // Each task has a callback that issues the next one and returns only when that one's callback has.
+  std::function<void(int)> issue_from = [&](int level) {
+    if (level == kDepth) {
+      all.set_value();
+      return;
+    }
+    std::promise<void> next;
+    queue.issue([] {})->then([&] {
+      issue_from(level + 1);
+      next.set_value();
+    });
+    next.get_future().wait();
+  };
+  issue_from(0);
+  all.get_future().wait();
+}
+
+TEST(WorkQueue, ServesTasksThatWaitedAlreadyWhenACallbackBegan) {
+  WorkQueue queue([] {}, kNever);
+  std::promise<void> second_ran;
+  std::promise<void> called;
+  const auto first = queue.issue([] {});
+  first->then([&] {
+    second_ran.get_future().wait();
+    called.set_value();
+  });
+  const auto second = queue.issue([&] { second_ran.set_value(); });
+  second->hurry();
+  called.get_future().wait();
+}
+
+TEST(WorkQueue, IsStoppedWhileACallbackIsRunning) {
+  WorkQueue queue([] {}, kAtOnce);
+  std::promise<void> begun;
+  std::promise<void> stopped;
+  std::promise<void> ended;
+  queue.issue([] {})->then([&] {
+    begun.set_value();
+    stopped.get_future().wait();
+    ended.set_value();
+  });
+  begun.get_future().wait();
+  queue.stop(closed());
+  stopped.set_value();
+  ended.get_future().wait();
+  EXPECT_THROW(queue.issue([] {}), PeerLost);
 }
 
 TEST(WorkQueue, RunsATaskThatIsToHurryAndThoseBeforeIt) {
