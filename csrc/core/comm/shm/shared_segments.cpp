@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "core/base/round_up.h"
+
 namespace accelerate_cpp::comm {
 namespace {
 
@@ -16,13 +18,26 @@ constexpr std::size_t kAlignment = 64;
 
 class SharedSegments::Part final : public Buffer {
  public:
-  Part(std::shared_ptr<Segment> segment, std::size_t offset_bytes)
-      : segment_(std::move(segment)), offset_bytes_(offset_bytes) {}
+  // `count`, which may be null, is raised for as long as this lives.
+  Part(std::shared_ptr<Segment> segment, std::size_t offset_bytes, std::shared_ptr<std::atomic<int>> count)
+      : segment_(std::move(segment)), offset_bytes_(offset_bytes), count_(std::move(count)) {
+    if (count_) {
+      count_->fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  ~Part() override {
+    if (count_) {
+      count_->fetch_sub(1, std::memory_order_release);
+    }
+  }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
   void* data() override { return segment_->data() + offset_bytes_; }
 
  private:
   const std::shared_ptr<Segment> segment_;
   const std::size_t offset_bytes_;
+  const std::shared_ptr<std::atomic<int>> count_;
 };
 
 SharedSegments& SharedSegments::of_process() {
@@ -42,22 +57,23 @@ std::shared_ptr<Segment> SharedSegments::create_locked(std::size_t size_bytes) {
 std::shared_ptr<Buffer> SharedSegments::allocate(std::size_t size_bytes) {
   const std::lock_guard lock(mutex_);
   if (size_bytes >= kOwnSegmentBytes) {
-    return std::make_shared<Part>(create_locked(size_bytes), 0);
+    return std::make_shared<Part>(create_locked(size_bytes), 0, nullptr);
   }
-  const std::size_t rounded = std::max((size_bytes + kAlignment - 1) / kAlignment, std::size_t{1}) * kAlignment;
+  const std::size_t rounded = round_up(std::max(size_bytes, std::size_t{1}), kAlignment);
   if (slab_.owner != ::getpid()) {
     slab_ = {};
   }
-  if (slab_.segment && slab_.segment.use_count() == 1) {  // all its parts have gone
+  const bool unused = slab_.num_parts && slab_.num_parts->load(std::memory_order_acquire) == 0;
+  if (unused && slab_.segment.use_count() == 1) {  // no arena knows it, either
     std::memset(slab_.segment->data(), 0, slab_.used_bytes);
     slab_.used_bytes = 0;
   }
   if (!slab_.segment || rounded > kSlabBytes - slab_.used_bytes) {
-    slab_ = {create_locked(kSlabBytes), 0, ::getpid()};
+    slab_ = {create_locked(kSlabBytes), 0, ::getpid(), std::make_shared<std::atomic<int>>(0)};
   }
   const std::size_t offset = slab_.used_bytes;
   slab_.used_bytes += rounded;
-  return std::make_shared<Part>(slab_.segment, offset);
+  return std::make_shared<Part>(slab_.segment, offset, slab_.num_parts);
 }
 
 SharedSegments::Found SharedSegments::find(const void* data, std::size_t size_bytes) {

@@ -112,6 +112,11 @@ std::size_t GpuDouble::count_calls(const std::string& entry) {
   return found == counts_.end() ? 0 : found->second;
 }
 
+bool GpuDouble::was_called(const std::string& call) {
+  const Lock lock(mutex);
+  return std::find(calls.begin(), calls.end(), call) != calls.end();
+}
+
 int GpuDouble::enter(const std::string& call) {
   static const std::set<std::string> queries = {"cudaEventQuery", "cudaStreamQuery",       "cudaGetLastError",
                                                 "cudaGetDevice",  "ncclCommGetAsyncError", "cudaSetDevice"};

@@ -58,6 +58,8 @@ class __attribute__((visibility("default"))) GpuDouble {
   std::vector<std::string> calls;
   // How often `entry` was called, queries too.
   std::size_t count_calls(const std::string& entry);
+  // While other threads call, too.
+  bool was_called(const std::string& call);
 
   // For the doubles' entry points, with the mutex held.
   int enter(const std::string& call);  // records the call; the status that was ordered for it, or 0

@@ -12,7 +12,6 @@ namespace accelerate_cpp::comm::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::HasSubstr;
 
 // Two ranks, each with a session and one float on its device.
@@ -104,7 +103,7 @@ TEST_F(NcclSessionTest, TimesOutWhenARankNeverComesToTheOperationAndStopsTheGpu)
               [&] { rank.all_reduce(Call(Deadline::after(std::chrono::milliseconds(30)), {}, "t.py:8")); }),
           AllOf(HasSubstr("all_reduce(sum) of 1 float32 (operation 1) on rank 0 of 2 (cuda:0)"),
                 HasSubstr("had not finished after"), HasSubstr("rank 1: not known to wait"), HasSubstr("t.py:8")));
-      EXPECT_THAT(gpu_double().calls, Contains("ncclCommAbort 0"));
+      EXPECT_TRUE(gpu_double().was_called("ncclCommAbort 0"));
       EXPECT_THAT(message_of<PeerLost>([&] { rank.all_reduce(soon()); }), HasSubstr("had not finished after"));
     } else {
       while (!rank.group->board().failure().has_value()) {
@@ -151,7 +150,7 @@ TEST_F(NcclSessionTest, NoticesAnAsynchronousErrorWhileItWaits) {
       });
       EXPECT_THROW(rank.all_reduce(soon()), PeerLost);
       breaker.join();
-      EXPECT_THAT(gpu_double().calls, Contains("ncclCommAbort 0"));
+      EXPECT_TRUE(gpu_double().was_called("ncclCommAbort 0"));
       rank.group->board().publish("/done", "");
     } else {
       rank.group->board().await("/done", soon());
