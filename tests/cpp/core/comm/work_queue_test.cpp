@@ -66,12 +66,12 @@ TEST(WorkQueue, ServesOtherTasksWhileACallbackWaitsForThem) {
       all.set_value();
       return;
     }
-    std::promise<void> next;
-    queue.issue([] {})->then([&] {
+    const auto next = std::make_shared<std::promise<void>>();
+    queue.issue([] {})->then([&issue_from, next, level] {
       issue_from(level + 1);
-      next.set_value();
+      next->set_value();
     });
-    next.get_future().wait();
+    next->get_future().wait();
   };
   issue_from(0);
   all.get_future().wait();
