@@ -467,29 +467,38 @@ class Accelerator:
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divides the gradients of ``optimizer`` by the scale of the loss; ``None`` means all prepared optimizers.
 
-        Nothing happens but in fp16, nor to gradients that are un-scaled already.
+        Nothing happens but in fp16, nor to gradients that are un-scaled already, nor in a micro-batch that only
+        accumulates gradients: those of the next one are scaled, too, and have to add up with them.
 
         Args:
             optimizer: one optimizer, prepared or not, or a list of them.
         """
         chosen = self._optimizers if optimizer is None else optimizer
-        unscale_all(self.scaler, chosen if isinstance(chosen, (list, tuple)) else [chosen])
+        if self.sync_gradients:
+            unscale_all(self.scaler, chosen if isinstance(chosen, (list, tuple)) else [chosen])
 
     def clip_grad_norm_(
         self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
         """Scales gradients in place to a joint norm of at most ``max_norm``; returns the norm before (0-dim).
 
-        Gradients of a scaled loss are un-scaled first.
+        Gradients of a scaled loss are un-scaled first; where they only accumulate, they are clipped as they are, to a
+        limit that is scaled like them.
         """
-        squares = unscale_all(self.scaler, self._optimizers)
+        squares = unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        return self._session.strategy.clip_grad_norm(tensors, max_norm, norm_type, squares)
+        scale = self._scale_of_gradients
+        return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, squares) / scale
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales gradients first."""
-        unscale_all(self.scaler, self._optimizers)
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales as ``clip_grad_norm_``."""
+        unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
+        torch.nn.utils.clip_grad_value_(parameters, clip_value * self._scale_of_gradients)
+
+    @property
+    def _scale_of_gradients(self) -> float:
+        """What gradients are multiplied by once those that are to be un-scaled are."""
+        return 1.0 if self.scaler is None or self.sync_gradients else float(self.scaler.get_scale())
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """The casting that mixed precision asks for; none in full precision, whatever the handler says."""

@@ -119,3 +119,23 @@ def test_an_overflow_skips_the_step() -> None:
 def test_the_environment_can_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert Accelerator(cpu=True).mixed_precision == "bf16"
+
+
+def test_micro_batches_add_up_even_when_each_is_clipped() -> None:
+    handler = GradScalerKwargs(init_scale=16.0)
+    accelerator = Accelerator(
+        cpu=True, mixed_precision="fp16", gradient_accumulation_steps=2, kwargs_handlers=[handler]
+    )
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    norms = []
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), 8.0)).sum())
+            norms.append(accelerator.clip_grad_norm_(model.parameters(), 3.0).item())
+            accelerator.unscale_gradients()
+            accelerator.clip_grad_value_(model.parameters(), 100.0)
+            optimizer.step()
+    assert norms == pytest.approx([4.0, 7.0])  # 8 / 2; then 3, to which that was clipped, and 4
+    assert model.weight.item() == pytest.approx(-3.0)
