@@ -17,7 +17,8 @@ class ServiceThreads {
   // Whether another thread than the one that asks, which is not held up, serves: then it may end.
   bool surplus() const { return threads_ - held_up_ > 1; }
 
-  // Starts a thread unless one serves; `body` calls end() last. Throws SystemFailure when the system refuses.
+  // Starts a thread unless one serves; `body` calls begin() first and end() last. Throws SystemFailure when the system
+  // refuses.
   void require(const char* name, std::function<void()> body) {
     if (!serving()) {
       start_background_thread(name, std::move(body));
@@ -38,9 +39,15 @@ class ServiceThreads {
   }
   void resume() { --held_up_; }
 
+  // In a thread that was started: first and last.
+  void begin() { own_ = this; }
   void end() { --threads_; }
 
+  // Whether all have ended, those that were held up, too; but for the calling thread, if it is one of them.
+  bool ended() const { return threads_ == (own_ == this ? 1 : 0); }
+
  private:
+  static inline thread_local const ServiceThreads* own_ = nullptr;
   int threads_ = 0;
   int held_up_ = 0;
 };

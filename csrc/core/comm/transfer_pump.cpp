@@ -82,6 +82,7 @@ class TransferPump::HeldUp {
  public:
   HeldUp(State& state, bool calls) : state_(calls && served == &state ? &state : nullptr) {
     if (state_ != nullptr) {
+      served = nullptr;  // callbacks within callbacks hold up no further thread
       const std::lock_guard lock(state_->mutex);
       state_->threads.hold_up(!state_->pending.empty(), kThreadName, state_->service());
     }
@@ -90,12 +91,13 @@ class TransferPump::HeldUp {
     if (state_ != nullptr) {
       const std::lock_guard lock(state_->mutex);
       state_->threads.resume();
+      served = state_;
     }
   }
   HeldUp(const HeldUp&) = delete;
   HeldUp& operator=(const HeldUp&) = delete;
 
-  // What the calling thread serves; null in other threads.
+  // What the calling thread serves; null in other threads, and while it is held up.
   static thread_local State* served;
 
  private:
@@ -197,6 +199,7 @@ void TransferPump::State::move_on(const std::vector<std::shared_ptr<Posted>>& tr
 void TransferPump::State::serve() {
   std::unique_lock lock(mutex);
   HeldUp::served = this;
+  threads.begin();
   int idle_looks = 0;
   while (!closing && !threads.surplus()) {
     const bool idle = pending.empty();
@@ -251,7 +254,7 @@ std::shared_ptr<Pending> TransferPump::post(std::shared_ptr<Transfer> transfer, 
   bool wake = false;
   {
     const std::lock_guard lock(state.mutex);
-    if (!state.closing) {
+    if (!state.closing && !state.threads.serving()) {
       state.threads.require(kThreadName, state.service());
     }
     state.pending.push_back(posted);
@@ -271,7 +274,7 @@ void TransferPump::stop() {
   std::unique_lock lock(state.mutex);
   state.closing = true;
   state.changed.notify_all();
-  state.changed.wait(lock, [&] { return !state.threads.serving(); });
+  state.changed.wait(lock, [&] { return state.threads.ended(); });
 }
 
 }  // namespace accelerate_cpp::comm

@@ -180,6 +180,7 @@ void WorkQueue::State::hurry_until(std::uint64_t number) {
 
 void WorkQueue::State::serve() {
   Lock lock(mutex);
+  threads.begin();
   int idle_looks = 0;
   std::uint64_t seen = issued;
   while ((!closing || !waiting.empty()) && !threads.surplus()) {
@@ -247,7 +248,9 @@ std::shared_ptr<Pending> WorkQueue::issue(Body body) {
     if (state.stop_reason) {
       std::rethrow_exception(state.stop_reason);
     }
-    state.threads.require(kThreadName, state.service());
+    if (!state.threads.serving()) {
+      state.threads.require(kThreadName, state.service());
+    }
     task->number_ = ++state.issued;
     task->due_ = Clock::now() + state.grace;
     state.waiting.push_back(task);
@@ -306,6 +309,9 @@ void WorkQueue::stop(const std::exception_ptr& reason) {
   for (const Pending::Callback& callback : callbacks) {
     callback();
   }
+  // A callback that waited for one of these tasks returns now. Its thread may need the interpreter, which may end next.
+  State::Lock lock(state.mutex);
+  state.changed.wait(lock, [&] { return state.threads.ended(); });
 }
 
 }  // namespace accelerate_cpp::comm

@@ -91,20 +91,23 @@ TEST(WorkQueue, ServesTasksThatWaitedAlreadyWhenACallbackBegan) {
   called.get_future().wait();
 }
 
-TEST(WorkQueue, IsStoppedWhileACallbackIsRunning) {
-  WorkQueue queue([] {}, kAtOnce);
+TEST(WorkQueue, IsStoppedWhenACallbackThatWaitsForAFailedTaskHasReturned) {
+  WorkQueue queue([] {}, kNever);
   std::promise<void> begun;
-  std::promise<void> stopped;
-  std::promise<void> ended;
-  queue.issue([] {})->then([&] {
+  std::atomic<bool> returned{false};
+  const auto first = queue.issue([] {});
+  first->then([&] {
+    const auto second = queue.issue([] {});
+    std::promise<void> failed;
+    second->then([&] { failed.set_value(); });
     begun.set_value();
-    stopped.get_future().wait();
-    ended.set_value();
+    failed.get_future().wait();
+    returned = true;
   });
+  first->hurry();
   begun.get_future().wait();
   queue.stop(closed());
-  stopped.set_value();
-  ended.get_future().wait();
+  EXPECT_TRUE(returned);
   EXPECT_THROW(queue.issue([] {}), PeerLost);
 }
 
