@@ -1,6 +1,7 @@
 // What communicators and backends ask of the Python program around them.
 #include <pybind11/gil_safe_call_once.h>
 
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <string>
@@ -8,6 +9,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/interrupt_watch.h"
+#include "core/base/background.h"
+#include "core/base/error.h"
 #include "torch_bridge/c10d_backend.h"
 
 namespace accelerate_cpp::bindings {
@@ -88,12 +91,19 @@ void forget(C10dBackend& backend) {
   backends().all.erase(&backend);
 }
 
+std::atomic<bool> program_is_ending{false};
+
+// Threads of ours may need the interpreter, which is about to end: those of backends that are gone, too.
 void leave_all() {
   const py::gil_scoped_release release;
-  const std::lock_guard lock(backends().mutex);  // none of them ends meanwhile
-  for (C10dBackend* const backend : backends().all) {
-    backend->leave();
+  program_is_ending = true;
+  {
+    const std::lock_guard lock(backends().mutex);  // none of them ends meanwhile
+    for (C10dBackend* const backend : backends().all) {
+      backend->leave();
+    }
   }
+  await_background_threads();
 }
 
 }  // namespace
@@ -107,6 +117,9 @@ comm::WaitHooks wait_hooks(milliseconds warn_after) {
     if (is_python_thread()) {
       probe();
     } else {
+      if (program_is_ending) {
+        throw PeerLost("the process ended while an asynchronous operation was under way");
+      }
       check_unanswered_interrupt();
     }
   };

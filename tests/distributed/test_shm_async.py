@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -269,6 +270,44 @@ def interrupted(helping: bool) -> str:
 @pytest.mark.parametrize("helping", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ctrl_c_ends_a_wait_whoever_runs_the_operation(helping: bool) -> None:
     assert run_processes(interrupted, 2, helping)[0] == "KeyboardInterrupt"
+
+
+def ended_within_a_callback(in_time: bool) -> bool:
+    """Ends the program while a callback of a group that is gone runs; `in_time` or in an operation that never ends."""
+    import torch
+
+    stores = []
+    atexit.register(lambda: [store.set("rank 0 waits for nothing any more", "") for store in stores])
+    dist = register()  # ends its threads in a handler of its own, which is called before this one
+    dist.init_process_group("cpu:shm")
+    rank = dist.get_rank()
+    begun = threading.Event()
+
+    def callback(future: object) -> None:
+        begun.set()
+        time.sleep(0.5)  # until after the program has ended, if nothing waits for this
+
+    if in_time or rank == 0:
+        dist.all_reduce(torch.ones(4), async_op=True).get_future().add_done_callback(callback)
+    if in_time:
+        begun.wait()
+        meet("both callbacks have begun", rank, 2)
+        dist.distributed_c10d._abort_process_group()
+    else:
+        # Gone without abort or shutdown, as when the program drops it.
+        store = dist.distributed_c10d._get_default_store()
+        dist.distributed_c10d._world.pg_map.clear()
+        dist.distributed_c10d._update_default_pg(None)
+        if rank == 0:
+            stores.append(store)
+        else:
+            store.wait(["rank 0 waits for nothing any more"], timedelta(seconds=60))
+    return begun.is_set()
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_the_program_ends_well_while_threads_of_a_group_that_is_gone_run(in_time: bool) -> None:
+    assert run_processes(ended_within_a_callback, 2, in_time) == [in_time] * 2
 
 
 def destroyed_with_work() -> list[float]:

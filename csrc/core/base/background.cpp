@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -15,10 +16,27 @@ namespace accelerate_cpp {
 namespace {
 
 std::atomic<std::uint64_t> generation{0};
+std::atomic<int> num_awaited{0};  // threads that there are with AtExit::kAwaited
 
 void enter_next_generation() {
   generation.fetch_add(1, std::memory_order_relaxed);
+  num_awaited.store(0, std::memory_order_relaxed);
 }
+
+// Counts a thread from before it starts until it has released whatever it held.
+class Awaited {
+ public:
+  Awaited() {
+    fork_generation();  // installs what counts anew in a forked child
+    num_awaited.fetch_add(1);
+  }
+  ~Awaited() {
+    num_awaited.fetch_sub(1);
+    num_awaited.notify_all();
+  }
+  Awaited(const Awaited&) = delete;
+  Awaited& operator=(const Awaited&) = delete;
+};
 
 // Signals are for the threads of the user's program: a new thread inherits the mask of its creator.
 class SignalsBlocked {
@@ -46,15 +64,23 @@ void set_name(const char* name) {
 
 }  // namespace
 
-void start_background_thread(const char* name, std::function<void()> body) {
+void start_background_thread(const char* name, std::function<void()> body, AtExit at_exit) {
   const SignalsBlocked blocked;
+  auto awaited = at_exit == AtExit::kAwaited ? std::make_unique<Awaited>() : nullptr;
   try {
-    std::thread([name = std::string(name), body = std::move(body)] {
+    // What is declared last, `body`, is destroyed first.
+    std::thread([awaited = std::move(awaited), name = std::string(name), body = std::move(body)] {
       set_name(name.c_str());
       body();
     }).detach();
   } catch (const std::system_error& error) {
     throw SystemFailure("starting the thread '" + std::string(name) + "'", error.code().value());
+  }
+}
+
+void await_background_threads() {
+  for (int left = num_awaited.load(); left > 0; left = num_awaited.load()) {
+    num_awaited.wait(left);
   }
 }
 

@@ -9,9 +9,15 @@
 
 namespace accelerate_cpp {
 
+// Whether a thread may need what the program takes down before its process ends, such as an interpreter.
+enum class AtExit { kLeft, kAwaited };
+
 // Runs `body`, which may not throw, in a detached thread that takes no signals and shows `name` (at most 15 characters)
 // in debuggers. Throws SystemFailure when the system refuses another thread.
-void start_background_thread(const char* name, std::function<void()> body);
+void start_background_thread(const char* name, std::function<void()> body, AtExit at_exit = AtExit::kLeft);
+
+// Returns when none of the threads with AtExit::kAwaited is left in this process.
+void await_background_threads();
 
 // Changes in every forked child: what was started under another generation does not run in this process.
 std::uint64_t fork_generation();

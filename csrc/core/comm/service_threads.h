@@ -1,5 +1,6 @@
 // The threads that serve a queue: one that is free to, and as many more as are held up in callbacks, which may wait for
-// what is still in the queue. Guarded by the mutex of the queue.
+// what is still in the queue. They are awaited at exit: callbacks, and what a task holds, may need the interpreter.
+// Guarded by the mutex of the queue.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,7 @@ class ServiceThreads {
   // refuses.
   void require(const char* name, std::function<void()> body) {
     if (!serving()) {
-      start_background_thread(name, std::move(body));
+      start_background_thread(name, std::move(body), AtExit::kAwaited);
       ++threads_;
     }
   }

@@ -5,9 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <future>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
 namespace accelerate_cpp {
 namespace {
@@ -33,6 +38,35 @@ TEST(BackgroundThread, LeavesSignalsToTheOtherThreads) {
   sigset_t own;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &own);
   EXPECT_EQ(sigismember(&own, SIGINT), 0) << "the creator's mask is as it was";
+}
+
+TEST(BackgroundThread, IsAwaitedUntilItHasReleasedWhatItHeld) {
+  std::promise<void> go;
+  std::atomic<bool> released{false};
+  std::shared_ptr<void> held(nullptr, [&](void*) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    released = true;
+  });
+  start_background_thread(
+      "accelerate-test", [held = std::move(held), &go] { go.get_future().wait(); }, AtExit::kAwaited);
+  go.set_value();
+  await_background_threads();
+  EXPECT_TRUE(released);
+}
+
+TEST(BackgroundThread, IsNotAwaitedInAForkedChildWhichDoesNotHaveIt) {
+  std::promise<void> go;
+  start_background_thread("accelerate-test", [&] { go.get_future().wait(); }, AtExit::kAwaited);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    await_background_threads();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  go.set_value();
+  await_background_threads();
 }
 
 TEST(ForkGeneration, IsAnotherInAChildAndStaysInTheParent) {
