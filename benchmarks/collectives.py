@@ -1,10 +1,12 @@
 """Collectives among the processes of one host: shm against Gloo, Open MPI and the speed of a copy in memory.
 
-  gloo, shm     through torch.distributed, the Python call included
-  shm in arena  the same, on tensors in shared memory
-  shm directly  Communicator.all_reduce, as Open MPI's without what torch.distributed does around it
-  Open MPI      through mpi4py; needs mpirun and `pip install mpi4py`
-  memcpy        every process copies the tensor once, at the same time; only where every process has a core of its own
+  gloo, shm              through torch.distributed, the Python call included
+  shm in arena           the same, on tensors in shared memory
+  shm directly           Communicator.all_reduce, as Open MPI's without what torch.distributed does around it
+  shm directly in arena  the same, on tensors in shared memory
+  Open MPI               through mpi4py; needs mpirun and `pip install mpi4py`
+  memcpy                 every process copies the tensor once, at the same time; only where every process has a core of
+                         its own
 
 A size is that of the larger operand. bf16 is measured at the same sizes in bytes. "call" is an all_reduce in a group of
 one: what the call costs before any rank is waited for. Each collective is checked for its result before it is timed.
@@ -29,8 +31,10 @@ SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20,
 MANY_PROCESSES_SIZES = ("4 KB", "1 MB", "25 MB")
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 IN_PLACE = ("all_reduce", "broadcast", "call")
-GLOO, MPI, SHM, ARENA, DIRECT, MEMCPY = "gloo", "Open MPI", "shm", "shm in arena", "shm directly", "memcpy"
-CONTESTANTS = [Contestant(GLOO), Contestant(MPI, "mpirun"), *map(Contestant, (SHM, ARENA, DIRECT, MEMCPY))]
+GLOO, MPI, MEMCPY = "gloo", "Open MPI", "memcpy"
+SHM, ARENA, DIRECT, DIRECT_ARENA = "shm", "shm in arena", "shm directly", "shm directly in arena"
+DIRECTLY = (DIRECT, DIRECT_ARENA)
+CONTESTANTS = [Contestant(GLOO), Contestant(MPI, "mpirun"), *map(Contestant, (SHM, ARENA, *DIRECTLY, MEMCPY))]
 TURN_BYTES = 64 << 20
 TURN_OPERATIONS = 400
 """Of all ranks together, since that is what a turn costs where they share cores."""
@@ -56,12 +60,12 @@ def cases(processes: int) -> list[Case]:
         return Case(f"{operation} {dtype} {size}", names, operation, dtype, SIZES[size])
 
     if processes != 2:
-        return [case("all_reduce", "fp32", size, DIRECT) for size in MANY_PROCESSES_SIZES]
+        return [case("all_reduce", "fp32", size, *DIRECTLY) for size in MANY_PROCESSES_SIZES]
     return [
         *(case("all_reduce", "fp32", size) for size in SIZES),
-        *(case("all_reduce", "bf16", size, MPI, DIRECT) for size in SIZES),
-        *(case(operation, "fp32", "25 MB", DIRECT) for operation in ("reduce_scatter", "all_gather", "broadcast")),
-        case("call", "fp32", "4 KB", ARENA, DIRECT, MEMCPY),
+        *(case("all_reduce", "bf16", size, MPI, *DIRECTLY) for size in SIZES),
+        *(case(operation, "fp32", "25 MB", *DIRECTLY) for operation in ("reduce_scatter", "all_gather", "broadcast")),
+        case("call", "fp32", "4 KB", ARENA, *DIRECTLY, MEMCPY),
     ]
 
 
@@ -165,6 +169,7 @@ def worker(name: str) -> None:
         SHM: lambda: TorchEngine("shm"),
         ARENA: lambda: TorchEngine("shm", in_arena=True),
         DIRECT: DirectEngine,
+        DIRECT_ARENA: lambda: DirectEngine(in_arena=True),
         MEMCPY: lambda: CopyEngine(own_rank(), int(os.environ["WORLD_SIZE"])),
     }
     engine = engines[name]()

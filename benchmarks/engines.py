@@ -97,8 +97,8 @@ class TorchEngine:
 class DirectEngine(TorchEngine):
     """The communicator of backend ``shm``, called without torch.distributed."""
 
-    def __init__(self) -> None:
-        super().__init__("shm")
+    def __init__(self, *, in_arena: bool = False) -> None:
+        super().__init__("shm", in_arena=in_arena)
         world: Any = self._dist.group.WORLD
         backend = world._get_backend(self._torch.device("cpu"))
         self._communicator, self._timeout = backend.communicator, backend.timeout
