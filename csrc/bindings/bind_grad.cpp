@@ -1,5 +1,10 @@
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -12,19 +17,38 @@ void bind_grad(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
       module, "GradientReducer", "Averages gradients during backward (csrc/torch_bridge/gradient_reducer.h).")
-      .def(py::init([](std::shared_ptr<comm::Communicator> communicator, std::vector<at::Tensor> parameters,
+      .def(py::init([](std::shared_ptr<comm::Communicator> communicator,
+                       const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
                        std::size_t first_bucket_cap_bytes, std::size_t bucket_cap_bytes,
                        std::chrono::milliseconds timeout) {
-             return GradientReducer::create(std::move(communicator), std::move(parameters),
+             std::vector<grad::ReducedParameter> reduced;
+             for (const auto& [name, tensor, sparse_gradient] : parameters) {
+               reduced.push_back({name, tensor, sparse_gradient});
+             }
+             return GradientReducer::create(std::move(communicator), std::move(reduced),
                                             {first_bucket_cap_bytes, bucket_cap_bytes, timeout}, rethrow_for_autograd);
            }),
            py::arg("communicator"), py::arg("parameters"), py::arg("first_bucket_cap_bytes"),
            py::arg("bucket_cap_bytes"), py::arg("timeout"), release)
       .def_property("synchronizing", &GradientReducer::synchronizing, &GradientReducer::set_synchronizing,
                     "Whether backward passes average gradients or leave them local.")
+      .def("set_weight", &GradientReducer::set_weight, py::arg("weight"),
+           "What the gradients of this rank weigh in the next averaging backward pass.")
       .def_property_readonly("bucket_sizes_bytes", &GradientReducer::bucket_sizes_bytes)
       .def("abort", &GradientReducer::abort, py::arg("reason"), release,
            "After a backward pass that raised: the other ranks raise PeerLost with the reason.");
+  module.def(
+      "known_statistics",
+      [](const std::vector<at::Tensor>& parameters) {
+        std::vector<std::optional<std::pair<double, std::uint64_t>>> all;
+        for (const std::optional<amp::GradientStatistics>& one : grad::known_statistics(parameters)) {
+          all.push_back(one ? std::optional(std::pair(one->sum_of_squares, one->num_non_finite)) : std::nullopt);
+        }
+        return all;
+      },
+      py::arg("parameters"),
+      "The sum of squares and the number of non-finite elements of the gradient of each parameter, where the reduction "
+      "has measured it and nobody can have changed it since. Looking at p.grad in Python counts as a change.");
 }
 
 }  // namespace accelerate_cpp::bindings

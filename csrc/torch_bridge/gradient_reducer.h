@@ -10,7 +10,11 @@
 // everywhere.
 //
 // Slots share memory with .grad: a gradient kept beyond zero_grad() must be cloned, as with torch's
-// gradient_as_bucket_view. One backward pass at a time. Reentrant checkpointing is refused.
+// gradient_as_bucket_view. One backward pass at a time. Reentrant checkpointing is refused. Sparse gradients have no
+// slots: they are averaged one by one at the end of the pass.
+//
+// Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
+// memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,12 +25,15 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/base/background.h"
 #include "core/comm/communicator.h"
 #include "core/grad/bucket_plan.h"
+#include "torch_bridge/bound_gradient.h"
 
 namespace accelerate_cpp::grad {
 
@@ -36,14 +43,21 @@ struct ReducerOptions {
   std::chrono::milliseconds timeout;
 };
 
+// A dense CPU leaf that requires gradients.
+struct ReducedParameter {
+  std::string name;  // for messages
+  at::Tensor tensor;
+  bool sparse_gradient = false;  // its gradients are sparse
+};
+
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
   // Turns the exception in flight into one that autograd hands to Python with its type; called inside a catch block.
   using Rethrow = std::function<void()>;
 
-  // Collective. `parameters` are dense CPU leaves that require gradients, in the same order on every rank.
+  // Collective. `parameters` are in the same order on every rank.
   static std::shared_ptr<GradientReducer> create(std::shared_ptr<comm::Communicator> communicator,
-                                                 std::vector<at::Tensor> parameters, ReducerOptions options,
+                                                 std::vector<ReducedParameter> parameters, ReducerOptions options,
                                                  Rethrow rethrow);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -54,6 +68,15 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_synchronizing(bool synchronizing);
   bool synchronizing() const { return synchronizing_; }
 
+  // What the gradients of this rank weigh in the next pass that averages: then sums over the ranks are divided by the
+  // sum of their weights instead of their number. Either all ranks set one or none does. Throws InvalidArgument when it
+  // is negative or not finite.
+  void set_weight(double weight);
+
+  // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
+  // reduction, and nobody can have changed it since.
+  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
+
   // Makes a backward pass that ended in an exception known to the other ranks, unless they do not take part in it.
   void abort(const std::string& reason) noexcept;
 
@@ -62,14 +85,15 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
  private:
   struct Parameter {
-    at::Tensor tensor;
+    ReducedParameter given;
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
     std::uintptr_t hook = 0;
     at::Tensor slot;       // shaped like the tensor, in the bucket
+    BoundGradient bound;   // to the slot: .grad, unless the program has replaced it
     bool arrived = false;  // in the current backward pass
   };
 
-  GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<at::Tensor> parameters,
+  GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<ReducedParameter> parameters,
                   ReducerOptions options, Rethrow rethrow);
 
   void check_process() const;
@@ -80,7 +104,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void end_backward();
   void publish(std::size_t bucket);
   // Moves the gradient into its slot; false when the parameter has none.
-  bool bind(Parameter& parameter);
+  static bool bind(Parameter& parameter);
+  void take_averages();
+  void average_sparse_gradients();
   void follow_arrival_order();
   Deadline deadline() const { return Deadline::after(options_.timeout); }
 
@@ -88,8 +114,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   ReducerOptions options_;
   Rethrow rethrow_;
   const std::uint64_t fork_generation_ = fork_generation();
-  std::vector<Parameter> parameters_;
-  BucketPlan plan_;
+  std::vector<Parameter> parameters_;  // those with dense gradients first
+  std::size_t num_dense_ = 0;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
+  BucketPlan plan_;  // of those with dense gradients
   std::shared_ptr<comm::GradientExchange> exchange_;
   bool synchronizing_ = true;
 
@@ -99,6 +127,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::size_t> missing_;  // gradients that each bucket still waits for
   std::vector<std::size_t> arrival_;  // parameters in the order of their gradients, in the first pass
   bool order_learnt_ = false;
+  std::optional<double> weight_;  // of the next one that averages
+  int passes_to_measure_ = 0;     // so many more, if nobody asks for statistics again
 };
+
+// The same for each of these parameters, of any reducer in this process.
+std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters);
 
 }  // namespace accelerate_cpp::grad

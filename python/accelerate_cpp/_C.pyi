@@ -26,7 +26,7 @@ class GradientReducer:
     def __init__(
         self,
         communicator: Communicator,
-        parameters: list[torch.Tensor],
+        parameters: list[tuple[str, torch.Tensor, bool]],
         first_bucket_cap_bytes: int,
         bucket_cap_bytes: int,
         timeout: timedelta,
@@ -34,6 +34,7 @@ class GradientReducer:
     synchronizing: bool
     @property
     def bucket_sizes_bytes(self) -> list[int]: ...
+    def set_weight(self, weight: float) -> None: ...
     def abort(self, reason: str) -> None: ...
 
 class LossScale:
@@ -61,6 +62,7 @@ class LossScale:
     ) -> None: ...
 
 def scale_gradients(gradients: list[torch.Tensor], factor: float) -> list[tuple[float, int]]: ...
+def known_statistics(parameters: list[torch.Tensor]) -> list[tuple[float, int] | None]: ...
 def measure_gradients(gradients: list[torch.Tensor]) -> list[tuple[float, int]]: ...
 def create_backend(
     store: dist.Store, rank: int, size: int, timeout: timedelta, warn_after: timedelta = timedelta(seconds=30)

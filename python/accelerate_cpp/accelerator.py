@@ -485,10 +485,10 @@ class Accelerator:
         Gradients of a scaled loss are un-scaled first; where they only accumulate, they are clipped as they are, to a
         limit that is scaled like them.
         """
-        squares = unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        measured = unscale_all(self.scaler, self._optimizers if self.sync_gradients else (), left=tensors)
         scale = self._scale_of_gradients
-        return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, squares) / scale
+        return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, measured) / scale
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales as ``clip_grad_norm_``."""

@@ -13,6 +13,11 @@ class OrderedGradientExchange final : public GradientExchange {
   MemoryView bucket(std::size_t index) override { return inner_->bucket(index); }
   std::uint8_t* used_slots(std::size_t index) override { return inner_->used_slots(index); }
   bool used_anywhere(std::size_t index, std::size_t slot) const override { return inner_->used_anywhere(index, slot); }
+  void begin(const RoundOptions& options) override { inner_->begin(options); }
+  std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const override {
+    return inner_->statistics(index, slot);
+  }
+  double divisor() const override { return inner_->divisor(); }
   void publish(std::size_t index) override { inner_->publish(index); }
   void progress() override { inner_->progress(); }
   void finish(Deadline deadline) override {

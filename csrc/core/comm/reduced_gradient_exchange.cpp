@@ -9,18 +9,18 @@
 namespace accelerate_cpp::comm {
 
 ReducedGradientExchange::ReducedGradientExchange(Communicator& communicator, const std::vector<BucketSpec>& buckets,
-                                                 ReduceFlags reduce_flags)
-    : communicator_(communicator), reduce_flags_(std::move(reduce_flags)) {
-  if (!reduce_flags_) {
-    reduce_flags_ = [this](std::uint8_t* flags, std::size_t count, const Call& call) {
-      communicator_.all_reduce({flags, count, DType::kUInt8}, ReduceOp::kMax, call);
+                                                 ReduceOnHost reduce_on_host)
+    : communicator_(communicator), reduce_on_host_(std::move(reduce_on_host)) {
+  if (!reduce_on_host_) {
+    reduce_on_host_ = [this](MemoryView data, ReduceOp op, const Call& call) {
+      communicator_.all_reduce(data, op, call);
     };
   }
   std::size_t num_slots = 0;
   for (const BucketSpec& spec : buckets) {
     const std::size_t size_bytes = std::max<std::size_t>(spec.count * element_size(spec.dtype), 1);
     buckets_.push_back({spec, communicator.allocate(size_bytes), num_slots});
-    num_slots += spec.num_slots;
+    num_slots += spec.slots.size();
   }
   used_.resize(num_slots);
   used_anywhere_.resize(num_slots);
@@ -43,9 +43,16 @@ std::uint8_t* ReducedGradientExchange::used_slots(std::size_t index) {
 
 bool ReducedGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
   const Bucket& bucket = at(index);
-  ACCELERATE_CHECK(slot < bucket.spec.num_slots,
-                   "slot " + std::to_string(slot) + " of " + std::to_string(bucket.spec.num_slots));
+  ACCELERATE_CHECK(slot < bucket.spec.slots.size(),
+                   "slot " + std::to_string(slot) + " of " + std::to_string(bucket.spec.slots.size()));
   return used_anywhere_[bucket.first_slot + slot] != 0;
+}
+
+void ReducedGradientExchange::begin(const RoundOptions& options) {
+  weight_ = options.weight;
+  if (weight_) {
+    checked_weight(*weight_);
+  }
 }
 
 void ReducedGradientExchange::publish(std::size_t index) {
@@ -57,16 +64,24 @@ void ReducedGradientExchange::finish(Deadline deadline) {
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     ACCELERATE_CHECK(buckets_[index].published, "bucket " + std::to_string(index) + " is published before finish()");
   }
+  Reduction reduction = ReduceOp::kAvg;
+  divisor_ = communicator_.size();
+  if (weight_) {
+    divisor_ = *weight_;
+    reduce_on_host_({&divisor_, 1, DType::kFloat64}, ReduceOp::kSum, deadline);
+    reduction = {ReduceOp::kPreMulSum, inverse(divisor_)};
+  }
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    communicator_.all_reduce(bucket(index), ReduceOp::kAvg, deadline);
+    communicator_.all_reduce(bucket(index), reduction, deadline);
   }
   used_anywhere_ = used_;
   if (!used_anywhere_.empty()) {
-    reduce_flags_(used_anywhere_.data(), used_anywhere_.size(), deadline);
+    reduce_on_host_({used_anywhere_.data(), used_anywhere_.size(), DType::kUInt8}, ReduceOp::kMax, deadline);
   }
   for (Bucket& bucket : buckets_) {
     bucket.published = false;
   }
+  weight_.reset();
 }
 
 }  // namespace accelerate_cpp::comm

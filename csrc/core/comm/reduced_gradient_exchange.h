@@ -1,5 +1,5 @@
 // Gradient buckets over the all_reduce of any communicator: nothing moves before finish(), which averages one bucket
-// after the other. For communicators that have no memory in common with their peers.
+// after the other. For communicators that have no memory in common with their peers. Measures nothing.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,21 @@ namespace accelerate_cpp::comm {
 
 class ReducedGradientExchange final : public GradientExchange {
  public:
-  // Replaces `count` bytes in the memory of the host by their maxima over the ranks.
-  using ReduceFlags = std::function<void(std::uint8_t* flags, std::size_t count, const Call& call)>;
+  // Reduces memory of the host over the ranks.
+  using ReduceOnHost = std::function<void(MemoryView data, ReduceOp op, const Call& call)>;
 
   // `communicator` must outlive the exchange; its allocate() gives the buckets, which lie where its operands do.
-  // Without `reduce_flags` it must be able to reduce memory of the host. Ranks that pass different buckets find out in
-  // finish(), as far as the communicator compares what they call.
+  // Without `reduce_on_host` it must be able to reduce memory of the host. Ranks that pass different buckets, or give
+  // weights where others do not, find out in finish(), as far as the communicator compares what they call.
   ReducedGradientExchange(Communicator& communicator, const std::vector<BucketSpec>& buckets,
-                          ReduceFlags reduce_flags = {});
+                          ReduceOnHost reduce_on_host = {});
 
   MemoryView bucket(std::size_t index) override;
   std::uint8_t* used_slots(std::size_t index) override;
   bool used_anywhere(std::size_t index, std::size_t slot) const override;
+  void begin(const RoundOptions& options) override;
+  std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
+  double divisor() const override { return divisor_; }
   void publish(std::size_t index) override;
   void progress() override {}
   void finish(Deadline deadline) override;
@@ -42,8 +45,10 @@ class ReducedGradientExchange final : public GradientExchange {
   const Bucket& at(std::size_t index) const;
 
   Communicator& communicator_;
-  ReduceFlags reduce_flags_;
+  ReduceOnHost reduce_on_host_;
   std::vector<Bucket> buckets_;
+  std::optional<double> weight_;             // of this round
+  double divisor_ = 1.0;                     // of the finished round
   std::vector<std::uint8_t> used_;           // by slot, of all buckets, as the caller wrote it
   std::vector<std::uint8_t> used_anywhere_;  // of the finished round
 };

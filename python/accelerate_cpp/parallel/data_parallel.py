@@ -25,6 +25,20 @@ _MEBIBYTE = 1 << 20
 _FIRST_BUCKET_BYTES = _MEBIBYTE
 
 
+def _parameters_to_reduce(module: torch.nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
+    """The name of each parameter that requires a gradient, the parameter, and whether its gradient is sparse."""
+    sparse = {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
+    }
+    return [
+        (name, parameter, id(parameter) in sparse)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
 class _ReducerView:
     """What callers of torch's wrapper expect at ``model.reducer``."""
 
@@ -68,11 +82,10 @@ class DataParallel(torch.nn.Module):
         self._communicator = communicator
         self._timeout = timeout
         self._buffers_changed = False
-        parameters = list(module.parameters())
-        communicator.broadcast_tensors([*parameters, *self._broadcast_buffers()], 0, timeout)
+        communicator.broadcast_tensors([*module.parameters(), *self._broadcast_buffers()], 0, timeout)
         self._reducer = GradientReducer(
             communicator,
-            [parameter for parameter in parameters if parameter.requires_grad],
+            _parameters_to_reduce(module),
             first_bucket_cap_bytes=min(_FIRST_BUCKET_BYTES, int(bucket_cap_mb * _MEBIBYTE)),
             bucket_cap_bytes=int(bucket_cap_mb * _MEBIBYTE),
             timeout=timeout,

@@ -30,9 +30,9 @@ class SingleStrategy(Strategy):
         parameters: Iterable[torch.Tensor],
         max_norm: float,
         norm_type: float,
-        known_squares: Mapping[int, float] | None = None,
+        measured: Mapping[int, tuple[float, float]] | None = None,
     ) -> torch.Tensor:
-        return clip_grad_norm(parameters, max_norm, norm_type, known_squares)
+        return clip_grad_norm(parameters, max_norm, norm_type, measured)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model

@@ -33,12 +33,13 @@ class Strategy(ABC):
         parameters: Iterable[torch.Tensor],
         max_norm: float,
         norm_type: float,
-        known_squares: Mapping[int, float] | None = None,
+        measured: Mapping[int, tuple[float, float]] | None = None,
     ) -> torch.Tensor:
         """Scales gradients in place so that their joint norm is at most ``max_norm``.
 
         Args:
-            known_squares: sums of the squares of gradients that have just been measured, by ``id`` of their parameters.
+            measured: by ``id`` of parameters, the sums of the squares of their gradients as they are, and factors by
+                which these gradients have still to be multiplied.
 
         Returns:
             The norm before, 0-dim.

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from accelerate_cpp._native import LossScale, measure_gradients, scale_gradients
+from accelerate_cpp._native import LossScale, known_statistics, measure_gradients, scale_gradients
 from accelerate_cpp.errors import InvalidArgument
 
 _STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
@@ -44,20 +44,40 @@ class _Round:
         self.checked, self.overflow = True, self.overflow or state.overflow
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _gradients(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
     """The gradients of an optimizer, by the identity of their parameters."""
     gradients: dict[int, torch.Tensor] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            if parameter.grad.dtype == torch.float16:
-                raise InvalidArgument(
-                    "a parameter is stored in fp16, and so is its gradient, which un-scaling would make vanish; keep "
-                    "the parameters in fp32 (model.float()): mixed precision computes in fp16 all the same"
-                )
-            gradients[id(parameter)] = parameter.grad
+    for parameter in _parameters(optimizer):
+        if parameter.grad is None:
+            continue
+        if parameter.grad.dtype == torch.float16:
+            raise InvalidArgument(
+                "a parameter is stored in fp16, and so is its gradient, which un-scaling would make vanish; keep "
+                "the parameters in fp32 (model.float()): mixed precision computes in fp16 all the same"
+            )
+        gradients[id(parameter)] = parameter.grad
     return gradients
+
+
+def _measured_gradients(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[int, torch.Tensor], dict[int, tuple[float, int]]]:
+    """The gradients of an optimizer, and what is known of them, by the identity of their parameters.
+
+    Known are the sum of the squares and the number of non-finite elements of gradients that their reduction has
+    measured, until somebody looks at them.
+    """
+    parameters = _parameters(optimizer)
+    known = {
+        id(parameter): statistics
+        for parameter, statistics in zip(parameters, known_statistics(parameters), strict=True)
+        if statistics is not None
+    }
+    return _gradients(optimizer), known
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -110,10 +130,18 @@ class GradScaler(torch.amp.GradScaler):
         Raises:
             RuntimeError: they have been divided already, or ``optimizer`` has stepped on them.
         """
-        self.unscale_and_measure(optimizer)
+        self.unscale_but(optimizer, frozenset())
 
-    def unscale_and_measure(self, optimizer: torch.optim.Optimizer) -> dict[int, float]:
-        """As :meth:`unscale_`; returns the sums of the squares of the new gradients, by ``id`` of their parameters."""
+    def unscale_but(self, optimizer: torch.optim.Optimizer, left: frozenset[int]) -> dict[int, tuple[float, float]]:
+        """As :meth:`unscale_`, but the caller multiplies some gradients that need no measuring.
+
+        Args:
+            left: ``id`` s of parameters whose gradients the caller can multiply.
+
+        Returns:
+            By ``id`` of the parameters, the sums of the squares of their gradients as they are now, and the factors by
+            which the caller has still to multiply these gradients.
+        """
         if not self._enabled:
             return {}
         state = self._round.of(optimizer)
@@ -121,11 +149,13 @@ class GradScaler(torch.amp.GradScaler):
             raise RuntimeError("unscale_() is being called after step().")
         if state.unscaled:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        gradients = _gradients(optimizer)
-        statistics = scale_gradients(list(gradients.values()), 1.0 / self._round.scale)
+        gradients, known = _measured_gradients(optimizer)
+        inverse = 1.0 / self._round.scale
+        now = [key for key in gradients if key not in known or key not in left]
+        statistics = dict(zip(now, scale_gradients([gradients[key] for key in now], inverse), strict=True))
         state.unscaled = True
-        self._round.note(state, statistics)
-        return {parameter: squares for parameter, (squares, _) in zip(gradients, statistics, strict=True)}
+        self._round.note(state, {**known, **statistics}.values())
+        return {key: (statistics[key][0], 1.0) if key in statistics else (known[key][0], inverse) for key in gradients}
 
     def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the gradients of the last backward pass are divided by the scale already."""
@@ -150,7 +180,9 @@ class GradScaler(torch.amp.GradScaler):
             raise RuntimeError("step() has already been called since the last update().")
         fused = not state.unscaled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if fused:
-            self._round.note(state, measure_gradients(list(_gradients(optimizer).values())))
+            gradients, known = _measured_gradients(optimizer)
+            unknown = [gradient for key, gradient in gradients.items() if key not in known]
+            self._round.note(state, [*known.values(), *measure_gradients(unknown)])
         elif not state.unscaled:
             self.unscale_(optimizer)
         state.stepped = True
@@ -293,19 +325,25 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -
     return any(bool(found) for found in scaler._found_inf_per_device(optimizer).values())
 
 
-def unscale_all(scaler: torch.amp.GradScaler | None, optimizers: Iterable[Any]) -> dict[int, float]:
+def unscale_all(
+    scaler: torch.amp.GradScaler | None, optimizers: Iterable[Any], left: Iterable[torch.Tensor] = ()
+) -> dict[int, tuple[float, float]]:
     """Un-scales the gradients of ``optimizers``, prepared or not, that are scaled still.
 
+    Args:
+        left: parameters whose gradients the caller multiplies by the factors that it gets.
+
     Returns:
-        The sums of the squares of the gradients that were measured on the way, by ``id`` of their parameters.
+        As :meth:`GradScaler.unscale_but`, of the gradients that were measured on the way.
     """
-    squares: dict[int, float] = {}
+    measured: dict[int, tuple[float, float]] = {}
     if scaler is None:
-        return squares
+        return measured
+    keys = frozenset(map(id, left))
     for optimizer in optimizers:
         inner = getattr(optimizer, "optimizer", optimizer)
         if not isinstance(scaler, GradScaler):
             scaler.unscale_(inner)
         elif not scaler.is_unscaled(inner):
-            squares |= scaler.unscale_and_measure(inner)
-    return squares
+            measured |= scaler.unscale_but(inner, keys)
+    return measured

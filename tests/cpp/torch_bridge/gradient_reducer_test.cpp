@@ -41,7 +41,11 @@ at::Tensor parameter(std::int64_t count, at::ScalarType dtype = at::kFloat) {
 
 std::shared_ptr<GradientReducer> reducer_of(std::shared_ptr<Communicator> communicator,
                                             std::vector<at::Tensor> parameters, ReducerOptions options = kOptions) {
-  return GradientReducer::create(std::move(communicator), std::move(parameters), options, rethrow);
+  std::vector<ReducedParameter> named;
+  for (const at::Tensor& tensor : parameters) {
+    named.push_back({"p" + std::to_string(named.size()), tensor});
+  }
+  return GradientReducer::create(std::move(communicator), std::move(named), options, rethrow);
 }
 
 std::shared_ptr<Communicator> alone() {
@@ -203,7 +207,7 @@ TEST(GradientReducer, HandsErrorsToItsTranslatorWhileTheyAreInFlight) {
   std::string seen;
   const at::Tensor tensor = parameter(5);
   const auto communicator = alone();
-  const auto reducer = GradientReducer::create(communicator, {tensor}, kOptions, [&seen] {
+  const auto reducer = GradientReducer::create(communicator, {{"weight", tensor}}, kOptions, [&seen] {
     try {
       throw;
     } catch (const InvalidArgument& error) {
@@ -237,10 +241,10 @@ TEST(GradientReducer, RefusesModelsThatItCannotTrain) {
   const auto refusal = [](const at::Tensor& tensor) {
     return message_of<InvalidArgument>([&] { reducer_of(alone(), {tensor}); });
   };
-  EXPECT_THAT(refusal(parameter(5).mul(2)), HasSubstr("dense CPU leaf tensors that require gradients"));
-  EXPECT_THAT(refusal(at::full({5}, 1, at::kFloat)), HasSubstr("dense CPU leaf tensors that require gradients"));
+  EXPECT_THAT(refusal(parameter(5).mul(2)), HasSubstr("parameter p0: expected a dense CPU leaf"));
+  EXPECT_THAT(refusal(at::full({5}, 1, at::kFloat)), HasSubstr("found a tensor that requires none"));
   const auto meta = at::TensorOptions().dtype(at::kFloat).device(at::kMeta);
-  EXPECT_THAT(refusal(at::full({5}, 1, meta).set_requires_grad(true)), HasSubstr("found one on meta"));
+  EXPECT_THAT(refusal(at::full({5}, 1, meta).set_requires_grad(true)), HasSubstr("found a tensor on meta"));
   EXPECT_THAT(refusal(parameter(5, at::kComplexFloat)), HasSubstr("ComplexFloat"));
 }
 

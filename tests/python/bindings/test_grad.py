@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp._native import GradientReducer, create_backend
+from accelerate_cpp._native import GradientReducer, create_backend, known_statistics
 from accelerate_cpp.errors import InvalidArgument, PeerLost
 
 MINUTE = timedelta(minutes=1)
@@ -18,7 +18,8 @@ ARGUMENTS: dict[str, Any] = {"first_bucket_cap_bytes": 1 << 20, "bucket_cap_byte
 
 def alone(*parameters: torch.Tensor, **arguments: Any) -> GradientReducer:
     communicator = create_backend(dist.HashStore(), 0, 1, MINUTE).communicator
-    return GradientReducer(communicator, list(parameters), **{**ARGUMENTS, **arguments})
+    named = [(f"p{number}", parameter, False) for number, parameter in enumerate(parameters)]
+    return GradientReducer(communicator, named, **{**ARGUMENTS, **arguments})
 
 
 def test_it_keeps_its_communicator_and_its_parameters_alive() -> None:
@@ -57,9 +58,9 @@ def test_a_gradient_stays_the_same_object_between_passes() -> None:
     ("parameters", "message"),
     [
         ([], "no parameter that requires a gradient"),
-        ([torch.ones(2)], "leaf tensors that require gradients"),
-        ([torch.ones(2, requires_grad=True) * 2], "leaf tensors that require gradients"),
-        ([torch.ones(2, requires_grad=True, device="meta")], "found one on meta"),
+        ([torch.ones(2)], "found a tensor that requires none"),
+        ([torch.ones(2, requires_grad=True) * 2], "found the result of an operation"),
+        ([torch.ones(2, requires_grad=True, device="meta")], "found a tensor on meta"),
         ([torch.ones(2, requires_grad=True, dtype=torch.complex64)], "ComplexFloat"),
     ],
 )
@@ -71,7 +72,7 @@ def test_parameters_that_cannot_be_averaged_are_refused(parameters: list[torch.T
 def test_an_error_in_backward_keeps_its_type_and_an_abort_its_reason() -> None:
     parameter = torch.nn.Parameter(torch.ones(5))
     communicator = create_backend(dist.HashStore(), 0, 1, MINUTE).communicator
-    reducer = GradientReducer(communicator, [parameter], **ARGUMENTS)
+    reducer = GradientReducer(communicator, [("weight", parameter, False)], **ARGUMENTS)
     with pytest.raises(InvalidArgument, match="create_graph=True"):
         parameter.pow(2).sum().backward(create_graph=True)
     reducer.abort(reason="an earlier error")
@@ -87,3 +88,22 @@ def test_an_abort_of_a_backward_pass_that_stays_local_harms_nobody() -> None:
     reducer.synchronizing = True
     parameter.sum().backward()
     assert parameter.grad is not None
+
+
+def test_nothing_is_known_of_gradients_that_no_reduction_has_measured() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    reducer = alone(parameter)
+    parameter.sum().backward()
+    assert known_statistics([parameter, torch.nn.Parameter(torch.ones(2))]) == [None, None]
+    assert reducer.synchronizing
+
+
+def test_the_weight_of_gradients_divides_them() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    reducer = alone(parameter)
+    reducer.set_weight(4.0)
+    parameter.sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [0.25] * 5
+    with pytest.raises(InvalidArgument, match="weight of gradients is -1"):
+        reducer.set_weight(-1.0)

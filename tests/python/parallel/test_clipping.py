@@ -48,9 +48,21 @@ def test_a_parameter_that_is_given_twice_counts_once() -> None:
     torch.testing.assert_close(parameter.grad, torch.tensor([1.5, 2.0]))
 
 
-def test_known_squares_are_taken_as_they_are() -> None:
+def test_squares_that_were_measured_are_taken_as_they_are() -> None:
     first, second = _parameters(torch.tensor([100.0]), torch.tensor([4.0]))
-    assert clip_grad_norm([first, second], 1e6, known_squares={id(first): 9.0, 1: 100.0}).item() == 5.0
+    assert clip_grad_norm([first, second], 1e6, measured={id(first): (9.0, 1.0), 1: (100.0, 1.0)}).item() == 5.0
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0])
+@pytest.mark.parametrize(("max_norm", "expected"), [(1e6, [3.0, 4.0]), (0.5, [0.3, 0.4])])
+def test_a_factor_that_gradients_lack_is_applied_together_with_clipping(
+    norm_type: float, max_norm: float, expected: list[float]
+) -> None:
+    first, second = _parameters(torch.tensor([6.0]), torch.tensor([4.0]))
+    limit = max_norm if norm_type == 2.0 else max_norm * 1.4
+    norm = clip_grad_norm([first, second], limit, norm_type, measured={id(first): (36.0, 0.5)})
+    torch.testing.assert_close(norm, torch.tensor(5.0 if norm_type == 2.0 else 7.0))
+    torch.testing.assert_close(torch.cat([first.grad, second.grad]), torch.tensor(expected))
 
 
 def test_nothing_to_clip_has_norm_zero() -> None:

@@ -58,10 +58,36 @@ def test_it_trains_as_with_torch(kind: str) -> None:
         torch.testing.assert_close(own, other)
 
 
+def test_what_the_reduction_has_measured_is_left_for_the_caller_to_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(parameters: list[torch.Tensor]) -> list[tuple[float, int] | None]:
+        return [(192.0, 0)] * len(parameters)
+
+    monkeypatch.setattr("accelerate_cpp.precision.grad_scaler.known_statistics", known)
+    scaler, optimizer = GradScaler(init_scale=4.0), _optimizer(gradient=8.0)
+    key = id(_parameter(optimizer))
+    assert scaler.unscale_but(optimizer, frozenset([key])) == {key: (192.0, 0.25)}
+    assert _parameter(optimizer).grad.tolist() == [8.0] * 3  # type: ignore[union-attr]
+    assert scaler.is_unscaled(optimizer)
+
+
+def test_an_overflow_that_the_reduction_has_counted_leaves_out_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(parameters: list[torch.Tensor]) -> list[tuple[float, int] | None]:
+        return [(math.inf, 1)] * len(parameters)
+
+    monkeypatch.setattr("accelerate_cpp.precision.grad_scaler.known_statistics", known)
+    scaler, optimizer = GradScaler(init_scale=4.0), _optimizer(gradient=8.0)
+    before = _parameter(optimizer).tolist()
+    scaler.unscale_but(optimizer, frozenset([id(_parameter(optimizer))]))
+    scaler.step(optimizer)
+    scaler.update()
+    assert _parameter(optimizer).tolist() == before
+    assert scaler.get_scale() == 2.0
+
+
 def test_gradients_are_unscaled_once() -> None:
     scaler, optimizer = GradScaler(init_scale=4.0), _optimizer(gradient=8.0)
     assert not scaler.is_unscaled(optimizer)
-    assert scaler.unscale_and_measure(optimizer) == {id(_parameter(optimizer)): 12.0}
+    assert scaler.unscale_but(optimizer, frozenset()) == {id(_parameter(optimizer)): (12.0, 1.0)}
     assert _parameter(optimizer).grad.tolist() == [2.0] * 3  # type: ignore[union-attr]
     assert scaler.is_unscaled(optimizer)
     with pytest.raises(RuntimeError, match="already been called"):
@@ -100,7 +126,10 @@ def test_two_optimizers_on_one_backward_pass_use_one_scale_and_count_as_one_step
 def test_optimizers_that_were_clipped_together_are_not_unscaled_again() -> None:
     scaler = GradScaler(init_scale=8.0)
     first, second = _optimizer(gradient=8.0), _optimizer(gradient=8.0)
-    assert unscale_all(scaler, [first, second]) == {id(_parameter(first)): 3.0, id(_parameter(second)): 3.0}
+    assert unscale_all(scaler, [first, second]) == {
+        id(_parameter(first)): (3.0, 1.0),
+        id(_parameter(second)): (3.0, 1.0),
+    }
     assert unscale_all(scaler, [first, second]) == {}
     scaler.step(first)
     scaler.update()

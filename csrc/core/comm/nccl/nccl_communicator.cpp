@@ -323,20 +323,22 @@ std::unique_ptr<GradientExchange> NcclCommunicator::gradient_exchange(const std:
   const auto host = std::make_shared<GrowingMemory>(device, MemoryKind::kPinned);
   const auto mirror = std::make_shared<GrowingMemory>(device, MemoryKind::kDevice);
   return std::make_unique<ReducedGradientExchange>(
-      *this, buckets, [this, host, mirror](std::uint8_t* flags, std::size_t count, const Call& call) {
-        std::byte* const pinned = host->at_least(count);
-        const MemoryView data{mirror->at_least(count), count, DType::kUInt8};
-        std::memcpy(pinned, flags, count);
-        CallRecord record = this->record(CallKind::kAllReduce, data);
-        record.op = ReduceOp::kMax;
+      *this, buckets, [this, host, mirror](MemoryView data, ReduceOp op, const Call& call) {
+        const std::size_t size_bytes = data.size_bytes();
+        std::byte* const pinned = host->at_least(size_bytes);
+        const MemoryView copy{mirror->at_least(size_bytes), data.count, data.dtype};
+        std::memcpy(pinned, data.data, size_bytes);
+        CallRecord record = this->record(CallKind::kAllReduce, copy);
+        record.op = op;
         session_.run(std::move(record), call, [&] {
-          session_.copy(data.data, pinned, count);
-          session_.issue("ncclAllReduce", [&](const NcclApi& api, NcclComm comm, CudaStream stream) {
-            return api.all_reduce(data.data, data.data, count, NcclDataType::kUint8, NcclRedOp::kMax, comm, stream);
-          });
-          session_.copy(pinned, data.data, count);
+          session_.copy(copy.data, pinned, size_bytes);
+          issue_reduction("ncclAllReduce", copy.dtype, op,
+                          [&](const NcclApi& api, NcclDataType type, NcclRedOp said, NcclComm comm, CudaStream stream) {
+                            return api.all_reduce(copy.data, copy.data, copy.count, type, said, comm, stream);
+                          });
+          session_.copy(pinned, copy.data, size_bytes);
         });
-        std::memcpy(flags, pinned, count);
+        std::memcpy(data.data, pinned, size_bytes);
       });
 }
 

@@ -34,8 +34,8 @@ std::string describe(const Operation& operation) {
     case OperationKind::kBarrier:
       return text;
     case OperationKind::kGradients:
-      return text + " of " + std::to_string(operation.count) + " buckets (round " +
-             std::to_string(operation.round & 0xffffffffu) + ")";
+      return (operation.reduce_op == ReduceOp::kPreMulSum ? "weighted " : "") + text + " of " +
+             std::to_string(operation.count) + " buckets (round " + std::to_string(operation.round & 0xffffffffu) + ")";
     case OperationKind::kAllReduce:
     case OperationKind::kReduce:
     case OperationKind::kReduceScatter:

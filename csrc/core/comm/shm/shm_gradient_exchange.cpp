@@ -1,13 +1,20 @@
 #include "core/comm/shm/shm_gradient_exchange.h"
 
+#include <algorithm>
+
 #include "core/base/check.h"
 #include "core/base/round_up.h"
+#include "core/base/view_parts.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/slices.h"
 
 namespace accelerate_cpp::comm {
 namespace {
+
+// While averages are measured, so many bytes of them are taken at a time, which stay in the first-level cache until
+// they are measured.
+constexpr std::size_t kMeasuredBytes = std::size_t{8} << 10;
 
 // A fingerprint of the bucket layout, so that ranks with different models are told apart before they exchange anything.
 std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
@@ -16,7 +23,7 @@ std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
   for (const BucketSpec& spec : buckets) {
     mix(static_cast<std::uint64_t>(spec.dtype));
     mix(spec.count);
-    mix(spec.num_slots);
+    mix(spec.slots.size());
   }
   return hash;
 }
@@ -25,18 +32,22 @@ std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
 
 ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group,
                                          const std::vector<BucketSpec>& buckets, Deadline deadline)
-    : group_(std::move(group)), segments_(static_cast<std::size_t>(group_->size())) {
-  std::size_t offset = (buckets.size() + 1) * sizeof(Counter);
+    : group_(std::move(group)),
+      segments_(static_cast<std::size_t>(group_->size())),
+      places_(static_cast<std::size_t>(group_->size())) {
   for (const BucketSpec& spec : buckets) {
-    buckets_.push_back({spec, 0, offset});
-    offset += 2 * spec.num_slots;
+    buckets_.push_back({spec, 0, num_slots_});
+    num_slots_ += spec.slots.size();
   }
+  const std::size_t per_round = sizeof(RoundHeader) + num_slots_ * (sizeof(amp::GradientStatistics) + 1);
+  std::size_t offset = (buckets.size() + 1) * sizeof(Counter) + 2 * per_round;
   for (Bucket& bucket : buckets_) {
     bucket.data_offset = round_up(offset, 64);
     offset = bucket.data_offset + bucket.spec.count * element_size(bucket.spec.dtype);
   }
   block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
   segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
+  begin({});
 
   struct Home {
     std::uint64_t layout;
@@ -70,9 +81,41 @@ MemoryView ShmGradientExchange::bucket(std::size_t index) {
   return {base(group_->rank()) + bucket.data_offset, bucket.spec.count, bucket.spec.dtype};
 }
 
+ShmGradientExchange::RoundHeader& ShmGradientExchange::header(int rank, std::uint64_t round) const {
+  return reinterpret_cast<RoundHeader*>(base(rank) + (buckets_.size() + 1) * sizeof(Counter))[round & 1];
+}
+
+amp::GradientStatistics* ShmGradientExchange::statistics(int rank, std::size_t index, std::uint64_t round) const {
+  auto* const first = reinterpret_cast<amp::GradientStatistics*>(&header(rank, 0) + 2);
+  return first + (round & 1) * num_slots_ + buckets_[index].first_slot;
+}
+
 std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64_t round) const {
-  const Bucket& bucket = buckets_[index];
-  return reinterpret_cast<std::uint8_t*>(base(rank)) + bucket.used_offset + (round & 1) * bucket.spec.num_slots;
+  auto* const first = reinterpret_cast<std::uint8_t*>(reinterpret_cast<amp::GradientStatistics*>(&header(rank, 0) + 2) +
+                                                      2 * num_slots_);
+  return first + (round & 1) * num_slots_ + buckets_[index].first_slot;
+}
+
+void ShmGradientExchange::begin(const RoundOptions& options) {
+  RoundHeader& own = header(group_->rank(), round_);
+  own.weight = options.weight ? checked_weight(*options.weight) : 1.0;
+  own.measures = options.measures ? 1 : 0;
+  options_ = options;
+  if (options.measures && num_slots_ > 0) {
+    std::fill_n(statistics(group_->rank(), 0, round_), num_slots_, amp::GradientStatistics());
+  }
+}
+
+std::optional<amp::GradientStatistics> ShmGradientExchange::statistics(std::size_t index, std::size_t slot) const {
+  check_slot(index, slot);
+  amp::GradientStatistics all;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (header(rank, round_ - 1).measures == 0) {
+      return std::nullopt;
+    }
+    all += statistics(rank, index, round_ - 1)[slot];
+  }
+  return all;
 }
 
 std::uint8_t* ShmGradientExchange::used_slots(std::size_t index) {
@@ -80,8 +123,12 @@ std::uint8_t* ShmGradientExchange::used_slots(std::size_t index) {
   return used(group_->rank(), index, round_);
 }
 
+void ShmGradientExchange::check_slot(std::size_t index, std::size_t slot) const {
+  ACCELERATE_CHECK(index < buckets_.size() && slot < buckets_[index].spec.slots.size(), "slot " + std::to_string(slot));
+}
+
 bool ShmGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
-  ACCELERATE_CHECK(index < buckets_.size() && slot < buckets_[index].spec.num_slots, "slot " + std::to_string(slot));
+  check_slot(index, slot);
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (used(rank, index, round_ - 1)[slot] != 0) {
       return true;
@@ -106,18 +153,49 @@ bool ShmGradientExchange::ready_everywhere(std::size_t index) const {
   return true;
 }
 
-void ShmGradientExchange::reduce_slice(std::size_t index) {
-  Bucket& bucket = buckets_[index];
-  const std::size_t element = element_size(bucket.spec.dtype);
-  const Slices slices(bucket.spec.count, element, group_->size());
-  const std::size_t begin = bucket.data_offset + slices.begin(group_->rank()) * element;
-  std::vector<void*> places;
+double ShmGradientExchange::sum_of_weights() const {
+  double sum = 0.0;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    places.push_back(base(rank) + begin);
+    sum += header(rank, round_).weight;
+  }
+  return sum;
+}
+
+void ShmGradientExchange::reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count) {
+  const std::size_t offset = bucket.data_offset + begin * element_size(bucket.spec.dtype);
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    places_[static_cast<std::size_t>(rank)] = base(rank) + offset;
   }
   reduce(bucket.spec.dtype, ReduceOp::kAvg,
-         {places.data(), group_->size(), places.data(), group_->size(), slices.count(group_->rank()),
-          reduction_scale(ReduceOp::kAvg, group_->size())});
+         {places_.data(), group_->size(), places_.data(), group_->size(), count, inverse(sum_of_weights())});
+}
+
+void ShmGradientExchange::reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end) {
+  const Bucket& bucket = buckets_[index];
+  const std::size_t step = kMeasuredBytes / element_size(bucket.spec.dtype);
+  const MemoryView averages = this->bucket(index);
+  amp::GradientStatistics* const statistics = this->statistics(group_->rank(), index, round_);
+  for (std::size_t slot = 0; slot < bucket.spec.slots.size(); ++slot) {
+    const SlotSpan& span = bucket.spec.slots[slot];
+    const std::size_t slot_end = std::min(end, span.offset + span.count);
+    for (std::size_t from = std::max(begin, span.offset); from < slot_end; from += step) {
+      const std::size_t count = std::min(step, slot_end - from);
+      reduce_elements(bucket, from, count);
+      statistics[slot] += amp::measure_gradient(within(averages, from, count));
+    }
+  }
+}
+
+void ShmGradientExchange::reduce_slice(std::size_t index) {
+  Bucket& bucket = buckets_[index];
+  const Slices slices(bucket.spec.count, element_size(bucket.spec.dtype), group_->size());
+  const std::size_t begin = slices.begin(group_->rank());
+  const std::size_t count = slices.count(group_->rank());
+  if (options_.measures) {
+    reduce_and_measure(index, begin, begin + count);
+  } else {
+    reduce_elements(bucket, begin, count);
+  }
   bucket.reduced = true;
 }
 
@@ -135,6 +213,7 @@ void ShmGradientExchange::finish(Deadline deadline) {
                      "bucket " + std::to_string(index) + " is published before finish()");
   }
   Operation operation{OperationKind::kGradients};
+  operation.reduce_op = options_.weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
   operation.count = buckets_.size();
   operation.round = identity_ + round_;
   group_->run(operation, deadline, [&] {
@@ -158,7 +237,9 @@ void ShmGradientExchange::finish(Deadline deadline) {
   for (Bucket& bucket : buckets_) {
     bucket.reduced = false;
   }
+  divisor_ = sum_of_weights();
   ++round_;
+  begin({});
 }
 
 }  // namespace accelerate_cpp::comm

@@ -30,7 +30,7 @@ TEST(OrderedCommunicator, RunsWhatWasIssuedBefore) {
 TEST(OrderedCommunicator, FinishesGradientsAfterWhatWasIssuedBefore) {
   const auto queue = std::make_shared<WorkQueue>();
   OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), queue);
-  const auto exchange = communicator.gradient_exchange({{DType::kFloat32, 4, 1}}, soon());
+  const auto exchange = communicator.gradient_exchange({{DType::kFloat32, 4, {{0, 4}}}}, soon());
   exchange->publish(0);
   bool ran = false;
   const auto pending = queue->issue([&ran] { ran = true; });

@@ -63,7 +63,9 @@ class WithATwin final : public Communicator {
   SoloCommunicator solo_;
 };
 
-const std::vector<BucketSpec> kBuckets = {{DType::kFloat32, 2, 2}, {DType::kFloat64, 1, 1}, {DType::kFloat32, 0, 0}};
+const std::vector<BucketSpec> kBuckets = {{DType::kFloat32, 2, std::vector<SlotSpan>(2)},
+                                          {DType::kFloat64, 1, std::vector<SlotSpan>(1)},
+                                          {DType::kFloat32, 0, std::vector<SlotSpan>(0)}};
 
 void publish_all(GradientExchange& exchange) {
   for (const std::size_t index : {2, 0, 1}) {
@@ -88,6 +90,18 @@ TEST(ReducedGradientExchange, AveragesEveryBucketInOrderAndThenTheFlags) {
   EXPECT_EQ(get(exchange.bucket(1), 0), 9);
 }
 
+TEST(ReducedGradientExchange, DividesByTheSumOfTheWeightsWhereRanksGiveThem) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  put(exchange.bucket(1), 0, 6);
+  exchange.begin({3.0, false});
+  publish_all(exchange);
+  exchange.finish(soon());
+  EXPECT_THAT(communicator.calls, ElementsAre("sum of 1 float64", "premul_sum of 2 float32", "premul_sum of 1 float64",
+                                              "premul_sum of 0 float32", "max of 3 uint8"));
+  EXPECT_EQ(exchange.statistics(0, 0), std::nullopt);
+}
+
 TEST(ReducedGradientExchange, TellsUseOnAnyRankFromUseOnThisOne) {
   WithATwin communicator;
   ReducedGradientExchange exchange(communicator, kBuckets);
@@ -100,8 +114,10 @@ TEST(ReducedGradientExchange, TellsUseOnAnyRankFromUseOnThisOne) {
 TEST(ReducedGradientExchange, ReducesFlagsAsItIsTold) {
   WithATwin communicator;
   std::vector<std::uint8_t> seen;
-  ReducedGradientExchange exchange(communicator, kBuckets, [&](std::uint8_t* flags, std::size_t count, const Call&) {
-    seen.assign(flags, flags + count);
+  ReducedGradientExchange exchange(communicator, kBuckets, [&](MemoryView data, ReduceOp op, const Call&) {
+    EXPECT_EQ(op, ReduceOp::kMax);
+    auto* const flags = static_cast<std::uint8_t*>(data.data);
+    seen.assign(flags, flags + data.count);
     flags[2] = 1;
   });
   exchange.used_slots(0)[1] = 1;
@@ -153,7 +169,7 @@ TEST(ReducedGradientExchange, PassesOnWhatTheCommunicatorRaises) {
 
 TEST(ReducedGradientExchange, NeedsNoFlagsWhenThereAreNoSlots) {
   WithATwin communicator;
-  ReducedGradientExchange exchange(communicator, {{DType::kFloat32, 1, 0}});
+  ReducedGradientExchange exchange(communicator, {{DType::kFloat32, 1, std::vector<SlotSpan>(0)}});
   exchange.publish(0);
   exchange.finish(soon());
   EXPECT_THAT(communicator.calls, ElementsAre("avg of 1 float32"));

@@ -32,7 +32,7 @@ using Exchange = std::unique_ptr<GradientExchange>;
 Buckets of(const std::vector<std::size_t>& counts) {
   Buckets buckets;
   for (const std::size_t count : counts) {
-    buckets.push_back({kFloat, count, 1});
+    buckets.push_back({kFloat, count, {{0, count}}});
   }
   return buckets;
 }
@@ -96,8 +96,8 @@ float gradient(int rank, std::size_t index) {
 TEST(GradientExchanges, AverageInRankOrderToTheLastBit) {
   run_ranks(4, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 15u, 16u, 17u, 64u, 1023u, 4099u}) {
-      const Exchange exchange =
-          communicator.gradient_exchange({{kFloat, count, 1}, {DType::kBFloat16, count, 1}}, soon());
+      const Exchange exchange = communicator.gradient_exchange(
+          {{kFloat, count, std::vector<SlotSpan>(1)}, {DType::kBFloat16, count, std::vector<SlotSpan>(1)}}, soon());
       auto* const brains = static_cast<BFloat16*>(exchange->bucket(1).data);
       for (std::size_t i = 0; i < count; ++i) {
         floats(*exchange, 0)[i] = gradient(communicator.rank(), i);
@@ -148,7 +148,8 @@ TEST(GradientExchanges, LeaveABucketAloneUntilEveryRankHasPublishedIt) {
 
 TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
   run_ranks(3, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 8, 4}, {kFloat, 8, 1}}, soon());
+    const Exchange exchange = communicator.gradient_exchange(
+        {{kFloat, 8, std::vector<SlotSpan>(4)}, {kFloat, 8, std::vector<SlotSpan>(1)}}, soon());
     for (int round = 0; round < 12; ++round) {
       for (std::size_t b = 0; b < 2; ++b) {
         for (int slot = 0; slot < (b == 0 ? 4 : 1); ++slot) {
@@ -168,7 +169,8 @@ TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
 TEST(GradientExchanges, MayHaveNoBucketsOrEmptyOnes) {
   run_ranks(3, [](Communicator& communicator) {
     const Exchange none = communicator.gradient_exchange({}, soon());
-    const Exchange empty = communicator.gradient_exchange({{kFloat, 0, 0}, {kFloat, 1, 1}}, soon());
+    const Exchange empty = communicator.gradient_exchange(
+        {{kFloat, 0, std::vector<SlotSpan>(0)}, {kFloat, 1, std::vector<SlotSpan>(1)}}, soon());
     for (int round = 0; round < 3; ++round) {
       none->progress();
       none->finish(soon());
@@ -258,7 +260,7 @@ TEST(GradientExchanges, ThatWereRefusedLeaveNoMemoryBehind) {
 class LayoutMismatch : public ::testing::TestWithParam<Buckets> {};
 
 TEST_P(LayoutMismatch, IsRaisedOnAllRanksAndLeavesTheGroupUsable) {
-  const Buckets usual = {{kFloat, 100, 2}, {kFloat, 50, 1}};
+  const Buckets usual = {{kFloat, 100, std::vector<SlotSpan>(2)}, {kFloat, 50, std::vector<SlotSpan>(1)}};
   for (int odd = 0; odd < 3; ++odd) {
     run_ranks(3, [&](Communicator& communicator) {
       const Buckets& buckets = communicator.rank() == odd ? GetParam() : usual;
@@ -270,12 +272,13 @@ TEST_P(LayoutMismatch, IsRaisedOnAllRanksAndLeavesTheGroupUsable) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, LayoutMismatch,
-                         ::testing::Values(Buckets{{kFloat, 100, 2}, {DType::kInt32, 50, 1}},
-                                           Buckets{{kFloat, 100, 2}, {kFloat, 51, 1}},
-                                           Buckets{{kFloat, 100, 2}, {kFloat, 50, 2}},
-                                           Buckets{{kFloat, 50, 1}, {kFloat, 100, 2}}, Buckets{{kFloat, 100, 2}},
-                                           Buckets{}));
+INSTANTIATE_TEST_SUITE_P(
+    Models, LayoutMismatch,
+    ::testing::Values(Buckets{{kFloat, 100, std::vector<SlotSpan>(2)}, {DType::kInt32, 50, std::vector<SlotSpan>(1)}},
+                      Buckets{{kFloat, 100, std::vector<SlotSpan>(2)}, {kFloat, 51, std::vector<SlotSpan>(1)}},
+                      Buckets{{kFloat, 100, std::vector<SlotSpan>(2)}, {kFloat, 50, std::vector<SlotSpan>(2)}},
+                      Buckets{{kFloat, 50, std::vector<SlotSpan>(1)}, {kFloat, 100, std::vector<SlotSpan>(2)}},
+                      Buckets{{kFloat, 100, std::vector<SlotSpan>(2)}}, Buckets{}));
 
 TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
   run_ranks(2, [](Communicator& communicator) {
@@ -292,11 +295,12 @@ TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
 
 TEST(GradientExchanges, TakeItForAFaultToNameABucketOrSlotThatIsNotThere) {
   run_ranks(1, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, 2}}, soon());
+    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, std::vector<SlotSpan>(2)}}, soon());
     EXPECT_THROW(exchange->publish(1), InternalError);
     EXPECT_THROW(exchange->used_slots(1), InternalError);
     EXPECT_THROW(exchange->used_anywhere(1, 0), InternalError);
     EXPECT_THROW(exchange->used_anywhere(0, 2), InternalError);
+    EXPECT_THROW(exchange->statistics(0, 2), InternalError);
   });
 }
 
