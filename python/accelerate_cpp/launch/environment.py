@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.launch import host
+from accelerate_cpp.launch.affinity import Shares
 
 # A launch makes its own group: what an outer launch says about another group must not reach its workers.
 _OF_ANOTHER_GROUP = (
@@ -20,12 +22,14 @@ _OF_ANOTHER_GROUP = (
     env_table.LOCAL_WORLD_SIZE,
     env_table.RENDEZVOUS_FD,
     env_table.FORK_LAUNCHED,
+    env_table.CPU_AFFINITY,
+    env_table.CORES,
 )
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The settings that the workers of one launch share."""
+    """The settings that the workers of one launch share; ``shares`` are the cores of each, empty if none is pinned."""
 
     num_processes: int
     cpu: bool
@@ -37,14 +41,24 @@ class WorkerGroup:
     gradient_accumulation_steps: int | None = None
     gpu_ids: str | None = None
     fork_launched: bool = False
+    shares: Shares = ()
+
+    def cores_of(self, rank: int) -> tuple[int, ...]:
+        """The cores that worker ``rank`` is pinned to; none where it is not."""
+        return self.shares[rank] if self.shares else ()
 
 
-def threads_per_worker(num_processes: int, asked: int | None, environ: Mapping[str, str]) -> int:
-    """Intra-operator threads of each worker: as asked, else OMP_NUM_THREADS as inherited, else a share of the cores."""
+def threads_per_worker(num_processes: int, asked: int | None, environ: Mapping[str, str], shares: Shares = ()) -> int:
+    """Intra-operator threads of each worker: as asked, else OMP_NUM_THREADS as inherited, else a share of the cores.
+
+    Pinned workers get no more threads than the smallest of their ``shares`` has cores.
+    """
     if asked is not None:
         return asked
     inherited: int | None = env_table.OMP_NUM_THREADS.get(environ)
-    return max(1, host.usable_cores() // num_processes) if inherited is None else inherited
+    if inherited is not None:
+        return inherited
+    return max(1, min([host.usable_cores() // num_processes, *map(len, shares)]))
 
 
 def worker_environment(
@@ -64,6 +78,8 @@ def worker_environment(
         env_table.GRADIENT_ACCUMULATION_STEPS: group.gradient_accumulation_steps,
         env_table.DEBUG_MODE: True if group.debug else None,
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
+        env_table.CPU_AFFINITY: True if group.shares else None,
+        env_table.CORES: chain(*group.shares) if group.shares else None,
     }
     ranks = {
         env_table.RANK: rank,

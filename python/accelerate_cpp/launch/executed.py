@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from accelerate_cpp.launch import host
+from accelerate_cpp.launch.affinity import pinned
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.failure import RunEnd, describe, first_failure, shell_status
@@ -33,7 +34,8 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     """
     count = plan.group.num_processes
     if count == 1 and not host.can_supervise():
-        os.execve(plan.command[0], plan.command, worker_environment(plan.group, 0, -1))
+        with pinned(plan.group.cores_of(0)):
+            os.execve(plan.command[0], plan.command, worker_environment(plan.group, 0, -1))
     host.require_supervision(count)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # when inherited as ignored, the kernel would discard exit codes
     errors = [ForwardedBytes(_STDERR) for _ in range(count)]
@@ -41,7 +43,9 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
         setup = ChildSetup()
         for rank in range(count):
             environment = worker_environment(plan.group, rank, rendezvous) | width_of_terminal()
-            supervisor.add(_start(plan.command, environment, rank, rendezvous, setup, errors[rank]))
+            with pinned(plan.group.cores_of(rank)):
+                worker = _start(plan.command, environment, rank, rendezvous, setup, errors[rank])
+            supervisor.add(worker)
         end = supervisor.run()
     return _report(end, [forwarded.tail for forwarded in errors], quiet)
 

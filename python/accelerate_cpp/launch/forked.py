@@ -20,6 +20,7 @@ from signal import SIGINT
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
+from accelerate_cpp.launch.affinity import pinned, shares_of_launch
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker, worker_environment
 from accelerate_cpp.launch.failure import RunEnd, WorkerFailed, describe, first_failure
@@ -50,15 +51,17 @@ def function_group(
         num_processes = 1 if cpu else max(1, host.gpu_count(os.environ))
     if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
         raise InvalidArgument(f"num_processes={num_processes!r}: expected an integer of at least 1")
+    shares = shares_of_launch(num_processes, os.environ, on_gpus=not cpu) if env_table.CPU_AFFINITY.get() else ()
     return WorkerGroup(
         num_processes=num_processes,
         cpu=cpu,
         mixed_precision=mixed_precision or env_table.MIXED_PRECISION.get() or "no",
-        num_threads=threads_per_worker(num_processes, None, os.environ),
+        num_threads=threads_per_worker(num_processes, None, os.environ, shares),
         master_addr=master_addr,
         master_port=master_port or host.free_port(),
         debug=env_table.DEBUG_MODE.get(),
         fork_launched=True,
+        shares=shares,
     )
 
 
@@ -104,6 +107,7 @@ class _Forks:
 
     def __init__(self, task: Callable[[], object], group: WorkerGroup, rendezvous: int) -> None:
         self._task = task
+        self._group = group
         self._environments = [worker_environment(group, rank, rendezvous) for rank in range(group.num_processes)]
         self._setup = ChildSetup()
         self._finished = threading.Event()
@@ -147,7 +151,8 @@ class _Forks:
         try:
             with blocked_signals():
                 for rank in range(len(self._environments)):
-                    self._fork(rank)
+                    with pinned(self._group.cores_of(rank)):
+                        self._fork(rank)
         except BaseException as error:
             self._forked.set_exception(error)
         else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
+from accelerate_cpp.launch.affinity import shares_of_launch
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker
 
 
@@ -35,6 +36,7 @@ class LaunchOptions:
     module: bool = False
     no_python: bool = False
     debug: bool = False
+    enable_cpu_affinity: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,27 +54,30 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     command = _command(options, environ)
     cpu = options.cpu or env_table.USE_CPU.get(environ)
     gpu_ids = _gpu_ids(options, cpu)
+    visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
     num_processes = options.num_processes
     if num_processes is None:
-        visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
         num_processes = 1 if cpu else max(1, host.gpu_count(visible))
     if options.multi_gpu and num_processes < 2:
         raise InvalidArgument(
             f"--multi_gpu needs at least 2 processes, but this launch has {num_processes}: "
             "pass --num_processes, or leave --multi_gpu out"
         )
+    pins = options.enable_cpu_affinity or env_table.CPU_AFFINITY.get(environ)
+    shares = shares_of_launch(num_processes, visible, on_gpus=not cpu) if pins else ()
     return LaunchPlan(
         command,
         WorkerGroup(
             num_processes=num_processes,
             cpu=cpu,
             mixed_precision=options.mixed_precision or env_table.MIXED_PRECISION.get(environ) or "no",
-            num_threads=threads_per_worker(num_processes, options.num_cpu_threads_per_process, environ),
+            num_threads=threads_per_worker(num_processes, options.num_cpu_threads_per_process, environ, shares),
             master_addr=options.main_process_ip or "127.0.0.1",
             master_port=options.main_process_port or host.free_port(),
             debug=options.debug or env_table.DEBUG_MODE.get(environ),
             gradient_accumulation_steps=options.gradient_accumulation_steps,
             gpu_ids=gpu_ids,
+            shares=shares,
         ),
     )
 

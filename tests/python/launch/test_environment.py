@@ -59,6 +59,29 @@ def test_threads_are_as_asked_then_as_inherited_then_a_share_of_the_cores(monkey
     assert threads_per_worker(16, None, {}) == 1
 
 
+def test_pinned_workers_have_no_more_threads_than_the_smallest_share_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.host, "usable_cores", lambda: 9)
+    shares = ((0, 1, 2, 3, 4), (5, 6), (7, 8))
+    assert threads_per_worker(3, None, {}, shares) == 2
+    assert threads_per_worker(3, 4, {}, shares) == 4
+    assert threads_per_worker(3, None, {"OMP_NUM_THREADS": "6"}, shares) == 6
+    monkeypatch.setattr(environment.host, "usable_cores", lambda: 3)  # a quota
+    assert threads_per_worker(3, None, {}, shares) == 1
+
+
+def test_pinned_workers_are_told_so_and_which_cores_they_share_out() -> None:
+    group = replace(GROUP, shares=((0, 4), (1, 5), (2, 3)))
+    told = worker_environment(group, 1, 7, {})
+    assert (told["ACCELERATE_CPU_AFFINITY"], told["ACCELERATE_CPP_CORES"]) == ("1", "0-5")
+    assert group.cores_of(1) == (1, 5)
+
+
+def test_workers_that_are_not_pinned_hear_nothing_of_an_outer_launch_whose_workers_were() -> None:
+    told = worker_environment(GROUP, 1, 7, {"ACCELERATE_CPU_AFFINITY": "1", "ACCELERATE_CPP_CORES": "0-5"})
+    assert told.keys().isdisjoint({"ACCELERATE_CPU_AFFINITY", "ACCELERATE_CPP_CORES"})
+    assert GROUP.cores_of(1) == ()
+
+
 def test_becoming_a_worker_replaces_the_whole_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)
     monkeypatch.setenv("WORLD_SIZE", "9")

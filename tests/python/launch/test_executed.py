@@ -5,10 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.config.env_table import render_cores
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import executed, supervisor
 from accelerate_cpp.launch.environment import WorkerGroup
@@ -46,6 +48,17 @@ def _no_child_is_left() -> bool:
 def test_good_run_returns_zero_and_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(_plan("pass")) == 0
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux can pin processes to cores")
+def test_workers_run_on_their_shares_and_the_launcher_does_not(capfd: pytest.CaptureFixture[str]) -> None:
+    before = os.sched_getaffinity(0)
+    first, last = min(before), max(before)
+    plan = _plan("import os; print(os.environ['RANK'], os.sched_getaffinity(0), os.environ['ACCELERATE_CPP_CORES'])")
+    assert execute(replace(plan, group=replace(plan.group, shares=((last,), (first,))))) == 0
+    told = render_cores(before & {first, last})
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"0 {{{last}}} {told}", f"1 {{{first}}} {told}"]
+    assert os.sched_getaffinity(0) == before
 
 
 def test_first_failure_is_reported_after_all_other_output(capfd: pytest.CaptureFixture[str]) -> None:

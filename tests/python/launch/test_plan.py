@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch import plan
+from accelerate_cpp.launch import affinity, plan
+from accelerate_cpp.launch.cores import Place
 from accelerate_cpp.launch.plan import LaunchOptions, resolve
 
 
@@ -50,6 +51,31 @@ def test_flag_wins_over_the_variable_and_the_variable_over_the_default(script: s
     assert resolve(LaunchOptions(script, mixed_precision="no"), environ).group.mixed_precision == "no"
     assert resolve(LaunchOptions(script), environ).group.mixed_precision == "bf16"
     assert resolve(LaunchOptions(script), {}).group.mixed_precision == "no"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"), [({"enable_cpu_affinity": True}, {}), ({}, {"ACCELERATE_CPU_AFFINITY": "1"})]
+)
+def test_workers_are_pinned_by_a_flag_or_a_variable_with_a_thread_for_each_core(
+    script: str, monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], environ: dict[str, str]
+) -> None:
+    monkeypatch.setattr(affinity, "_usable", lambda: tuple(range(6)))
+    monkeypatch.setattr(affinity, "read_places", lambda cores: {core: Place(0, 0, core) for core in cores})
+    monkeypatch.setattr(plan.host, "usable_cores", lambda: 6)
+    group = resolve(LaunchOptions(script, cpu=True, num_processes=2, **flags), environ).group
+    assert group.shares == ((0, 1, 2), (3, 4, 5))
+    assert group.num_threads == 3
+    assert resolve(LaunchOptions(script, cpu=True, num_processes=2), {}).group.shares == ()
+
+
+def test_pinned_workers_on_gpus_are_near_those_that_they_see(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"0,1,2,3": [0, 0, 1, 1], "2,0": [1, 0]}
+    monkeypatch.setattr(affinity, "_usable", lambda: tuple(range(4)))
+    monkeypatch.setattr(affinity, "read_places", lambda cores: {core: Place(core // 2, 0, core) for core in cores})
+    monkeypatch.setattr(affinity, "gpu_nodes", lambda environ: nodes[environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3")])
+    assert resolve(LaunchOptions(script, enable_cpu_affinity=True), {}).group.shares == ((0,), (1,), (2,), (3,))
+    near = resolve(LaunchOptions(script, enable_cpu_affinity=True, gpu_ids="2,0"), {}).group.shares
+    assert near == ((2, 3), (0, 1))
 
 
 def test_all_gpus_leave_the_visible_devices_alone(script: str) -> None:
