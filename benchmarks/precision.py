@@ -1,10 +1,10 @@
 """What fp16 training adds to a step: un-scaling, the overflow check, clipping, and AdamW on 25 million parameters.
 
-  torch            torch.amp.GradScaler, torch.nn.utils.clip_grad_norm_, AdamW(fused=True)
-  accelerate_cpp   GradScaler and clipping of accelerate_cpp, the same AdamW
+  torch            DDP over Gloo, torch.amp.GradScaler, torch.nn.utils.clip_grad_norm_, AdamW(fused=True)
+  accelerate_cpp   Accelerator(mixed_precision="fp16") with its clip_grad_norm_, the same AdamW
 
-"gradients" is what lies between backward and the optimizer; "step" goes on to the end of ``optimizer.step``. Gradients
-are put in place before the clock starts. Several processes work at the same time and do not talk to each other.
+"gradients" is what lies between backward and the optimizer; "step" goes on to the end of ``optimizer.step``. The
+backward pass, in which ours measures the gradients, is not part of either; "with backward" is all three.
 """
 
 from __future__ import annotations
@@ -13,61 +13,89 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from interleaved import Measurement, command_line, compare, serve
+from torch import nn
 from workers import Contestant
 
 NAMES = ("torch", "accelerate_cpp")
-MEASUREMENTS = ("gradients", "step")
+MEASUREMENTS = ("gradients", "step", "with backward")
 SHAPES = [(512, 512)] * 64 + [(2048, 512)] * 8
 REPETITIONS = 5
 
+Tools = tuple[nn.Module, Callable[[torch.Tensor], None], Callable[[], object], Callable[[], object]]
 
-def torch_tools() -> tuple[torch.amp.GradScaler, Callable[..., object]]:
+
+class Weights(nn.Module):
+    """25 million parameters whose gradients cost next to nothing to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(shape) for shape in SHAPES)
+        self.directions = [torch.randn(shape) for shape in SHAPES]
+
+    def forward(self) -> torch.Tensor:
+        """A loss whose gradients are the directions."""
+        pairs = zip(self.parts, self.directions, strict=True)
+        return torch.stack([torch.dot(part.view(-1), direction.view(-1)) for part, direction in pairs]).sum()
+
+
+def torch_tools() -> Tools:
     """torch's own, as the original Accelerate uses them."""
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(Weights(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     scaler = torch.amp.GradScaler("cpu")
 
-    def clip(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> object:
+    def backward(loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+
+    def clip() -> object:
         scaler.unscale_(optimizer)
-        return torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
-    return scaler, clip
+    def step() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    return model, backward, clip, step
 
 
-def own_tools() -> tuple[torch.amp.GradScaler, Callable[..., object]]:
-    """Those behind ``Accelerator.clip_grad_norm_``."""
-    from accelerate_cpp.parallel.clipping import clip_grad_norm
-    from accelerate_cpp.precision.grad_scaler import GradScaler, unscale_all
+def own_tools() -> Tools:
+    """Those of the façade."""
+    from accelerate_cpp import Accelerator
 
-    scaler = GradScaler()
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    module = Weights()
+    model, optimizer = accelerator.prepare(module, torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True))
 
-    def clip(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> object:
-        return clip_grad_norm(parameters, 1.0, known_squares=unscale_all(scaler, [optimizer]))
+    def backward(loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        accelerator.backward(loss)
 
-    return scaler, clip
+    return model, backward, lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0), optimizer.step
 
 
 def worker(name: str) -> None:
     """One process of a contestant."""
-    scaler, clip = {NAMES[0]: torch_tools, NAMES[1]: own_tools}[name]()
-    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    gradients = [torch.randn(shape) for shape in SHAPES]
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    model, backward, clip, step = {NAMES[0]: torch_tools, NAMES[1]: own_tools}[name]()
 
     def once(measurement: str) -> float:
-        scaled = scaler.scale(torch.ones(()))
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            torch.mul(gradient, scaled, out=parameter.grad)
-        started = time.perf_counter()
-        clip(parameters, optimizer)
-        between = time.perf_counter()
-        scaler.step(optimizer)
+        loss = model()
+        began = time.perf_counter()
+        backward(loss)
+        arrived = time.perf_counter()
+        clip()
+        clipped = time.perf_counter()
+        step()
         ended = time.perf_counter()
-        scaler.update()
-        return (between if measurement == MEASUREMENTS[0] else ended) - started
+        ends = {MEASUREMENTS[0]: clipped - arrived, MEASUREMENTS[1]: ended - arrived, MEASUREMENTS[2]: ended - began}
+        return ends[measurement]
 
     serve(lambda measurement: [once(measurement) for _ in range(REPETITIONS)])
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,9 +9,31 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "torch_bridge/gradient_reducer.h"
+#include "torch_bridge/gradient_reducers.h"
 
 namespace accelerate_cpp::bindings {
+
+namespace {
+
+// Python functions are called, and let go of, with the interpreter's lock.
+std::shared_ptr<py::object> shared(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+grad::CommHook comm_hook(const py::function& hook) {
+  return [hook = shared(hook)](const ::c10d::GradBucket& bucket) -> std::function<at::Tensor()> {
+    const py::gil_scoped_acquire gil;
+    return [future = shared((*hook)(bucket))] {
+      const py::gil_scoped_acquire held;
+      return future->attr("wait")().cast<at::Tensor>();
+    };
+  };
+}
+
+}  // namespace
 
 void bind_grad(py::module_& module) {
   using grad::GradientReducer;
@@ -34,6 +57,13 @@ void bind_grad(py::module_& module) {
                     "Whether backward passes average gradients or leave them local.")
       .def("set_weight", &GradientReducer::set_weight, py::arg("weight"),
            "What the gradients of this rank weigh in the next averaging backward pass.")
+      .def("take_part_without_gradients", &GradientReducer::take_part_without_gradients, release,
+           "Takes part in an averaging backward pass of the other ranks, who have weights, with nothing of its own.")
+      .def(
+          "register_comm_hook",
+          [](GradientReducer& reducer, const py::function& hook) { reducer.register_comm_hook(comm_hook(hook)); },
+          py::arg("hook"),
+          "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets.")
       .def_property_readonly("bucket_sizes_bytes", &GradientReducer::bucket_sizes_bytes)
       .def("abort", &GradientReducer::abort, py::arg("reason"), release,
            "After a backward pass that raised: the other ranks raise PeerLost with the reason.");

@@ -1,17 +1,14 @@
 #include "torch_bridge/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
-#include "torch_bridge/sparse_gradient.h"
+#include "torch_bridge/gradient_reducers.h"
 #include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::grad {
@@ -23,36 +20,6 @@ namespace {
 // Loops that clip ask for statistics in every step.
 constexpr int kPassesToMeasure = 8;
 
-// Those of this process.
-class Reducers {
- public:
-  void add(const std::shared_ptr<GradientReducer>& reducer) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(all_, [](const std::weak_ptr<GradientReducer>& one) { return one.expired(); });
-    all_.push_back(reducer);
-  }
-
-  std::vector<std::shared_ptr<GradientReducer>> living() {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<GradientReducer>> found;
-    for (const std::weak_ptr<GradientReducer>& one : all_) {
-      if (auto reducer = one.lock()) {
-        found.push_back(std::move(reducer));
-      }
-    }
-    return found;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<GradientReducer>> all_;
-};
-
-Reducers& reducers() {
-  static auto* const instance = new Reducers;  // never destroyed: reducers may outlive static objects
-  return *instance;
-}
-
 }  // namespace
 
 std::shared_ptr<GradientReducer> GradientReducer::create(std::shared_ptr<comm::Communicator> communicator,
@@ -60,8 +27,8 @@ std::shared_ptr<GradientReducer> GradientReducer::create(std::shared_ptr<comm::C
                                                          ReducerOptions options, Rethrow rethrow) {
   std::shared_ptr<GradientReducer> reducer(
       new GradientReducer(std::move(communicator), std::move(parameters), options, std::move(rethrow)));
-  reducer->install_hooks();
-  reducers().add(reducer);
+  add_reducer(reducer);
+  reducer->take_back();
   return reducer;
 }
 
@@ -94,27 +61,64 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
   build(order);
 }
 
-void GradientReducer::install_hooks() {
+void GradientReducer::install_hook(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.given.tensor);
+  parameter.hook = parameter.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [weak = weak_from_this(), index](const variable_list& outputs, const variable_list&) {
+        if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
+          reducer->on_gradient(index);
+        }
+        return outputs;
+      },
+      [](torch::autograd::CompiledNodeArgs&) {
+        throw InvalidArgument(
+            "compiled autograd would leave out the averaging of gradients over the processes; compile the model "
+            "without torch._dynamo.config.compiled_autograd");
+      }));
+}
+
+void GradientReducer::remove_hook(Parameter& parameter) {
+  if (parameter.accumulator) {
+    parameter.accumulator->del_post_hook(parameter.hook);
+    parameter.accumulator.reset();
+  }
+}
+
+void GradientReducer::give_up(GradientReducer& successor) {
+  bool shares = false;
+  for (const auto& [tensor, index] : successor.index_of_) {
+    const auto found = index_of_.find(tensor);
+    if (found != index_of_.end()) {
+      remove_hook(parameters_[found->second]);
+      parameters_[found->second].successor = successor.weak_from_this();
+      shares = true;
+    }
+  }
+  if (shares) {
+    successor.predecessors_.push_back(weak_from_this());
+  }
+}
+
+bool GradientReducer::averages(const Parameter& parameter) const {
+  return synchronizing_ || std::any_of(predecessors_.begin(), predecessors_.end(), [&](const auto& one) {
+           const std::shared_ptr<const GradientReducer> predecessor = one.lock();
+           return predecessor != nullptr && predecessor->synchronizing_ &&
+                  predecessor->index_of_.contains(parameter.given.tensor.unsafeGetTensorImpl());
+         });
+}
+
+void GradientReducer::take_back() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.given.tensor);
-    parameter.hook = parameter.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-        [weak = weak_from_this(), i](const variable_list& outputs, const variable_list&) {
-          if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
-            reducer->on_gradient(i);
-          }
-          return outputs;
-        },
-        // Compiled autograd traces hooks; ours has nothing to trace and runs as it is.
-        [](torch::autograd::CompiledNodeArgs&) {}));
+    if (!parameters_[i].accumulator && parameters_[i].successor.expired()) {
+      install_hook(i);
+    }
   }
 }
 
 GradientReducer::~GradientReducer() {
   for (Parameter& parameter : parameters_) {
-    if (parameter.accumulator) {
-      parameter.accumulator->del_post_hook(parameter.hook);
-    }
+    remove_hook(parameter);
   }
 }
 
@@ -129,7 +133,22 @@ void GradientReducer::check_process() const {
 
 void GradientReducer::set_synchronizing(bool synchronizing) {
   check_process();
+  take_back();
   synchronizing_ = synchronizing;
+}
+
+std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
+  if (!hook_) {
+    return communicator_->gradient_exchange(buckets, deadline());
+  }
+  std::vector<std::vector<at::Tensor>> tensors;
+  for (const BucketLayout& layout : plan_.buckets) {
+    tensors.emplace_back();
+    for (const std::size_t parameter : layout.parameters) {
+      tensors.back().push_back(parameters_[parameter].given.tensor);
+    }
+  }
+  return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
 }
 
 void GradientReducer::build(const std::vector<std::size_t>& order) {
@@ -146,7 +165,7 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
       buckets.back().slots.push_back({plan_.slots[parameter].offset, specs[parameter].count});
     }
   }
-  exchange_ = communicator_->gradient_exchange(buckets, deadline());
+  exchange_ = make_exchange(buckets);
   for (std::size_t i = 0; i < num_dense_; ++i) {
     Parameter& parameter = parameters_[i];
     const at::Tensor& tensor = parameter.given.tensor;
@@ -171,155 +190,25 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
   }
 }
 
-void GradientReducer::on_gradient(std::size_t index) {
-  if (!synchronizing_) {
-    return;
-  }
-  try {
-    check_process();
-    begin_backward();
-    Parameter& parameter = parameters_[index];
-    if (parameter.arrived) {
-      throw InvalidArgument(
-          "parameter " + parameter.given.name +
-          " received two gradients in one backward pass, after the first had been handed to the other ranks. "
-          "Reentrant checkpointing does this: use torch.utils.checkpoint with use_reentrant=False");
-    }
-    parameter.arrived = true;
-    if (parameter.given.sparse_gradient) {
-      return;
-    }
-    bind(parameter);
-    if (!order_learnt_) {
-      arrival_.push_back(index);
-    }
-    const std::size_t bucket = plan_.slots[index].bucket;
-    if (--missing_[bucket] == 0) {
-      publish(bucket);
-      exchange_->progress();
-    }
-  } catch (...) {
-    rethrow_();
-  }
+void GradientReducer::set_weight(std::optional<double> weight) {
+  weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
 }
 
-void GradientReducer::begin_backward() {
-  const int current = torch::autograd::get_current_graph_task_id();
-  if (in_backward_) {
-    if (graph_task_ != current) {
-      throw InvalidArgument(
-          "a gradient arrived from another backward pass than the one in progress. Either an earlier backward() "
-          "through "
-          "this model ended in an exception, and training must restart from a checkpoint; or reentrant checkpointing "
-          "is "
-          "in use: pass use_reentrant=False to torch.utils.checkpoint");
-    }
-    return;
+void GradientReducer::register_comm_hook(CommHook hook) {
+  check_process();
+  if (hook_) {
+    throw InvalidArgument("this model has a communication hook already; register one, once");
   }
-  in_backward_ = true;
-  graph_task_ = current;
-  arrival_.clear();
-  missing_.clear();
+  hook_ = std::move(hook);
+  build(current_order());
+}
+
+std::vector<std::size_t> GradientReducer::current_order() const {
+  std::vector<std::size_t> order;
   for (const BucketLayout& bucket : plan_.buckets) {
-    missing_.push_back(bucket.parameters.size());
+    order.insert(order.end(), bucket.parameters.begin(), bucket.parameters.end());
   }
-  for (Parameter& parameter : parameters_) {
-    parameter.arrived = false;
-  }
-  exchange_->begin({weight_, passes_to_measure_ > 0});
-  weight_.reset();
-  passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
-      try {
-        reducer->end_backward();
-      } catch (...) {
-        reducer->rethrow_();
-      }
-    }
-  });
-}
-
-bool GradientReducer::bind(Parameter& parameter) {
-  at::Tensor& grad = parameter.given.tensor.mutable_grad();
-  if (!grad.defined()) {
-    return false;
-  }
-  if (grad.layout() != at::kStrided) {
-    throw InvalidArgument("parameter " + parameter.given.name +
-                          " received a sparse gradient, which only embeddings built with sparse=True before the model "
-                          "was prepared may have; build it so, or make the gradient dense");
-  }
-  if (grad.requires_grad()) {
-    throw InvalidArgument(
-        "backward(create_graph=True) through a synchronised model is not available: the averaged gradient has no "
-        "graph. Use torch.autograd.grad, or no_sync()");
-  }
-  if (!parameter.bound.is(grad)) {
-    parameter.slot.copy_(grad);
-    grad = parameter.bound.tensor();
-  }
-  return true;
-}
-
-void GradientReducer::publish(std::size_t bucket) {
-  const BucketLayout& layout = plan_.buckets[bucket];
-  std::uint8_t* const used = exchange_->used_slots(bucket);
-  for (std::size_t s = 0; s < layout.parameters.size(); ++s) {
-    Parameter& parameter = parameters_[layout.parameters[s]];
-    used[s] = parameter.arrived || bind(parameter) ? 1 : 0;
-    if (used[s] == 0) {
-      parameter.slot.zero_();
-    }
-  }
-  exchange_->publish(bucket);
-}
-
-void GradientReducer::end_backward() {
-  for (std::size_t bucket = 0; bucket < missing_.size(); ++bucket) {
-    if (missing_[bucket] > 0) {
-      publish(bucket);
-    }
-  }
-  exchange_->finish(deadline());
-  take_averages();
-  average_sparse_gradients();
-  in_backward_ = false;
-  if (!order_learnt_) {
-    follow_arrival_order();
-  }
-}
-
-void GradientReducer::take_averages() {
-  for (std::size_t i = 0; i < num_dense_; ++i) {
-    Parameter& parameter = parameters_[i];
-    const Slot& slot = plan_.slots[i];
-    at::Tensor& grad = parameter.given.tensor.mutable_grad();
-    if (!grad.defined() && !exchange_->used_anywhere(slot.bucket, slot.index)) {
-      continue;
-    }
-    if (const auto statistics = exchange_->statistics(slot.bucket, slot.index)) {
-      parameter.bound = BoundGradient(parameter.slot, statistics);
-    }
-    grad = parameter.bound.tensor();
-  }
-}
-
-void GradientReducer::average_sparse_gradients() {
-  for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
-    const ReducedParameter& given = parameters_[i].given;
-    at::Tensor& grad = given.tensor.mutable_grad();
-    if (grad.defined() && !grad.is_sparse()) {
-      throw InvalidArgument("parameter " + given.name +
-                            " of an embedding with sparse=True received a dense gradient, because something else uses "
-                            "it, too; build the embedding with sparse=False");
-    }
-    grad = average_sparse(*communicator_, given.tensor, grad, exchange_->divisor(), deadline());
-  }
-}
-
-void GradientReducer::set_weight(double weight) {
-  weight_ = comm::checked_weight(weight);
+  return order;
 }
 
 std::optional<amp::GradientStatistics> GradientReducer::statistics(const at::Tensor& parameter) {
@@ -332,32 +221,17 @@ std::optional<amp::GradientStatistics> GradientReducer::statistics(const at::Ten
   return bound.is(parameter.grad()) ? bound.statistics() : std::nullopt;
 }
 
-std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters) {
-  std::vector<std::optional<amp::GradientStatistics>> all(parameters.size());
-  const std::vector<std::shared_ptr<GradientReducer>> living = reducers().living();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    for (auto reducer = living.begin(); reducer != living.end() && !all[i]; ++reducer) {
-      all[i] = (*reducer)->statistics(parameters[i]);
-    }
-  }
-  return all;
-}
-
 void GradientReducer::follow_arrival_order() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = 0; i < num_dense_; ++i) {
-    if (!parameters_[i].arrived) {
+    if (std::find(arrival_.begin(), arrival_.end(), i) == arrival_.end()) {
       order.push_back(static_cast<std::int64_t>(i));
     }
   }
   communicator_->broadcast({order.data(), order.size(), DType::kInt64}, 0, deadline());
   order_learnt_ = true;
-  std::vector<std::size_t> current;
-  for (const BucketLayout& bucket : plan_.buckets) {
-    current.insert(current.end(), bucket.parameters.begin(), bucket.parameters.end());
-  }
   const std::vector<std::size_t> learnt(order.begin(), order.end());
-  if (learnt != current) {
+  if (learnt != current_order()) {
     build(learnt);
   }
 }

@@ -13,6 +13,9 @@
 // gradient_as_bucket_view. One backward pass at a time. Reentrant checkpointing is refused. Sparse gradients have no
 // slots: they are averaged one by one at the end of the pass.
 //
+// A parameter that two living reducers have is the newer one's (models that share it, or a model that was wrapped
+// again), whichever of the two models computes its gradient; the older one has it again when the newer one is gone.
+//
 // Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
 // memory.
 #pragma once
@@ -34,6 +37,7 @@
 #include "core/comm/communicator.h"
 #include "core/grad/bucket_plan.h"
 #include "torch_bridge/bound_gradient.h"
+#include "torch_bridge/hooked_gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
 
@@ -63,6 +67,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  // Leaves the parameters that both have to `successor`.
+  void give_up(GradientReducer& successor);
+
   // Whether backward passes average gradients or leave them local. Throws InvalidArgument in a forked child, where
   // either would write into the gradients of the process that made the reducer.
   void set_synchronizing(bool synchronizing);
@@ -70,8 +77,16 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // What the gradients of this rank weigh in the next pass that averages: then sums over the ranks are divided by the
   // sum of their weights instead of their number. Either all ranks set one or none does. Throws InvalidArgument when it
-  // is negative or not finite.
-  void set_weight(double weight);
+  // is negative or not finite. None takes back what was set and has not been used.
+  void set_weight(std::optional<double> weight);
+
+  // Collective, and before the first backward pass: lets `hook` average the buckets from now on. Throws InvalidArgument
+  // when there is one already.
+  void register_comm_hook(CommHook hook);
+
+  // What a rank that has no more batches does while the others average: nothing of its own goes into their averages,
+  // which its gradients, if it has any, do not become. The others have weights.
+  void take_part_without_gradients();
 
   // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
   // reduction, and nobody can have changed it since.
@@ -88,16 +103,23 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     ReducedParameter given;
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
     std::uintptr_t hook = 0;
-    at::Tensor slot;       // shaped like the tensor, in the bucket
-    BoundGradient bound;   // to the slot: .grad, unless the program has replaced it
-    bool arrived = false;  // in the current backward pass
+    std::weak_ptr<const GradientReducer> successor;  // has the parameter if `accumulator` is null
+    at::Tensor slot;                                 // shaped like the tensor, in the bucket
+    BoundGradient bound;                             // to the slot: .grad, unless the program has replaced it
+    bool arrived = false;                            // in the current backward pass
   };
 
   GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<ReducedParameter> parameters,
                   ReducerOptions options, Rethrow rethrow);
 
   void check_process() const;
-  void install_hooks();
+  std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
+  void install_hook(std::size_t parameter);
+  static void remove_hook(Parameter& parameter);
+  // Takes the parameters that have no successor, or none any more.
+  void take_back();
+  // Whether the gradient of the parameter is averaged in this backward pass: for this reducer or for an older one.
+  bool averages(const Parameter& parameter) const;
   void build(const std::vector<std::size_t>& order);
   void on_gradient(std::size_t parameter);
   void begin_backward();
@@ -107,6 +129,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   static bool bind(Parameter& parameter);
   void take_averages();
   void average_sparse_gradients();
+  std::vector<std::size_t> current_order() const;
   void follow_arrival_order();
   Deadline deadline() const { return Deadline::after(options_.timeout); }
 
@@ -117,7 +140,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<Parameter> parameters_;  // those with dense gradients first
   std::size_t num_dense_ = 0;
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
-  BucketPlan plan_;  // of those with dense gradients
+  std::vector<std::weak_ptr<const GradientReducer>> predecessors_;  // who have given up parameters
+  BucketPlan plan_;                                                 // of those with dense gradients
+  CommHook hook_;                                                   // if there is one
   std::shared_ptr<comm::GradientExchange> exchange_;
   bool synchronizing_ = true;
 
@@ -125,13 +150,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool in_backward_ = false;
   int graph_task_ = -1;
   std::vector<std::size_t> missing_;  // gradients that each bucket still waits for
+  std::vector<bool> published_;       // by bucket
   std::vector<std::size_t> arrival_;  // parameters in the order of their gradients, in the first pass
   bool order_learnt_ = false;
   std::optional<double> weight_;  // of the next one that averages
   int passes_to_measure_ = 0;     // so many more, if nobody asks for statistics again
 };
-
-// The same for each of these parameters, of any reducer in this process.
-std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters);
 
 }  // namespace accelerate_cpp::grad

@@ -9,42 +9,53 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accelerate_cpp.config import unsupported
-from accelerate_cpp.config.compile import compile_accumulation, freeze, require_no_dynamo
+from accelerate_cpp.config import env_table, unsupported
+from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze, require_no_dynamo
 from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import set_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.comm_hooks import hook_for
+from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.forward import install
+from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.grad_scaler import unscale_all
+from accelerate_cpp.precision.master_weights import master_dtypes
+from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
 from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.accumulation import OnUneven
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
 from accelerate_cpp.utils.dataclasses import (
+    AORecipeKwargs,
     AutocastKwargs,
     DataLoaderConfiguration,
-    DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     DistributedType,
     DynamoBackend,
+    FP8BackendType,
+    FP8RecipeKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
     LoggerType,
+    MSAMPRecipeKwargs,
     PrecisionType,
     ProfileKwargs,
     ProjectConfiguration,
     RNGType,
+    TERecipeKwargs,
     by_class,
 )
 from accelerate_cpp.utils.operations import (
@@ -56,11 +67,13 @@ from accelerate_cpp.utils.operations import (
     reduce,
 )
 from accelerate_cpp.utils.other import extract_model_from_parallel
+from accelerate_cpp.utils.recipes import settle_recipe
 
 __all__ = ["Accelerator"]
 
 T = TypeVar("T")
 _NOT_GIVEN = object()
+_RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs)
 
 
 class Accelerator:
@@ -69,8 +82,9 @@ class Accelerator:
     Args:
         device_placement: move models and batches to the device of their process.
         split_batches: without effect; use ``dataloader_config``.
-        mixed_precision: what forward and backward passes compute in, ``"no"`` (the dtype of the parameters), ``"fp16"``
-            or ``"bf16"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
+        mixed_precision: what forward and backward passes compute in, ``"no"`` (the dtype of the parameters),
+            ``"fp16"``, ``"bf16"`` or ``"fp8"`` (linear layers, through a library that has to be installed; the rest in
+            bf16); ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
         gradient_accumulation_steps: micro-batches per optimizer step, at least 1;
             ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS`` wins over it.
         cpu: use the CPU even when an accelerator is present.
@@ -82,12 +96,14 @@ class Accelerator:
         gradient_accumulation_plugin: instead of ``gradient_accumulation_steps``.
         step_scheduler_with_optimizer: a scheduler steps only where its optimizers do, once for every process.
         kwargs_handlers: at most one each of ``AutocastKwargs``, ``DistributedDataParallelKwargs``,
-            ``GradScalerKwargs``, ``InitProcessGroupKwargs`` and ``ProfileKwargs``.
+            ``GradScalerKwargs``, ``InitProcessGroupKwargs`` and ``ProfileKwargs``, and one recipe for fp8:
+            ``AORecipeKwargs``, ``TERecipeKwargs`` or ``MSAMPRecipeKwargs``.
         deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, dynamo_backend, dynamo_plugin,
         deepspeed_plugins, parallelism_config: not supported yet; only ``None`` (or backend ``"no"``) is accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
+        ImportError: the library that fp8 needs is not installed.
     """
 
     def __init__(
@@ -126,7 +142,7 @@ class Accelerator:
             deepspeed_plugins=deepspeed_plugins,
             parallelism_config=parallelism_config,
         )
-        handlers = _accepted_handlers(kwargs_handlers)
+        handlers = _with_recipe(_accepted_handlers(kwargs_handlers), mixed_precision)
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         self._session = _open_session(cpu, mixed_precision, accumulation, handlers)
         self._keep(
@@ -149,14 +165,20 @@ class Accelerator:
     ) -> None:
         self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
         self.dataloader_config, self.rng_types = dataloader_config, rng_types
-        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers.get(ProfileKwargs))
+        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
         self.state, self.gradient_state = AcceleratorState(), GradientState()
         self.project_configuration, self._prepared, self._trigger = project_configuration, Bundle(), False
 
     def _keep_handlers(
-        self, autocast: AutocastKwargs | None, scaler: GradScalerKwargs | None, profile: ProfileKwargs | None
+        self,
+        autocast: AutocastKwargs | None,
+        scaler: GradScalerKwargs | None,
+        handlers: Mapping[type[KwargsHandler], Any],
     ) -> None:
-        self.autocast_handler, self.scaler_handler, self.profile_handler = autocast, scaler, profile
+        self.autocast_handler, self.scaler_handler = autocast, scaler
+        self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
+        self.ao_recipe_handler, self.te_recipe_handler = handlers.get(AORecipeKwargs), handlers.get(TERecipeKwargs)
+        self.msamp_recipe_handler, self.fp8_recipe_handler = map(handlers.get, (MSAMPRecipeKwargs, FP8RecipeKwargs))
         self.scaler = self._session.precision.make_scaler(scaler.to_kwargs() if scaler else None)
 
     def __getattr__(self, name: str) -> Any:
@@ -266,6 +288,27 @@ class Accelerator:
     def native_amp(self) -> bool:
         """Whether forward passes run under ``torch.autocast``."""
         return self.mixed_precision != "no"
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether prepared models compute in fp8."""
+        return self.mixed_precision == "fp8"
+
+    @property
+    def has_fp8_handler(self) -> bool:
+        """Whether there is a recipe for fp8, one of the user's or the default one."""
+        return self._session.config.fp8 is not None
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """The library that computes in fp8; in another precision what ``ACCELERATE_FP8_BACKEND`` says."""
+        fp8 = self._session.config.fp8
+        return FP8BackendType(env_table.FP8_BACKEND.get() if fp8 is None else fp8.backend)
+
+    @property
+    def delayed_fp8_autocast(self) -> bool:
+        """Always false: what casts to fp8 stands inside what distributes the model."""
+        return False
 
     @property
     def split_batches(self) -> bool:
@@ -459,10 +502,22 @@ class Accelerator:
         """Within it, backward passes through ``model`` keep their gradients local."""
         return self._session.strategy.no_sync(model)
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)`` on the loss divided by ``gradient_accumulation_steps``; in fp16 it is scaled."""
-        loss = loss / self.gradient_accumulation_steps
-        self._session.strategy.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
+        """``loss.backward(**kwargs)``; in fp16 the loss is scaled.
+
+        Args:
+            loss: a mean, which is divided by ``gradient_accumulation_steps``; with a weight a sum, which is not.
+            weight: what the sum is over, a number of tokens, say. The gradients of all micro-batches and processes are
+                added up and divided once by the sum of their weights, as in one big batch.
+
+        Raises:
+            InvalidArgument: some backward passes of a step have a weight and some have none; or the gradients of this
+                step have been divided by their weights already.
+        """
+        loss, weight = _weighted(loss, weight, self.gradient_accumulation_steps)
+        total = current.accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        self._session.strategy.backward(scaled, total, **kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divides the gradients of ``optimizer`` by the scale of the loss; ``None`` means all prepared optimizers.
@@ -500,6 +555,17 @@ class Accelerator:
         """What gradients are multiplied by once those that are to be un-scaled are."""
         return 1.0 if self.scaler is None or self.sync_gradients else float(self.scaler.get_scale())
 
+    def precision_plan(self, model: torch.nn.Module) -> PrecisionPlan:
+        """What the parameters of ``model`` are stored, computed, reduced and stepped in; ``print`` shows a table.
+
+        Args:
+            model: as :meth:`prepare` returned it.
+
+        Raises:
+            ValueError: it has not been prepared.
+        """
+        return _plan(self, model)
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """The casting that mixed precision asks for; none in full precision, whatever the handler says."""
         return self._session.precision.autocast(_autocast_options(autocast_handler or self.autocast_handler))
@@ -513,13 +579,28 @@ class Accelerator:
         _write_trace(profiler, handler.output_trace_dir, self.process_index)
         self.wait_for_everyone()
 
+    @contextmanager
     def join_uneven_inputs(
-        self, joinables: list[Any], even_batches: bool | None = None
-    ) -> AbstractContextManager[None]:
-        """Nothing to do for one process; refused for several."""
-        if self.use_distributed:
-            unsupported.refuse("join_uneven_inputs", f"join_uneven_inputs on {self.num_processes} processes")
-        return nullcontext()
+        self, joinables: list[Any], even_batches: bool | None = None, mode: OnUneven = "join"
+    ) -> Iterator[None]:
+        """Within it, processes may have different numbers of batches.
+
+        Args:
+            joinables: the prepared models that are trained.
+            even_batches: whether prepared loaders of map-style datasets complete their last global batch meanwhile, by
+                which all processes have equally many batches; ``None`` changes nothing.
+            mode: what becomes of processes that have more batches than others: ``"join"``, they train on them, and
+                gradients are averages over the samples that there are; ``"stop"``, prepared loaders end on all
+                processes when one has no batch any more; ``"error"``, then they raise, and name it.
+
+        Raises:
+            InvalidArgument: ``mode`` is none of these; or what it says.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(overriding_even_batches(self._dataloaders, even_batches))
+            if self.use_distributed:
+                stack.enter_context(_uneven(self._session.strategy, joinables, mode))
+            yield
 
     # Collectives
 
@@ -597,6 +678,34 @@ class Accelerator:
         self.wait_for_everyone()
 
 
+def _weighted(
+    loss: torch.Tensor, weight: float | torch.Tensor | None, num_steps: int
+) -> tuple[torch.Tensor, float | None]:
+    """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples."""
+    if weight is not None:
+        return loss, float(weight)
+    rows = current.accumulation.rows if current.accumulation.weighs_rows else None
+    return (loss / num_steps, None) if rows is None else (loss * rows, float(rows))
+
+
+def _have_no_gradients(models: Iterable[torch.nn.Module]) -> bool:
+    return all(parameter.grad is None for model in models for parameter in model.parameters())
+
+
+@contextmanager
+def _uneven(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterator[None]:
+    accumulation = current.accumulation
+    if mode not in get_args(OnUneven):
+        raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
+    before, accumulation.on_uneven = accumulation.on_uneven, mode
+    try:
+        with strategy.join(joinables) if mode == "join" else nullcontext(False) as weighs:
+            accumulation.weighs_rows = weighs
+            yield
+    finally:
+        accumulation.on_uneven, accumulation.weighs_rows = before, False
+
+
 def _refuse_arguments(split_batches: object, dynamo_backend: object, **plugins: Any) -> None:
     if plugins["dynamo_plugin"] is not None and dynamo_backend is not None:
         raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
@@ -614,12 +723,18 @@ def _accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[Kw
     accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
     unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})
     ddp = accepted.get(DistributedDataParallelKwargs, DistributedDataParallelKwargs())
-    for name in ("comm_hook", "comm_wrapper"):
-        value = getattr(ddp, name)
-        if value != DDPCommunicationHookType.NO:
-            row = f"DistributedDataParallelKwargs.{name}"
-            unsupported.refuse(row, f"{row}={value}")
+    hook_for(str(ddp.comm_hook), str(ddp.comm_wrapper), ddp.comm_state_option)
     return accepted
+
+
+def _with_recipe(
+    handlers: dict[type[KwargsHandler], Any], mixed_precision: PrecisionType | str | None
+) -> dict[type[KwargsHandler], Any]:
+    """``handlers``, with the default recipe if the run is in fp8 and they hold none."""
+    settled = None if current.session is None else current.session.config.mixed_precision
+    precision = settled if settled is not None and mixed_precision is None else compile_precision(mixed_precision)
+    recipe = settle_recipe(precision, [handlers[kind] for kind in _RECIPES if kind in handlers])
+    return handlers if recipe is None else {**handlers, type(recipe): recipe}
 
 
 def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> AccumulationConfig:
@@ -643,8 +758,18 @@ def _open_session(
     set_accumulation(accumulation)
     ddp = handlers.get(DistributedDataParallelKwargs)
     settled = AcceleratorState()._session.config
-    ddp_kwargs = freeze(None if ddp is None else ddp.to_kwargs())
-    return enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs))
+    ddp_kwargs = freeze(None if ddp is None else _ddp_options(ddp))
+    fp8 = next((handlers[kind].fp8_config() for kind in _RECIPES if kind in handlers), None)
+    return enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs, fp8=fp8))
+
+
+def _ddp_options(handler: DistributedDataParallelKwargs) -> dict[str, Any]:
+    """What the user set, with the communication hook, if there is one, by the names of its parts."""
+    options = handler.to_kwargs()
+    if str(handler.comm_hook) != "no":
+        options.update(comm_hook=str(handler.comm_hook), comm_wrapper=str(handler.comm_wrapper))
+        options.update(comm_state_option=dict(handler.comm_state_option))
+    return options
 
 
 def _project(
@@ -690,6 +815,23 @@ def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | N
     )
 
 
+def _plan(accelerator: Accelerator, model: torch.nn.Module) -> PrecisionPlan:
+    if not _is_prepared(model):
+        raise InvalidArgument(
+            f"precision_plan: {type(model).__name__} has not been prepared; pass the model that prepare returned"
+        )
+    inner = accelerator._session.strategy.unwrap(model)
+    handler = accelerator.autocast_handler or AutocastKwargs()
+    stepped = [master_dtypes(wrapped.optimizer) for wrapped in accelerator._optimizers]
+    return plan_for(
+        inner,
+        accelerator._session.precision,
+        casts=handler.enabled and "_original_forward" in inner.__dict__,
+        reduces=inner is not model,
+        master_dtypes={parameter: dtype for dtypes in stepped for parameter, dtype in dtypes.items()},
+    )
+
+
 def _autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
     options = {} if handler is None else handler.to_kwargs()
     options.pop("outputs_in_fp32", None)
@@ -712,10 +854,13 @@ def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placemen
     optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
     for model in models:
         _require_trainable(accelerator, model)
-    ready = accelerator._session.strategy.prepare(
+    session = accelerator._session
+    converted, stepping = convert_to_fp8(session.config.fp8, models, optimizers, session.device.type)
+    placed = [_place(accelerator, new, placement_of[id(model)]) for model, new in zip(models, converted, strict=True)]
+    ready = session.strategy.prepare(
         Bundle(
-            models=[_place(accelerator, model, placement_of[id(model)]) for model in models],
-            optimizers=optimizers,
+            models=placed,
+            optimizers=stepping,
             dataloaders=[item for item in unique if isinstance(item, DataLoader)],
             schedulers=[item for item in unique if isinstance(item, LRScheduler)],
         )

@@ -20,6 +20,7 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
+from accelerate_cpp.data.uneven import while_all_have_some
 from accelerate_cpp.errors import InvalidArgument, PeerLost
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils import operations
@@ -51,8 +52,9 @@ class _TrackedLoader(DataLoaderAdapter, ABC):
         accumulation.push_loader(self)
         try:
             self.set_epoch(self.iteration)
-            for batch, is_last in self._batches():
+            for batch, is_last in _agreed(self, self._batches()):
                 self.end_of_dataloader = is_last
+                accumulation.rows = _rows(batch) if accumulation.weighs_rows else None
                 yield batch
             if self.end_of_dataloader:
                 self.iteration += 1
@@ -65,6 +67,33 @@ class _TrackedLoader(DataLoaderAdapter, ABC):
     @abstractmethod
     def _batches(self) -> Iterator[tuple[Any, bool]]:
         """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
+
+
+def _rows(batch: Any) -> int | None:
+    """The samples in a batch; ``None`` where that cannot be told."""
+    try:
+        return operations.find_batch_size(batch)
+    except (TypeError, ValueError):  # no tensor where batches have one
+        return None
+
+
+def _agreed(loader: _TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+    """``batches``; within ``join_uneven_inputs`` that stops or raises, those that all processes have."""
+    mode = current.accumulation.on_uneven
+    if mode not in ("stop", "error") or world_size() == 1:
+        yield from batches
+        return
+    for batch, is_last, cut in while_all_have_some(batches, _who_has, raises=mode == "error"):
+        if cut:
+            loader.remainder = 0  # nothing has been repeated yet to complete a last batch
+        yield batch, is_last
+
+
+def _who_has(has: bool) -> list[bool]:
+    """Of each rank, what it says. Collective."""
+    assert current.session is not None
+    flags = operations.gather(torch.tensor([int(has)], device=current.session.device))
+    return [bool(flag) for flag in flags.tolist()]
 
 
 class DataLoaderShard(_TrackedLoader):

@@ -7,6 +7,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "MismatchedCollective",
+    "MissingLibrary",
     "PeerLost",
     "SystemFailure",
     "Timeout",
@@ -19,6 +20,10 @@ class AccelerateError(RuntimeError):
 
 class InvalidArgument(AccelerateError, ValueError):
     """An argument, a flag or a variable has a value that cannot be used; the message says which values can."""
+
+
+class MissingLibrary(InvalidArgument, ImportError):
+    """What was asked for needs a Python package that is not installed; the message says how to get it."""
 
 
 class Timeout(AccelerateError, TimeoutError):

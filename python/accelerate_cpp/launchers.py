@@ -40,7 +40,7 @@ def notebook_launcher(
         function: any callable, also one defined in a cell, a closure or a lambda; nothing is pickled.
         args: positional arguments of ``function``.
         num_processes: ``None`` means one per visible GPU, or 1 without GPUs; 1 runs ``function`` in this process.
-        mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``; default of every ``Accelerator`` of the workers.
+        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; default of every ``Accelerator`` of the workers.
         use_port: value of MASTER_PORT in the workers. They meet through a memory file and need no port, so the default
             becomes a free one, and several launches can run at once.
         master_addr: value of MASTER_ADDR in the workers.
@@ -101,8 +101,8 @@ class _WorkerTask:
 def _precision(asked: str) -> str | None:
     """The precision that was asked for; ``None``, which leaves it to the environment, for ``"no"``, the default."""
     precision = str(asked).lower()
-    if precision not in ("no", "fp16", "bf16"):
-        raise InvalidArgument(f"mixed_precision={asked!r} is not supported: expected 'no', 'fp16' or 'bf16'")
+    if precision not in ("no", "fp16", "bf16", "fp8"):
+        raise InvalidArgument(f"mixed_precision={asked!r} is not supported: expected 'no', 'fp16', 'bf16' or 'fp8'")
     return None if precision == "no" else precision
 
 

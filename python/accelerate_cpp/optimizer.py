@@ -86,6 +86,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Clears gradients, unless they are being accumulated; ``None`` means ``True``."""
         if not current.accumulation.sync_gradients:
             return
+        current.accumulation.end_step()
         if self._takes_set_to_none:
             self.optimizer.zero_grad(set_to_none=set_to_none is not False)
         elif set_to_none is None:
@@ -100,6 +101,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if not current.accumulation.sync_gradients:
             return None
+        current.accumulation.end_step()
         if self.scaler is None or not self.scaler.is_enabled():
             return self.optimizer.step(closure)
         result = self.scaler.step(self.optimizer, closure)

@@ -268,7 +268,8 @@ class AcceleratorState(PartialState):
     """The state of a run whose precision is settled.
 
     Args:
-        mixed_precision: ``"no"``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision settled before.
+        mixed_precision: as for ``Accelerator``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision settled
+            before.
         cpu: use the CPU even when an accelerator is present.
         kwargs: as for :class:`PartialState`.
 
@@ -337,7 +338,7 @@ class AcceleratorState(PartialState):
         """Forgets the precision; with ``reset_partial_state`` the session as well."""
         AcceleratorState._shared_state.clear()
         if current.session is not None:
-            config = replace(current.session.config, mixed_precision=None)
+            config = replace(current.session.config, mixed_precision=None, fp8=None)
             current.session = replace(current.session, config=config)
         if reset_partial_state:
             PartialState._reset_state()

@@ -191,7 +191,6 @@ def gradients() -> dict[str, Any]:
         "same": own.unwrap_model(prepared) is model,
         "refusal": error_of(lambda: own.prepare(frozen)),
         "evaluated": own.prepare_model(frozen, evaluation_mode=True) is frozen,
-        "uneven": error_of(lambda: own.join_uneven_inputs([prepared])),
     }
 
 
@@ -208,11 +207,6 @@ def test_a_model_with_nothing_to_train_is_refused_but_can_be_evaluated(ranks: li
         assert "RuntimeError" in kinds.split()
         assert "Linear has no parameter that requires a gradient" in message
         assert result["evaluated"]
-
-
-def test_joining_uneven_inputs_is_refused_for_several_processes(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert "even_batches=True" in rank["gradients"]["uneven"][1]
 
 
 def metrics(samples: int, dispatch: bool) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from processes import run_processes
-from scenarios import Ranks, Scenarios
+from scenarios import Ranks, Scenarios, compare_training, same_gradients
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
@@ -22,33 +21,6 @@ def run_scenarios() -> dict[str, str]:
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_processes(run_scenarios, request.param)
-
-
-def same_gradients(ours: Any, theirs: Any, tolerance: float = 1e-6) -> None:
-    import torch
-
-    for (name, own), other in zip(ours.module.named_parameters(), theirs.module.parameters(), strict=True):
-        assert (own.grad is None) == (other.grad is None), f"{name}: {own.grad} where torch has {other.grad}"
-        if own.grad is not None:
-            torch.testing.assert_close(
-                own.grad, other.grad, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
-            )
-
-
-def compare_training(ours: Any, theirs: Any, loss: Callable[[Any, int], Any], steps: int = 4) -> None:
-    """Trains both and compares gradients after every backward pass and all state at the end."""
-    import torch
-
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in (ours, theirs)]
-    for step in range(steps):
-        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-            loss(model, step).backward()
-        same_gradients(ours, theirs)
-        for optimizer in optimizers:
-            optimizer.step()
-    for own, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
 def mlp() -> Any:

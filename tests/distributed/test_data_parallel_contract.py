@@ -125,8 +125,6 @@ def it_passes_for_torchs_wrapper(ranks: Ranks) -> None:
         theirs.module[0].weight.fill_(3)
     ours.load_state_dict(theirs.state_dict())
     assert ours.module[0].weight.eq(3).all()
-    with refused("InvalidArgument", "InitProcessGroupKwargs(backend='gloo')"):
-        ours.register_comm_hook(None, lambda state, bucket: None)
 
 
 @SCENARIOS.add
@@ -182,13 +180,32 @@ def a_gradient_with_a_graph_is_allowed_where_it_stays_local(ranks: Ranks) -> Non
 
 
 @SCENARIOS.add
-def sparse_gradients_are_refused(ranks: Ranks) -> None:
+def sparse_gradients_that_no_embedding_announced_are_refused(ranks: Ranks) -> None:
     import torch
     import torch.distributed as dist
 
-    model = ranks.wrap(torch.nn.Embedding(10, 3, sparse=True))
+    class Looking(torch.nn.Linear):
+        def forward(self, rows: Any) -> Any:
+            return torch.nn.functional.embedding(rows, self.weight, sparse=True)
+
+    model = ranks.wrap(Looking(3, 10, bias=False))
     dist.barrier()
-    with refused("InvalidArgument", "build the embedding with sparse=False"):
+    with refused("InvalidArgument", "parameter weight received a sparse gradient"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+@SCENARIOS.add
+def a_dense_gradient_of_a_sparse_embedding_is_refused(ranks: Ranks) -> None:
+    import torch
+    import torch.distributed as dist
+
+    class Tied(torch.nn.Embedding):
+        def forward(self, rows: Any) -> Any:
+            return super().forward(rows) @ self.weight.t()
+
+    model = ranks.wrap(Tied(10, 3, sparse=True))
+    dist.barrier()
+    with refused("InvalidArgument", "received a dense gradient"):
         model(torch.tensor([1, 2])).sum().backward()
 
 

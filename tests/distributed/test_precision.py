@@ -76,6 +76,32 @@ def overflowing() -> list[tuple[bool, float, list[float], int]]:
     return seen
 
 
+def trained_in_bf16(masters: bool) -> dict[str, Any]:
+    """Trains parameters stored in bf16 by steps that are too small for them, with or without copies in fp32."""
+    import torch
+
+    from accelerate_cpp import MasterWeights
+
+    run = accelerator(mixed_precision="bf16")
+    torch.manual_seed(run.process_index)  # the weights of rank 0 count
+    model = torch.nn.Linear(8, 1, bias=False, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    model, optimizer = run.prepare(model, MasterWeights(optimizer) if masters else optimizer)
+    start = model.module.weight.detach().float().clone()
+    for step in range(50):
+        x = torch.ones(4, 8) * (1 + run.process_index + step % 3)
+        run.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = model.module.weight.detach().float()
+    return {
+        "weight": weight.flatten().tolist(),
+        "moved": (start - weight).flatten().tolist(),
+        "plan": {(str(group.storage_dtype), str(group.master_dtype)) for group in run.precision_plan(model).groups},
+        "reduced": str(run.precision_plan(model).groups[0].reduce_dtype),
+    }
+
+
 def twice_backward() -> list[float]:
     """Two synchronised backward passes before one step, the loss scaled by 8."""
     import torch
@@ -97,6 +123,7 @@ def scenarios() -> dict[str, Any]:
         "trained": {precision: trained(precision, 2) for precision in ("no", "bf16", "fp16")},
         "overflowing": overflowing(),
         "twice": twice_backward(),
+        "masters": {masters: trained_in_bf16(masters) for masters in (False, True)},
     }
 
 
@@ -150,3 +177,16 @@ def test_an_infinity_on_one_rank_makes_all_skip_and_halve_the_scale(ranks: list[
 
 def test_synchronised_backward_passes_add_up_while_scaled(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["twice"] == ranks[1]["twice"] == [24.0, 3.0]
+
+
+def test_ranks_step_alike_on_master_weights_which_keep_steps_too_small_for_bf16(ranks: list[dict[str, Any]]) -> None:
+    plain, masters = (ranks[0]["masters"][kind] for kind in (False, True))
+    for kind in (False, True):
+        assert ranks[0]["masters"][kind]["weight"] == ranks[1]["masters"][kind]["weight"]
+    # The mean over the ranks of 4 samples' inputs (1 + rank + step % 3) is 4 * (1.5 + step % 3).
+    expected = sum(1e-4 * 4 * (1.5 + step % 3) for step in range(50))
+    assert masters["moved"] == pytest.approx([expected] * 8, rel=0.05)
+    assert max(abs(moved - expected) for moved in plain["moved"]) > 0.2 * expected
+    assert masters["plan"] == {("torch.bfloat16", "torch.float32")}
+    assert plain["plan"] == {("torch.bfloat16", "torch.bfloat16")}
+    assert masters["reduced"] == "torch.bfloat16"

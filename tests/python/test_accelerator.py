@@ -79,11 +79,9 @@ class TestConstruction:
             {"log_with": "tensorboard"},
             {"dynamo_plugin": object()},
             {"dynamo_backend": "inductor"},
-            {"mixed_precision": "fp8"},
             {"mixed_precision": "fp17"},
             {"dynamo_plugin": object(), "dynamo_backend": "eager"},
             {"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]},
-            {"kwargs_handlers": [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)]},
             {"kwargs_handlers": [DistributedDataParallelKwargs(comm_wrapper=DDPCommunicationHookType.BF16)]},
             {"gradient_accumulation_steps": 0},
             {"gradient_accumulation_steps": 2, "gradient_accumulation_plugin": GradientAccumulationPlugin(2)},
@@ -97,7 +95,7 @@ class TestConstruction:
 
     @pytest.mark.parametrize(
         ("name", "text"),
-        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp8"), ("ACCELERATE_DYNAMO_BACKEND", "eager")],
+        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp7"), ("ACCELERATE_DYNAMO_BACKEND", "eager")],
     )
     def test_the_environment_is_refused_by_the_same_table(
         self, name: str, text: str, monkeypatch: pytest.MonkeyPatch

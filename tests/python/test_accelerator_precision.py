@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from accelerate_cpp.accelerator import Accelerator
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+from accelerate_cpp.precision.master_weights import MasterWeights
+from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
-from accelerate_cpp.utils.dataclasses import AutocastKwargs, GradScalerKwargs
+from accelerate_cpp.utils.dataclasses import (
+    AORecipeKwargs,
+    AutocastKwargs,
+    FP8BackendType,
+    GradScalerKwargs,
+    MSAMPRecipeKwargs,
+)
 
 
 @pytest.fixture(autouse=True)
 def no_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_FP8_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -139,3 +152,163 @@ def test_micro_batches_add_up_even_when_each_is_clipped() -> None:
             optimizer.step()
     assert norms == pytest.approx([4.0, 7.0])  # 8 / 2; then 3, to which that was clipped, and 4
     assert model.weight.item() == pytest.approx(-3.0)
+
+
+def network() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 4))
+
+
+def in_fp8(model: torch.nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+
+
+def test_in_fp8_the_optimizer_steps_on_the_layers_that_compute_in_it() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8")
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    assert in_fp8(model) == ["1"]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    x = torch.randn(8, 16)
+    losses = []
+    for _ in range(10):
+        out = model(x)
+        assert (out.dtype, out.shape) == (torch.float32, (8, 4))
+        loss = (out - x[:, :4]).pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert not any(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_in_fp8_everything_else_computes_in_bf16() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8")
+    model = accelerator.prepare(network())
+    seen = []
+    for module in model.modules():
+        module.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    model(torch.randn(2, 16))
+    assert seen == [torch.bfloat16] * 3 + [torch.float32]
+    with accelerator.autocast():
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert (accelerator.native_amp, accelerator.scaler) == (True, None)
+
+
+def test_a_recipe_chooses_the_layers() -> None:
+    handler = AORecipeKwargs(module_filter_func=lambda module, name: name == "0")
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[handler])
+    assert in_fp8(accelerator.prepare(network())) == ["0"]
+    assert accelerator.ao_recipe_handler is handler
+    assert accelerator.te_recipe_handler is accelerator.fp8_recipe_handler is accelerator.msamp_recipe_handler is None
+    second = Accelerator()
+    assert in_fp8(second.prepare(network())) == ["1"], "without a recipe of its own it has the default one"
+    assert in_fp8(accelerator.prepare_model(network())) == ["0"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_prepared_model_in_fp8_can_be_copied(duplicate: Callable[[Any], Any]) -> None:
+    handler = AORecipeKwargs(module_filter_func=lambda module, name: name == "1")
+    model = Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[handler]).prepare(network())
+    x = torch.randn(2, 16)
+    assert torch.equal(duplicate(model)(x), model(x))
+
+
+def test_the_accelerator_says_what_computes_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8")
+    assert (accelerator.fp8_enabled, accelerator.has_fp8_handler) == (True, True)
+    assert (accelerator.fp8_backend, accelerator.delayed_fp8_autocast) == (FP8BackendType.AO, False)
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True)
+    assert (accelerator.fp8_enabled, accelerator.has_fp8_handler) == (False, False)
+    assert accelerator.fp8_backend is FP8BackendType.NO
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "te")
+    assert accelerator.fp8_backend is FP8BackendType.TE
+
+
+def test_fp8_without_its_library_or_a_recipe_without_fp8_is_refused_before_anything_starts(
+    only_installed: Callable[..., None],
+) -> None:
+    with pytest.raises(InvalidArgument, match="MSAMPRecipeKwargs, and mixed_precision is 'no'"):
+        Accelerator(cpu=True, kwargs_handlers=[MSAMPRecipeKwargs()])
+    only_installed("transformer_engine")
+    with pytest.raises(MissingLibrary, match=r"MSAMPRecipeKwargs: .*msamp.*TERecipeKwargs"):
+        Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[MSAMPRecipeKwargs()])
+    only_installed()
+    with pytest.raises(MissingLibrary, match="torchao"):
+        Accelerator(cpu=True, mixed_precision="fp8")
+    assert current.session is None
+
+
+def test_a_recipe_is_accepted_where_the_precision_is_settled_already() -> None:
+    AcceleratorState(mixed_precision="fp8", cpu=True, _from_accelerator=True)
+    assert Accelerator(kwargs_handlers=[AORecipeKwargs()]).fp8_enabled
+
+
+def test_the_plan_of_a_prepared_model_tells_what_computes_in_what() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8")
+    model = network()
+    with pytest.raises(InvalidArgument, match=r"precision_plan: Sequential has not been prepared"):
+        accelerator.precision_plan(model)
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model[:2].parameters()))
+    assert str(accelerator.precision_plan(model)).splitlines() == [
+        "mixed_precision='fp8' on cpu",
+        "layer         parameters  elements  storage  compute        reduce  master",
+        "Linear                 2       544  float32  bfloat16       -       float32",
+        "Float8Linear           1     1,024  float32  float8_e4m3fn  -       float32",
+        "Float8Linear           1        32  float32  bfloat16       -       float32",
+        "Linear                 2       132  float32  bfloat16       -       -",
+    ]
+
+
+def test_the_plan_knows_parameters_in_bf16_and_a_forward_that_is_not_cast() -> None:
+    off = AutocastKwargs(enabled=False)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[off])
+    (group,) = accelerator.precision_plan(accelerator.prepare(torch.nn.Linear(2, 2).bfloat16())).groups
+    assert (group.storage_dtype, group.compute_dtype) == (torch.bfloat16, torch.bfloat16)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    assert accelerator.precision_plan(model).groups[0].compute_dtype == torch.float32
+    casting = Accelerator()
+    model = casting.prepare(torch.nn.Linear(2, 2))
+    assert casting.precision_plan(model).groups[0].compute_dtype == torch.bfloat16
+    casting.unwrap_model(model, keep_fp32_wrapper=False)
+    assert casting.precision_plan(model).groups[0].compute_dtype == torch.float32
+
+
+def test_master_weights_train_a_model_in_bf16_through_the_accelerator() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    model = network().bfloat16()
+    optimizer = MasterWeights(torch.optim.SGD(model.parameters(), lr=2**-6))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    assert {group.storage_dtype for group in accelerator.precision_plan(model).groups} == {torch.bfloat16}
+    assert {group.master_dtype for group in accelerator.precision_plan(model).groups} == {torch.float32}
+    x = torch.randn(8, 16)
+    losses = []
+    for _ in range(8):
+        with accelerator.accumulate(model):
+            loss = model(x.bfloat16()).pow(2).mean()
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert scheduler.get_last_lr() == [2**-10]
+    assert optimizer.state_dict()["master_weights"][0].dtype == torch.float32
+
+
+def test_with_master_weights_a_scaled_loss_is_unscaled_before_the_step() -> None:
+    handler = GradScalerKwargs(init_scale=16.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[handler])
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.zeros_(model.weight)
+    model, optimizer = accelerator.prepare(model, MasterWeights(torch.optim.SGD(model.parameters(), lr=1.0)))
+    for value in (3.0, float("inf")):
+        accelerator.backward(model(torch.full((1, 1), value)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        assert model.weight.item() == -3.0
+    assert accelerator.optimizer_step_was_skipped

@@ -13,6 +13,7 @@ BUILTIN_TWINS = {
     "Timeout": TimeoutError,
     "PeerLost": ConnectionError,
     "MismatchedCollective": RuntimeError,
+    "MissingLibrary": ImportError,
     "SystemFailure": OSError,
     "InternalError": RuntimeError,
     "AccelerateError": RuntimeError,

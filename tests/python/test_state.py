@@ -130,7 +130,7 @@ def test_what_is_not_supported_is_refused_and_leaves_no_state(monkeypatch: pytes
     with pytest.raises(InvalidArgument, match="ACCELERATE_USE_FSDP"):
         AcceleratorState(cpu=True)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp7")
     with pytest.raises(InvalidArgument, match="ACCELERATE_MIXED_PRECISION"):
         AcceleratorState(cpu=True)
     assert current.session is None

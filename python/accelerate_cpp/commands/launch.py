@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from dataclasses import fields
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
@@ -53,8 +54,15 @@ def _add_hardware_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="intra-operator threads of each process; default: OMP_NUM_THREADS, else the usable cores shared out",
     )
+    parser.add_argument(
+        "--enable_cpu_affinity",
+        action="store_true",
+        help="pin each process to cores of its own, on the NUMA node of its GPU where it has one",
+    )
     parser.add_argument("--gpu_ids", metavar="IDS", help="GPUs to use, such as 0,1; default: all")
-    parser.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), help="precision of the forward pass")
+    parser.add_argument(
+        "--mixed_precision", choices=("no", "fp16", "bf16", "fp8"), help="precision of the forward pass"
+    )
     parser.add_argument(
         "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
     )
@@ -74,7 +82,12 @@ def launch_command(args: argparse.Namespace) -> int:
     """Runs the launch that ``args`` describes and returns its exit status."""
     values = {field.name: getattr(args, field.name) for field in fields(LaunchOptions)}
     values["training_script_args"] = tuple(args.training_script_args)
-    return execute(resolve(LaunchOptions(**values)), quiet=args.quiet)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        plan = resolve(LaunchOptions(**values))
+    for warning in told:
+        print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
+    return execute(plan, quiet=args.quiet)
 
 
 def run_command(parser: argparse.ArgumentParser) -> int:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from accelerate_cpp.config import env_table, unsupported
+from accelerate_cpp.config import env_table, fp8, unsupported
 from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
 from accelerate_cpp.errors import InvalidArgument
 
@@ -48,7 +48,12 @@ def compile_accumulation(
 
 
 def compile_precision(argument: object | None, environ: Mapping[str, str] | None = None) -> str:
-    """Settles mixed precision: the argument wins, the environment fills a ``None``, and ``"no"`` is the default."""
+    """Settles mixed precision: the argument wins, the environment fills a ``None``, and ``"no"`` is the default.
+
+    Raises:
+        InvalidArgument: an unknown name.
+        MissingLibrary: ``"fp8"``, and none of its libraries is installed.
+    """
     variable = env_table.MIXED_PRECISION
     if argument is not None:
         text, found = str(argument), f"mixed_precision={str(argument)!r}"
@@ -58,7 +63,7 @@ def compile_precision(argument: object | None, environ: Mapping[str, str] | None
     if text not in PRECISIONS:
         raise InvalidArgument(f"{found}: expected one of {', '.join(PRECISIONS)}")
     if text == "fp8":
-        unsupported.refuse("mixed_precision", found)
+        fp8.require_any(found)
     return text
 
 
@@ -98,6 +103,7 @@ def compile_process(
         timeout=timeout,
         debug=env_table.DEBUG_MODE.get(environ),
         fork_launched=env_table.FORK_LAUNCHED.get(environ),
+        cpu_affinity=env_table.CPU_AFFINITY.get(environ),
     )
 
 

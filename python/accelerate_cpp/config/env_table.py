@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -73,16 +73,44 @@ def parse_flag(text: str) -> bool:
     raise ValueError("expected one of yes, true, on, 1, no, false, off, 0")
 
 
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Numbers of cores as Linux writes them, such as ``0-3,8``, in ascending order; ``ValueError`` for other texts."""
+    cores: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise ValueError("expected numbers and ranges of cores, such as 0-3,8")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
+
+
+def render_cores(cores: Iterable[int]) -> str:
+    """The inverse of :func:`parse_cores`."""
+    ranges: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
+
+
 def _integer(name: str, default: int | None, doc: str) -> Variable[Any]:
     return Variable(name, _parse_int, str, default, doc)
 
 
-def _flag(name: str, doc: str) -> Variable[bool]:
-    return Variable(name, parse_flag, lambda value: "true" if value else "false", False, doc)
+def _flag(name: str, doc: str, default: bool = False) -> Variable[bool]:
+    return Variable(name, parse_flag, lambda value: "true" if value else "false", default, doc)
 
 
 def _text(name: str, default: str | None, doc: str) -> Variable[Any]:
     return Variable(name, str, str, default, doc)
+
+
+def _parse_fp8_backend(text: str) -> str:
+    if text.upper() not in ("NO", "AO", "TE", "MSAMP"):
+        raise ValueError("expected one of NO, AO, TE, MSAMP")
+    return text.upper()
 
 
 RANK = _integer("RANK", None, "rank of this process over all hosts, from 0")
@@ -102,6 +130,40 @@ MIXED_PRECISION = _text("ACCELERATE_MIXED_PRECISION", None, "no, fp16, bf16 or f
 GRADIENT_ACCUMULATION_STEPS = _integer(
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None, "micro-batches per optimizer step; wins over the argument in code"
 )
+FP8_BACKEND = Variable(
+    "ACCELERATE_FP8_BACKEND",
+    _parse_fp8_backend,
+    str,
+    "NO",
+    "the library of fp8 training without a recipe: AO (torchao), TE (TransformerEngine), MSAMP (MS-AMP), NO (any)",
+)
+FP8_PAD_INNER_DIM = _flag("ACCELERATE_FP8_PAD_INNER_DIM", "torchao: pad matrices to multiples of 16", default=True)
+FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER = _flag(
+    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "torchao: gather sharded weights in fp8", default=True
+)
+FP8_USE_AUTOCAST_DURING_EVAL = _flag(
+    "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", "TransformerEngine: compute in fp8 in evaluation mode, too"
+)
+FP8_MARGIN = _integer("ACCELERATE_FP8_MARGIN", 0, "TransformerEngine: powers of two kept free above the largest value")
+FP8_INTERVAL = _integer("ACCELERATE_FP8_INTERVAL", 1, "TransformerEngine: steps between two updates of the scales")
+FP8_FORMAT = _text("ACCELERATE_FP8_FORMAT", "HYBRID", "TransformerEngine: HYBRID, E4M3 or E5M2")
+FP8_AMAX_HISTORY_LEN = _integer(
+    "ACCELERATE_FP8_AMAX_HISTORY_LEN", 1024, "TransformerEngine: steps whose largest values the scales are made from"
+)
+FP8_AMAX_COMPUTE_ALGO = _text(
+    "ACCELERATE_FP8_AMAX_COMPUTE_ALGO", "most_recent", "TransformerEngine: max or most_recent of that history"
+)
+FP8_OVERRIDE_FPROP = _flag("ACCELERATE_FP8_OVERRIDE_FPROP", "TransformerEngine: forward in higher precision")
+FP8_OVERRIDE_DGRAD = _flag(
+    "ACCELERATE_FP8_OVERRIDE_DGRAD", "TransformerEngine: gradients of activations in higher precision"
+)
+FP8_OVERRIDE_WGRAD = _flag(
+    "ACCELERATE_FP8_OVERRIDE_WGRAD", "TransformerEngine: gradients of weights in higher precision"
+)
+FP8_USE_MXFP8_BLOCK_SCALING = _flag(
+    "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING", "TransformerEngine: a scale for each block of 32 values"
+)
+FP8_OPT_LEVEL = _text("ACCELERATE_FP8_OPT_LEVEL", "O2", "MS-AMP: O1 or O2")
 DEBUG_MODE = _flag("ACCELERATE_DEBUG_MODE", "check the shapes of collectives before running them")
 DYNAMO_BACKEND = _text("ACCELERATE_DYNAMO_BACKEND", None, "torch.compile backend for prepared models; no means off")
 SLOW_WAIT_SECONDS = Variable(
@@ -113,6 +175,20 @@ SLOW_WAIT_SECONDS = Variable(
 )
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
 OMP_NUM_THREADS = _integer("OMP_NUM_THREADS", None, "intra-operator threads of each process")
+CPU_AFFINITY = Variable(
+    "ACCELERATE_CPU_AFFINITY",
+    parse_flag,
+    lambda value: "1" if value else "0",
+    False,
+    "pin each process of a host to cores of its own",
+)
+CORES: Variable[tuple[int, ...]] = Variable(
+    "ACCELERATE_CPP_CORES",
+    parse_cores,
+    render_cores,
+    (),
+    "the cores that the pinned processes of this host share out among them, for example 0-3,8",
+)
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(row for row in list(globals().values()) if isinstance(row, Variable))
 

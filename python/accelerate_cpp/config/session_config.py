@@ -27,6 +27,19 @@ class AccumulationConfig:
 
 
 @dataclass(frozen=True)
+class Fp8Config:
+    """Which library trains in fp8, and how.
+
+    Attributes:
+        backend: a key of :data:`accelerate_cpp.config.fp8.LIBRARIES`.
+        options: what the library is given, by its own names.
+    """
+
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
 class SessionConfig:
     """Everything that a session is built from.
 
@@ -36,10 +49,12 @@ class SessionConfig:
         backend: the process-group backend asked for; ``None`` picks one for the device.
         timeout: of every collective; ``None`` means the default of the process group.
         mixed_precision: ``None`` as long as no ``AcceleratorState`` has settled it.
+        fp8: set where ``mixed_precision`` is ``"fp8"`` and an ``Accelerator`` has settled the recipe.
         accumulation: see :class:`AccumulationConfig`.
         ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
         debug: compare the shapes of collectives over the ranks before running them.
         fork_launched: this process was forked by a notebook launcher.
+        cpu_affinity: pin this process to its share of the cores of its host.
     """
 
     cpu: bool = False
@@ -47,7 +62,9 @@ class SessionConfig:
     backend: str | None = None
     timeout: timedelta | None = None
     mixed_precision: str | None = None
+    fp8: Fp8Config | None = None
     accumulation: AccumulationConfig = field(default_factory=AccumulationConfig)
     ddp_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     debug: bool = False
     fork_launched: bool = False
+    cpu_affinity: bool = False

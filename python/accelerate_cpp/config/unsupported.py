@@ -29,11 +29,9 @@ class Unsupported:
 _PLAIN = "leave it out: plain data parallelism over all processes is used"
 _NO_CHECKPOINT = "torch.save `accelerator.get_state_dict(model)` and the other `state_dict()`s on the main process"
 _NO_TRACKER = "call the tracker's own package under `if accelerator.is_main_process:`"
-_NO_HANDLER = "leave the handler out"
 _COMPILE = "call torch.compile on the model before prepare"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
-    Unsupported("mixed_precision", "training in fp8", "use 'bf16', 'fp16' or 'no'"),
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
     Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
     Unsupported("fsdp_plugin", "sharding parameters over the processes", _PLAIN),
@@ -48,14 +46,6 @@ ARGUMENTS: tuple[Unsupported, ...] = (
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
     ),
 )
-HANDLERS: tuple[Unsupported, ...] = (
-    Unsupported("FP8RecipeKwargs", "fp8 training", _NO_HANDLER),
-    Unsupported("TERecipeKwargs", "fp8 training through TransformerEngine", _NO_HANDLER),
-    Unsupported("MSAMPRecipeKwargs", "fp8 training through MS-AMP", _NO_HANDLER),
-    Unsupported("AORecipeKwargs", "fp8 training through torchao", _NO_HANDLER),
-    Unsupported("DistributedDataParallelKwargs.comm_hook", "compressing gradients", "use comm_hook=NO"),
-    Unsupported("DistributedDataParallelKwargs.comm_wrapper", "compressing gradients", "use comm_wrapper=NO"),
-)
 METHODS: tuple[Unsupported, ...] = (
     Unsupported("save_state", "checkpointing the whole training state", _NO_CHECKPOINT),
     Unsupported("load_state", "restoring the whole training state", "torch.load what you saved, before prepare"),
@@ -69,11 +59,6 @@ METHODS: tuple[Unsupported, ...] = (
     Unsupported("log", "experiment trackers", _NO_TRACKER),
     Unsupported("maybe_context_parallel", "context parallelism", "leave it out"),
     Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
-    Unsupported(
-        "join_uneven_inputs",
-        "joining processes with different numbers of batches",
-        "keep even_batches=True, so that every process gets the same number",
-    ),
 )
 
 
@@ -92,10 +77,9 @@ SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
     _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
     _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),
     _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),
-    _switch("ACCELERATE_CPU_AFFINITY", "pinning processes to NUMA nodes", "unset it, and start the run under numactl"),
 )
 
-_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *HANDLERS, *METHODS)}
+_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *METHODS)}
 
 
 def refuse(name: str, found: str) -> NoReturn:
@@ -127,6 +111,6 @@ def markdown_table() -> str:
     """The whole table as Markdown, for the documentation."""
     switches = tuple(row for _, row in SWITCHES)
     lines = ["| name | what it would do | what to do instead |", "|---|---|---|"]
-    for prefix, rows in (("", ARGUMENTS), ("", HANDLERS), ("", switches), ("Accelerator.", METHODS)):
+    for prefix, rows in (("", ARGUMENTS), ("", switches), ("Accelerator.", METHODS)):
         lines += [f"| `{prefix}{row.name}` | {row.asked} | {row.instead} |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from accelerate_cpp._native import known_statistics, measure_gradients, scale_gradients
+from accelerate_cpp._native import known_statistics, measure_gradients
 
 _FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -23,7 +23,7 @@ def _multiply(gradients: Mapping[int, torch.Tensor], factors: Mapping[int, float
         by_factor.setdefault(factors[key], []).append(gradient)
     for factor, group in by_factor.items():
         if factor != 1.0:
-            scale_gradients(group, factor)
+            torch._foreach_mul_(group, factor)
 
 
 def clip_grad_norm(

@@ -23,6 +23,6 @@ def strategy_for(*, world_size: int, device: torch.device, ddp_kwargs: Mapping[s
     Args:
         world_size: number of processes.
         device: of this process.
-        ddp_kwargs: arguments of torch's ``DistributedDataParallel`` that the user set.
+        ddp_kwargs: what the user set of ``DistributedDataParallelKwargs``.
     """
     return STRATEGIES["data_parallel" if world_size > 1 else "single"](device, ddp_kwargs)

@@ -1,4 +1,4 @@
-"""The seven questions that training asks of a way to parallelise it."""
+"""The eight questions that training asks of a way to parallelise it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelerate_cpp.parallel.bundle import Bundle
 
 
 class Strategy(ABC):
-    """One way to train a model on one or more processes. Stateless but for what its constructor was given."""
+    """One way to train a model on one or more processes. It remembers the models that it prepared, and nothing else."""
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
@@ -24,8 +24,21 @@ class Strategy(ABC):
         """Within it, backward passes through ``model`` keep their gradients local."""
 
     @abstractmethod
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks."""
+    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
+        """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks.
+
+        Args:
+            weight: divides the gradients of prepared models, together with the weights of the other ranks, which give
+                one, too; ``None`` where gradients are averaged over the ranks, or stay local.
+        """
+
+    @abstractmethod
+    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
+        """Within it, ranks may run out of batches; those that have some train ``models`` on.
+
+        Returns:
+            A context whose value is whether :meth:`backward` takes weights meanwhile.
+        """
 
     @abstractmethod
     def clip_grad_norm(

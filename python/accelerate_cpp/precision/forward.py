@@ -42,7 +42,7 @@ class MixedPrecisionForward:
         return self._module._original_forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._precision.autocast(self._options):
+        with self._precision.forward_context(self._options, self._module.training):
             result = self._module._original_forward(*args, **kwargs)  # type: ignore[operator]
         return result if self._keeps_low_precision else to_fp32(result)
 

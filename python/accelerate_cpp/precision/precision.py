@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from accelerate_cpp.config.session_config import Fp8Config
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.precision import fp8_transformer_engine
+from accelerate_cpp.precision.fp8 import require_device
 from accelerate_cpp.precision.grad_scaler import GradScaler
 
-_COMPUTE_DTYPES: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_COMPUTE_DTYPES: dict[str, torch.dtype | None] = {
+    "no": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,  # of all but the layers that were converted
+}
 
 
 @dataclass(frozen=True)
@@ -20,14 +28,18 @@ class Precision:
     """The precision of a run on one kind of device.
 
     Attributes:
-        name: ``"no"``, ``"fp16"`` or ``"bf16"``.
+        name: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``.
         compute_dtype: of the operations that ``torch.autocast`` converts; ``None`` when it converts none.
         device_type: as in ``torch.device.type``.
+        fp8_casting: what else forward passes run in, asked by whether the module is in training mode.
+        scales_fp8_loss: whether the loss is scaled although nothing computes in fp16.
     """
 
     name: str
     compute_dtype: torch.dtype | None
     device_type: str
+    fp8_casting: fp8_transformer_engine.Casting | None = None
+    scales_fp8_loss: bool = False
 
     def autocast(self, options: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
         """The context in which operations compute in ``compute_dtype``; nothing changes in full precision.
@@ -39,6 +51,11 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=self.compute_dtype, **(options or {}))
 
+    def forward_context(self, options: Mapping[str, Any], training: bool) -> AbstractContextManager[Any]:
+        """What the forward pass of a prepared model runs in; ``training`` is the mode of the module."""
+        casting = self.autocast(options)
+        return casting if self.fp8_casting is None else _both(casting, self.fp8_casting(training))
+
     def make_scaler(self, options: Mapping[str, Any] | None = None) -> torch.amp.GradScaler | None:
         """What keeps small gradients from vanishing in fp16; ``None`` where the exponent is as wide as that of fp32.
 
@@ -47,15 +64,24 @@ class Precision:
         Args:
             options: arguments of ``torch.amp.GradScaler`` but for the device.
         """
-        if self.name != "fp16":
+        if self.name != "fp16" and not self.scales_fp8_loss:
             return None
         if self.device_type == "cpu":
             return GradScaler(**(options or {}))
         return torch.amp.GradScaler(self.device_type, **(options or {}))
 
 
-def precision_for(name: str | None, device: torch.device) -> Precision:
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def precision_for(name: str | None, device: torch.device, fp8: Fp8Config | None = None) -> Precision:
     """The precision called ``name`` (``None`` means ``"no"``) on ``device``.
+
+    Args:
+        fp8: the recipe of ``"fp8"``; without one, models compute in bf16.
 
     Raises:
         InvalidArgument: the name is unknown, or the device has no arithmetic for it.
@@ -67,4 +93,8 @@ def precision_for(name: str | None, device: torch.device) -> Precision:
         raise InvalidArgument(
             f"mixed_precision='bf16': {torch.cuda.get_device_name(device)} has no bf16 arithmetic; use 'fp16' or 'no'"
         )
-    return Precision(name, _COMPUTE_DTYPES[name], device.type)
+    if fp8 is None:
+        return Precision(name, _COMPUTE_DTYPES[name], device.type)
+    require_device(fp8, device)
+    casting = fp8_transformer_engine.casting(fp8.options) if fp8.backend == "TE" else None
+    return Precision(name, _COMPUTE_DTYPES[name], device.type, casting, scales_fp8_loss=fp8.backend == "MSAMP")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate_cpp.comm.process_group import connect
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.selection import select_device
+from accelerate_cpp.launch.affinity import pin_process
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.precision import Precision, precision_for
@@ -34,7 +35,7 @@ class Session:
             self,
             config=config,
             strategy=_strategy(config, self.topology, self.device),
-            precision=precision_for(config.mixed_precision, self.device),
+            precision=precision_for(config.mixed_precision, self.device, config.fp8),
         )
 
 
@@ -42,14 +43,16 @@ def build_session(config: SessionConfig) -> Session:
     """Picks the device, connects the processes that the environment describes, and picks strategy and precision.
 
     The default process group is destroyed when the interpreter exits if it was created here; a group of the caller's
-    own is used as it is and left alone.
+    own is used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
     """
     device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
     existed = dist.is_available() and dist.is_initialized()
     if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
         atexit.register(_destroy_group, dist.group.WORLD, os.getpid())
     topology = read_topology(device.type)
-    precision = precision_for(config.mixed_precision, device)
+    if config.cpu_affinity:
+        pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
+    precision = precision_for(config.mixed_precision, device, config.fp8)
     return Session(config, topology, device, _strategy(config, topology, device), precision)
 
 

@@ -6,6 +6,7 @@ from accelerate_cpp.lazy import lazy_names
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "dataclasses": (
+        "AORecipeKwargs",
         "AutocastKwargs",
         "ComputeEnvironment",
         "DDPCommunicationHookType",
@@ -13,17 +14,21 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "DistributedDataParallelKwargs",
         "DistributedType",
         "DynamoBackend",
+        "FP8RecipeKwargs",
         "GradScalerKwargs",
         "GradientAccumulationPlugin",
         "InitProcessGroupKwargs",
         "KwargsHandler",
         "LoggerType",
+        "MSAMPRecipeKwargs",
         "PrecisionType",
         "ProfileKwargs",
         "ProjectConfiguration",
         "RNGType",
         "SageMakerDistributedType",
+        "TERecipeKwargs",
     ),
+    "environment": ("override_numa_affinity", "set_numa_affinity"),
     "operations": (
         "CannotPadNestedTensorWarning",
         "TensorInformation",
@@ -51,7 +56,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
 }
 _MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
-_SUBMODULES = frozenset({*_NAMES, "enums"})
+_SUBMODULES = frozenset({*_NAMES, "enums", "handlers", "recipes"})
 
 __all__ = sorted(_MODULE_OF)
 

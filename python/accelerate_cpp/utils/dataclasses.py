@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,13 +16,17 @@ from accelerate_cpp.utils.enums import (
     DDPCommunicationHookType,
     DistributedType,
     DynamoBackend,
+    FP8BackendType,
     LoggerType,
     PrecisionType,
     RNGType,
     SageMakerDistributedType,
 )
+from accelerate_cpp.utils.handlers import KwargsHandler
+from accelerate_cpp.utils.recipes import AORecipeKwargs, FP8RecipeKwargs, MSAMPRecipeKwargs, TERecipeKwargs
 
 __all__ = [
+    "AORecipeKwargs",
     "AutocastKwargs",
     "ComputeEnvironment",
     "DDPCommunicationHookType",
@@ -31,30 +34,21 @@ __all__ = [
     "DistributedDataParallelKwargs",
     "DistributedType",
     "DynamoBackend",
+    "FP8BackendType",
+    "FP8RecipeKwargs",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
+    "MSAMPRecipeKwargs",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
     "SageMakerDistributedType",
+    "TERecipeKwargs",
 ]
-
-
-class KwargsHandler:
-    """Keyword arguments for something that ``Accelerator`` creates on the user's behalf."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A deep copy of all fields."""
-        return copy.deepcopy(self.__dict__)
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """The fields that differ from their defaults."""
-        defaults = type(self)().to_dict()
-        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
 
 @dataclass

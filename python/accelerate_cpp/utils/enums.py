@@ -9,6 +9,7 @@ __all__ = [
     "DDPCommunicationHookType",
     "DistributedType",
     "DynamoBackend",
+    "FP8BackendType",
     "LoggerType",
     "PrecisionType",
     "RNGType",
@@ -76,6 +77,15 @@ class PrecisionType(str, _NamedValue):
     FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class FP8BackendType(str, Enum):
+    """Libraries that train in fp8: TransformerEngine, MS-AMP, torchao."""
+
+    NO = "NO"
+    TE = "TE"
+    MSAMP = "MSAMP"
+    AO = "AO"
 
 
 class LoggerType(_NamedValue):

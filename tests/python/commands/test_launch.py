@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.commands import launch
+from accelerate_cpp.launch.affinity import pinned
 from accelerate_cpp.launch.plan import LaunchOptions
 
 MODULES_AFTER = """
@@ -76,6 +78,14 @@ def test_launcher_loads_neither_torch_nor_the_core(folder: Path, arguments: list
 def test_exit_status_is_that_of_the_script(folder: Path) -> None:
     (folder / "exits.py").write_text("raise SystemExit(5)")
     assert _run("--cpu", "exits.py", cwd=folder).returncode == 5
+
+
+def test_more_processes_than_cores_are_warned_of_in_one_sentence_and_run_all_the_same(folder: Path) -> None:
+    with pinned((min(os.sched_getaffinity(0)),)):
+        result = _run("--cpu", "--enable-cpu-affinity", "--num_processes", "2", "train.py", cwd=folder)
+    assert (result.returncode, (folder / "ran").exists()) == (0, True)
+    assert result.stderr.startswith("accelerate-cpp launch: CPU affinity: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_module_and_program_are_launched_too(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -14,7 +15,7 @@ from accelerate_cpp.config.compile import (
     require_no_dynamo,
 )
 from accelerate_cpp.config.session_config import AccumulationConfig
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 STEPS = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -72,8 +73,13 @@ def test_half_precisions_are_taken_from_either(argument: str | None, environ: di
 
 
 @pytest.mark.parametrize(("argument", "environ"), [("fp8", {}), (None, {PRECISION: "fp8"})])
-def test_a_precision_that_does_not_work_yet_is_refused(argument: str | None, environ: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match="use 'bf16', 'fp16' or 'no'"):
+def test_fp8_is_taken_where_a_library_for_it_is_installed(
+    argument: str | None, environ: dict[str, str], only_installed: Callable[..., None]
+) -> None:
+    only_installed("torchao")
+    assert compile_precision(argument, environ) == "fp8"
+    only_installed()
+    with pytest.raises(MissingLibrary, match=r"'fp8': fp8 training needs one of .* use mixed_precision='bf16'"):
         compile_precision(argument, environ)
 
 
@@ -101,6 +107,11 @@ def test_the_processes_take_their_settings_from_the_environment() -> None:
     config = compile_process(environ=environ)
     assert (config.cpu, config.device, config.debug, config.fork_launched) == (True, "cuda:1", True, False)
     assert config.mixed_precision is None
+
+
+def test_pinning_is_asked_for_by_its_variable() -> None:
+    assert compile_process(environ={"ACCELERATE_CPU_AFFINITY": "1"}).cpu_affinity is True
+    assert compile_process(environ={}).cpu_affinity is False
 
 
 def test_an_explicit_timeout_is_kept_and_nccl_means_the_right_backend_for_the_device() -> None:

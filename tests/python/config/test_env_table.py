@@ -47,6 +47,24 @@ def test_a_slow_wait_that_is_no_time_is_refused(text: str) -> None:
         env_table.SLOW_WAIT_SECONDS.get({"ACCELERATE_CPP_SLOW_WAIT_SECONDS": text})
 
 
+@pytest.mark.parametrize(
+    ("text", "cores"), [("", ()), ("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), (" 9,2-3\n", (2, 3, 9)), ("1,1-2", (1, 2))]
+)
+def test_cores_are_numbers_and_ranges(text: str, cores: tuple[int, ...]) -> None:
+    assert env_table.parse_cores(text) == cores
+    assert env_table.parse_cores(env_table.render_cores(cores)) == cores
+
+
+def test_cores_in_a_row_are_rendered_as_a_range() -> None:
+    assert env_table.render_cores((8, 0, 1, 2, 4, 5, 4)) == "0-2,4-5,8"
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1,,2", "0-3:2", "1.5"])
+def test_cores_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"ACCELERATE_CPP_CORES=.*such as 0-3,8"):
+        env_table.CORES.get({"ACCELERATE_CPP_CORES": text})
+
+
 def test_a_rendered_environment_reads_back_and_leaves_none_out() -> None:
     values = {env_table.RANK: 1, env_table.USE_CPU: True, env_table.MASTER_ADDR: None}
     environ = env_table.render(values)

@@ -9,7 +9,6 @@ from accelerate_cpp.errors import InvalidArgument
 
 ROWS = [
     *unsupported.ARGUMENTS,
-    *unsupported.HANDLERS,
     *unsupported.METHODS,
     *(row for _, row in unsupported.SWITCHES),
 ]

@@ -7,11 +7,12 @@ import pytest
 from accelerate_cpp.parallel.strategy import Strategy
 
 
-def test_there_are_seven_questions_and_all_must_be_answered() -> None:
+def test_there_are_eight_questions_and_all_must_be_answered() -> None:
     assert {
         "prepare",
         "no_sync",
         "backward",
+        "join",
         "clip_grad_norm",
         "unwrap",
         "model_state",

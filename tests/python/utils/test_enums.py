@@ -15,7 +15,7 @@ PRINTED_BY_VALUE = [
     enums.PrecisionType,
     enums.RNGType,
 ]
-TEXTS = [enums.ComputeEnvironment, enums.DistributedType, enums.SageMakerDistributedType]
+TEXTS = [enums.ComputeEnvironment, enums.DistributedType, enums.FP8BackendType, enums.SageMakerDistributedType]
 
 
 @pytest.mark.parametrize("kind", PRINTED_BY_VALUE)

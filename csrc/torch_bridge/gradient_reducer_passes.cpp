@@ -1,0 +1,194 @@
+// GradientReducer during backward passes.
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "torch_bridge/gradient_reducer.h"
+#include "torch_bridge/sparse_gradient.h"
+
+namespace accelerate_cpp::grad {
+
+void GradientReducer::on_gradient(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  if (!averages(parameter)) {
+    return;
+  }
+  try {
+    check_process();
+    begin_backward();
+    if (parameter.arrived) {
+      throw InvalidArgument(
+          "parameter " + parameter.given.name +
+          " received two gradients in one backward pass, after the first had been handed to the other ranks. "
+          "Reentrant checkpointing does this: use torch.utils.checkpoint with use_reentrant=False");
+    }
+    parameter.arrived = true;
+    if (parameter.given.sparse_gradient) {
+      return;
+    }
+    bind(parameter);
+    if (!order_learnt_) {
+      arrival_.push_back(index);
+    }
+    const std::size_t bucket = plan_.slots[index].bucket;
+    if (--missing_[bucket] == 0) {
+      publish(bucket);
+      exchange_->progress();
+    }
+  } catch (...) {
+    rethrow_();
+  }
+}
+
+void GradientReducer::begin_backward() {
+  const int current = torch::autograd::get_current_graph_task_id();
+  if (in_backward_) {
+    if (graph_task_ != current) {
+      throw InvalidArgument(
+          "a gradient arrived from another backward pass than the one in progress. Either an earlier backward() "
+          "through "
+          "this model ended in an exception, and training must restart from a checkpoint; or reentrant checkpointing "
+          "is "
+          "in use: pass use_reentrant=False to torch.utils.checkpoint");
+    }
+    return;
+  }
+  in_backward_ = true;
+  graph_task_ = current;
+  arrival_.clear();
+  missing_.clear();
+  for (const BucketLayout& bucket : plan_.buckets) {
+    missing_.push_back(0);
+    for (const std::size_t parameter : bucket.parameters) {
+      missing_.back() += parameters_[parameter].accumulator ? 1 : 0;
+    }
+  }
+  published_.assign(plan_.buckets.size(), false);
+  for (Parameter& parameter : parameters_) {
+    parameter.arrived = false;
+  }
+  exchange_->begin({weight_, passes_to_measure_ > 0});
+  weight_.reset();
+  passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
+      try {
+        reducer->end_backward();
+      } catch (...) {
+        reducer->rethrow_();
+      }
+    }
+  });
+}
+
+bool GradientReducer::bind(Parameter& parameter) {
+  at::Tensor& grad = parameter.given.tensor.mutable_grad();
+  if (!grad.defined()) {
+    return false;
+  }
+  if (grad.layout() != at::kStrided) {
+    throw InvalidArgument("parameter " + parameter.given.name +
+                          " received a sparse gradient, which only embeddings built with sparse=True before the model "
+                          "was prepared may have; build it so, or make the gradient dense");
+  }
+  if (grad.requires_grad()) {
+    throw InvalidArgument(
+        "backward(create_graph=True) through a synchronised model is not available: the averaged gradient has no "
+        "graph. Use torch.autograd.grad, or no_sync()");
+  }
+  if (!parameter.bound.is(grad)) {
+    parameter.slot.copy_(grad);
+    grad = parameter.bound.tensor();
+  }
+  return true;
+}
+
+void GradientReducer::publish(std::size_t bucket) {
+  const BucketLayout& layout = plan_.buckets[bucket];
+  std::uint8_t* const used = exchange_->used_slots(bucket);
+  for (std::size_t s = 0; s < layout.parameters.size(); ++s) {
+    Parameter& parameter = parameters_[layout.parameters[s]];
+    used[s] = parameter.arrived || (parameter.accumulator && bind(parameter)) ? 1 : 0;
+    if (used[s] == 0) {
+      parameter.slot.zero_();
+    }
+  }
+  exchange_->publish(bucket);
+  published_[bucket] = true;
+}
+
+void GradientReducer::end_backward() {
+  for (std::size_t bucket = 0; bucket < published_.size(); ++bucket) {
+    if (!published_[bucket]) {
+      publish(bucket);
+    }
+  }
+  exchange_->finish(deadline());
+  take_averages();
+  average_sparse_gradients();
+  in_backward_ = false;
+  if (!order_learnt_) {
+    follow_arrival_order();
+  }
+}
+
+void GradientReducer::take_averages() {
+  for (std::size_t i = 0; i < num_dense_; ++i) {
+    Parameter& parameter = parameters_[i];
+    const Slot& slot = plan_.slots[i];
+    at::Tensor& grad = parameter.given.tensor.mutable_grad();
+    if (!parameter.accumulator || (!grad.defined() && !exchange_->used_anywhere(slot.bucket, slot.index))) {
+      continue;
+    }
+    if (const auto statistics = exchange_->statistics(slot.bucket, slot.index)) {
+      parameter.bound = BoundGradient(parameter.slot, statistics);
+    }
+    grad = parameter.bound.tensor();
+  }
+}
+
+void GradientReducer::average_sparse_gradients() {
+  for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
+    const ReducedParameter& given = parameters_[i].given;
+    if (!parameters_[i].accumulator) {
+      continue;
+    }
+    at::Tensor& grad = given.tensor.mutable_grad();
+    if (grad.defined() && !grad.is_sparse()) {
+      throw InvalidArgument("parameter " + given.name +
+                            " of an embedding with sparse=True received a dense gradient, because something else uses "
+                            "it, too; build the embedding with sparse=False");
+    }
+    grad = average_sparse(*communicator_, given.tensor, grad, exchange_->divisor(), deadline());
+  }
+}
+
+void GradientReducer::take_part_without_gradients() {
+  check_process();
+  exchange_->begin({0.0, passes_to_measure_ > 0});
+  for (std::size_t i = 0; i < num_dense_; ++i) {
+    Parameter& parameter = parameters_[i];
+    if (parameter.bound.is(parameter.given.tensor.grad())) {
+      parameter.given.tensor.mutable_grad().reset();
+    }
+    parameter.slot.zero_();
+  }
+  for (std::size_t bucket = 0; bucket < plan_.buckets.size(); ++bucket) {
+    std::fill_n(exchange_->used_slots(bucket), plan_.buckets[bucket].parameters.size(), std::uint8_t{0});
+    exchange_->publish(bucket);
+  }
+  exchange_->finish(deadline());
+  for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
+    if (!parameters_[i].accumulator) {
+      continue;
+    }
+    average_sparse(*communicator_, parameters_[i].given.tensor, {}, exchange_->divisor(), deadline());
+  }
+  if (!order_learnt_) {
+    arrival_.clear();
+    follow_arrival_order();
+  }
+}
+
+}  // namespace accelerate_cpp::grad

@@ -1,0 +1,65 @@
+"""What becomes of loaders when some processes have fewer batches than others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate_cpp.data import loaders
+from accelerate_cpp.data.samplers import BatchSamplerShard
+from accelerate_cpp.errors import InvalidArgument
+
+
+def while_all_have_some(
+    batches: Iterator[tuple[Any, bool]], who_has: Callable[[bool], list[bool]], raises: bool
+) -> Iterator[tuple[Any, bool, bool]]:
+    """The batches that all processes have.
+
+    Args:
+        batches: of this process, with whether each is its last.
+        who_has: collective; given whether this process has one more batch, returns that of each rank.
+        raises: do not end when only some have no more, but raise.
+
+    Yields:
+        A batch, whether it is the last one here, and whether that is because another process has no more.
+
+    Raises:
+        InvalidArgument: on every process.
+    """
+    held, count = next(batches, None), 0
+    having = who_has(held is not None)
+    while held is not None and all(having):
+        following = next(batches, None)
+        having, count = who_has(following is not None), count + 1
+        batch, is_last = held
+        cut = not raises and not all(having) and not is_last
+        yield batch, is_last or cut, cut
+        held = following
+    if raises and any(having):
+        absent, present = (_names(having, wanted) for wanted in (False, True))
+        raise InvalidArgument(
+            f"{absent} had {count} batches, and {present} more; give all processes equally many (even_batches=True), "
+            "or choose join_uneven_inputs(mode='join') or 'stop'"
+        )
+
+
+def _names(having: list[bool], wanted: bool) -> str:
+    return ", ".join(f"rank {rank}" for rank, has in enumerate(having) if has is wanted)
+
+
+@contextmanager
+def overriding_even_batches(prepared: Iterable[Any], even_batches: bool | None) -> Iterator[None]:
+    """Within it, map-style loaders complete their last global batch, or do not; ``None`` changes nothing."""
+    shards = [loaders.shard_of(loader) for loader in prepared] if even_batches is not None else []
+    before = [(shard, shard.even_batches) for shard in shards if isinstance(shard, BatchSamplerShard)]
+    if len(before) < len(shards):
+        warnings.warn("even_batches is for map-style datasets; other loaders are left as they are", stacklevel=4)
+    try:
+        for shard, _ in before:
+            shard.even_batches = bool(even_batches)
+        yield
+    finally:
+        for shard, previous in before:
+            shard.even_batches = previous

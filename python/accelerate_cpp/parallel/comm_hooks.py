@@ -1,0 +1,79 @@
+"""Communication hooks: how gradients are compressed on their way between the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+from accelerate_cpp.errors import InvalidArgument
+
+
+def _average_as(dtype: torch.dtype, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    group = dist.group.WORLD if group is None else group
+    compressed = bucket.buffer().to(dtype).div_(group.size())
+    future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
+
+    def decompressed(done: Any) -> torch.Tensor:
+        return bucket.buffer().copy_(done.value()[0])
+
+    averaged: torch.futures.Future[torch.Tensor] = future.then(decompressed)
+    return averaged
+
+
+def bf16_compress_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages gradients as bf16, with any backend: torch's hook of this name insists on NCCL."""
+    return _average_as(torch.bfloat16, group, bucket)
+
+
+def bf16_compress_wrapper(hook: Any) -> Any:
+    """``hook`` on gradients that are bf16 meanwhile."""
+
+    def compressing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        original = bucket.buffer()
+        bucket.set_buffer(original.to(torch.bfloat16))
+
+        def decompressed(done: Any) -> torch.Tensor:
+            value = done.value()
+            return original.copy_(value[0] if isinstance(value, list) else value)
+
+        averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket).then(decompressed)
+        return averaged
+
+    return compressing
+
+
+_HOOKS: dict[str, Any] = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": bf16_compress_hook,
+    "power_sgd": power_sgd.powerSGD_hook,
+    "batched_power_sgd": power_sgd.batched_powerSGD_hook,
+}
+_WRAPPERS: dict[str, Any] = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": bf16_compress_wrapper}
+_POWER_SGD = ("power_sgd", "batched_power_sgd")
+
+
+def hook_for(hook: str, wrapper: str = "no", state_options: Mapping[str, Any] | None = None) -> tuple[Any, Any] | None:
+    """The state and the function for ``register_comm_hook``; ``None`` when nothing is to be compressed.
+
+    Args:
+        hook: a ``DDPCommunicationHookType``.
+        wrapper: ``"fp16"`` or ``"bf16"`` for what ``hook`` exchanges, else ``"no"``.
+        state_options: arguments of ``PowerSGDState``.
+
+    Raises:
+        InvalidArgument: ``wrapper`` has no hook to wrap, or is no wrapper.
+    """
+    if wrapper != "no" and (hook == "no" or wrapper not in _WRAPPERS):
+        raise InvalidArgument(
+            f"DistributedDataParallelKwargs(comm_hook={hook!r}, comm_wrapper={wrapper!r}): expected a wrapper among "
+            f"{', '.join(map(repr, ('no', *_WRAPPERS)))}, together with a hook that it compresses further"
+        )
+    if hook == "no":
+        return None
+    function = _HOOKS[hook] if wrapper == "no" else _WRAPPERS[wrapper](_HOOKS[hook])
+    return (power_sgd.PowerSGDState(None, **(state_options or {})) if hook in _POWER_SGD else None), function

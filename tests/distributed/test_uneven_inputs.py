@@ -1,0 +1,262 @@
+"""Processes with different numbers of batches, and gradients that are weighed by what they are over."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from processes import run_processes, start_processes
+
+# Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
+
+FEATURES, ROWS = 3, 10
+
+
+def data() -> tuple[Any, Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, FEATURES, generator=generator), torch.randn(ROWS, 1, generator=generator)
+
+
+def network() -> Any:
+    import torch
+
+    torch.manual_seed(1)
+    return torch.nn.Linear(FEATURES, 1)
+
+
+def sgd_by_hand(steps: list[list[int]]) -> list[float]:
+    """One process trains on the mean over these rows in each step; the last weights."""
+    import torch
+
+    model, (inputs, targets) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in steps:
+        optimizer.zero_grad()
+        (model(inputs[rows]) - targets[rows]).pow(2).mean().backward()
+        optimizer.step()
+    return [*model.weight.flatten().tolist(), *model.bias.tolist()]
+
+
+def rows_of_rank(rank: int, size: int, batch_size: int) -> list[list[int]]:
+    """Batches of the rows that a rank gets when batches are dealt out in turn and none is completed."""
+    batches = [list(range(start, min(start + batch_size, ROWS))) for start in range(0, ROWS, batch_size)]
+    return batches[rank::size]
+
+
+def trained(mode: str, backend: str) -> tuple[list[float], int, str]:
+    """The weights after an epoch of uneven batches, the batches of this rank, and what was raised."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from accelerate_cpp import Accelerator, InitProcessGroupKwargs
+
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend=backend)])
+    model = network()
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(*data()), batch_size=2)
+    )
+    count, raised = 0, ""
+    try:
+        with accelerator.join_uneven_inputs([model], even_batches=False, mode=mode):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                accelerator.backward((model(inputs) - targets).pow(2).mean())
+                optimizer.step()
+                count += 1
+    except ValueError as error:
+        raised = f"{type(error).__name__}: {error}"
+    if mode == "stop":
+        assert loader.end_of_dataloader
+    parameters = accelerator.unwrap_model(model)
+    return [*parameters.weight.flatten().tolist(), *parameters.bias.tolist()], count, raised
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_joined_processes_train_as_one_on_the_samples_that_there_are(size: int, backend: str) -> None:
+    if backend == "shm":
+        steps = [
+            list(chain.from_iterable(parts))
+            for parts in _transposed([rows_of_rank(rank, size, 2) for rank in range(size)])
+        ]
+        expected = sgd_by_hand(steps)
+    for weights, count, raised in run_processes(trained, size, "join", backend):
+        assert not raised
+        assert count in (5 // size, 5 // size + 1)
+        if backend == "shm":
+            assert weights == pytest.approx(expected, rel=1e-5)
+
+
+def _transposed(ranks: list[list[list[int]]]) -> list[list[list[int]]]:
+    longest = max(map(len, ranks))
+    return [[batches[step] for batches in ranks if step < len(batches)] for step in range(longest)]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_with_stop_all_processes_end_together(backend: str) -> None:
+    results = run_processes(trained, 2, "stop", backend)
+    assert [(count, raised) for _, count, raised in results] == [(2, "")] * 2
+    assert results[0][0] == pytest.approx(sgd_by_hand([[0, 1, 2, 3], [4, 5, 6, 7]]), rel=1e-5)
+    assert results[0][0] == results[1][0]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_with_error_all_processes_raise_and_name_the_one_without_batches(backend: str) -> None:
+    for _, count, raised in run_processes(trained, 2, "error", backend):
+        assert count == 2
+        assert raised.startswith("InvalidArgument: rank 1 had 2 batches, and rank 0 more")
+
+
+def without_a_context() -> None:
+    import torch
+
+    from accelerate_cpp import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(network())
+    for _ in range(5 - accelerator.process_index):
+        accelerator.backward(model(torch.ones(2, FEATURES)).mean())
+    accelerator.wait_for_everyone()
+
+
+def test_without_a_context_uneven_processes_raise_at_once_and_name_each_other() -> None:
+    began = time.monotonic()
+    outcomes = start_processes(without_a_context, 2)
+    assert time.monotonic() - began < 60  # far below the timeout of collectives, however slow the machine
+    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    assert all("rank 0" in outcome.stderr and "rank 1" in outcome.stderr for outcome in outcomes)
+
+
+def buffers_of_joined() -> list[float]:
+    """Batch norm's running mean, which the ranks that train on broadcast, after rank 0 ran out of batches."""
+    import torch
+
+    from accelerate_cpp import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 1))
+    model = accelerator.prepare(module)
+    with accelerator.join_uneven_inputs([model]):
+        for step in range(2 + 3 * accelerator.process_index):
+            batch = torch.full((4, 2), float(step + 10 * accelerator.process_index)) + torch.randn(4, 2)
+            accelerator.backward(model(batch).sum())
+    mean: list[float] = module[0].running_mean.tolist()
+    return mean
+
+
+def test_the_model_at_the_end_is_that_of_a_process_that_trained_to_the_end() -> None:
+    first, second = run_processes(buffers_of_joined, 2)
+    assert first == second
+    assert min(first) > 4  # three more updates from values around 13, rather than two from around 0
+
+
+def weighed(lengths: list[list[list[int]]], backend: str, precision: str) -> list[float]:
+    """The gradient of token sums in micro-steps; ``lengths[rank][micro_step]`` are those of the sequences."""
+    import torch
+
+    from accelerate_cpp import Accelerator, GradScalerKwargs, InitProcessGroupKwargs
+
+    handlers = [InitProcessGroupKwargs(backend=backend), GradScalerKwargs(init_scale=64.0)]
+    steps = len(lengths[0])
+    accelerator = Accelerator(
+        cpu=True, kwargs_handlers=handlers, gradient_accumulation_steps=steps, mixed_precision=precision
+    )
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    for _ in range(2):
+        optimizer.zero_grad()
+        for step, own in enumerate(lengths[accelerator.process_index % len(lengths)]):
+            with accelerator.accumulate(model):
+                loss = sum(token_losses(model, accelerator.process_index, step, length).sum() for length in own)
+                accelerator.backward(loss, weight=sum(own))
+                accelerator.clip_grad_norm_(model.parameters(), 1e9)
+                optimizer.step()
+    weight: list[float] = accelerator.unwrap_model(model).weight.grad.flatten().tolist()
+    return weight
+
+
+def token_losses(model: Any, rank: int, step: int, length: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * rank + 100 * step + length)
+    return model(torch.randn(length, FEATURES, generator=generator)).pow(2)
+
+
+def in_one_batch(lengths: list[list[list[int]]]) -> list[float]:
+    import torch
+
+    model = network()
+    losses = [
+        token_losses(model, rank, step, length)
+        for rank, steps in enumerate(lengths)
+        for step, own in enumerate(steps)
+        for length in own
+    ]
+    torch.cat(losses).mean().backward()
+    gradient: list[float] = model.weight.grad.flatten().tolist()
+    return gradient
+
+
+LENGTHS = [[[5], [20]], [[10], [3]]]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_token_weighted_gradients_equal_those_of_one_big_batch(backend: str) -> None:
+    expected = in_one_batch(LENGTHS)
+    for gradient in run_processes(weighed, 2, LENGTHS, backend, "no"):
+        assert gradient == pytest.approx(expected, rel=1e-6)
+
+
+def test_token_weights_work_in_one_process_and_with_a_loss_scaler() -> None:
+    expected = in_one_batch(LENGTHS[:1])
+    for precision, tolerance in (("no", 1e-6), ("fp16", 1e-2)):
+        assert run_processes(weighed, 1, LENGTHS[:1], "gloo", precision)[0] == pytest.approx(expected, rel=tolerance)
+
+
+def misused() -> list[str]:
+    import torch
+
+    from accelerate_cpp import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def backward(**options: Any) -> str:
+        try:
+            accelerator.backward(model(torch.ones(2, FEATURES)).sum(), **options)
+        except ValueError as error:
+            return f"{type(error).__name__}: {error}"
+        return "fine"
+
+    found = [backward(weight=2), backward(weight=2), backward()]
+    optimizer.zero_grad()
+    found.append(backward())
+    found.append(backward())  # without weights, synchronised passes add up
+    optimizer.step()
+    model.zero_grad()
+    found.append(backward(weight=torch.tensor(4)))
+    model.zero_grad()
+    found.append(backward(weight=-1))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_second_pass_after_a_weighted_average_is_refused(size: int) -> None:
+    for found in run_processes(misused, size):
+        assert [one.split(":")[0] for one in found] == [
+            "fine",
+            "InvalidArgument",
+            "InvalidArgument",
+            "fine",
+            "fine",
+            "fine",
+            "InvalidArgument",
+        ]
+        assert "after gradients were divided by their weights" in found[1]
