@@ -51,7 +51,7 @@ def test_without_gpus_no_number_means_one_process_here(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
+        ({"mixed_precision": "fp7"}, "mixed_precision='fp7'"),
         ({"num_nodes": 2}, "one machine only"),
         ({"node_rank": 1}, "one machine only"),
         ({"max_restarts": 1}, "max_restarts=1"),

@@ -53,7 +53,7 @@ def test_every_option_of_a_plan_is_a_flag() -> None:
         (["--num_processes", "-2", "train.py"], "'-2'"),
         (["--num_processes", "two", "train.py"], "'two'"),
         (["--num_machines", "2", "train.py"], "torchrun"),
-        (["--mixed_precision", "fp8", "train.py"], "'fp8'"),
+        (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
         (["--cpu", "absent.py"], "no script 'absent.py'"),
         (["--cpu"], "training_script"),
