@@ -1,7 +1,8 @@
 """A training step among processes: torch DDP over Gloo, the original Accelerate, torch DDP over shm, and ours.
 
 The models are the digits network of ``examples/digits.py``, a perceptron of 200 tensors with 10,000 elements each and a
-transformer of 25 million parameters. Batches are random and small, so that communication shows.
+transformer of 25 million parameters, which is also trained with clipping, and with 4 micro-batches per step. Batches
+are random and small, so that communication shows. "alone" is the limit: the processes do not communicate at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,8 +22,27 @@ from workers import Contestant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-NAMES = ("torch DDP over gloo", "accelerate 1.15", "torch DDP over shm", "accelerate_cpp")
-STEPS_PER_TURN = {"digits": 20, "perceptron": 6, "transformer": 2}
+NAMES = ("torch DDP over gloo", "accelerate 1.15", "torch DDP over shm", "accelerate_cpp", "alone")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is trained."""
+
+    model: str
+    steps_per_turn: int
+    clips: bool = False
+    micro_batches: int = 1
+
+
+WAYS = {
+    "digits": Way("digits", 20),
+    "perceptron": Way("perceptron", 6),
+    "transformer": Way("transformer", 2),
+    "transformer, clipping": Way("transformer", 2, clips=True),
+    "transformer, 4 micro-batches": Way("transformer", 1, micro_batches=4),
+}
+Prepare = Callable[[nn.Module, Way], Callable[[torch.Tensor], None]]
 
 
 def digits() -> tuple[nn.Module, torch.Tensor]:
@@ -45,20 +67,26 @@ def transformer() -> tuple[nn.Module, torch.Tensor]:
 MODELS = {"digits": digits, "perceptron": perceptron, "transformer": transformer}
 
 
-def torch_step(backend: str) -> Callable[[nn.Module], Callable[[torch.Tensor], None]]:
-    """Steps with torch's own wrapper over ``backend``."""
-    from accelerate_cpp.comm.backend import register
+def torch_step(backend: str | None) -> Prepare:
+    """Steps with torch's own wrapper over ``backend``; without one, the model by itself."""
+    if backend is not None:
+        from accelerate_cpp.comm.backend import register
 
-    register()
-    dist.init_process_group(backend)
+        register()
+        dist.init_process_group(backend)
 
-    def prepare(model: nn.Module) -> Callable[[torch.Tensor], None]:
-        wrapped = nn.parallel.DistributedDataParallel(model)
+    def prepare(model: nn.Module, way: Way) -> Callable[[torch.Tensor], None]:
+        ddp = None if backend is None else nn.parallel.DistributedDataParallel(model)
+        wrapped, local = (model, nullcontext) if ddp is None else (ddp, ddp.no_sync)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
         def step(batch: torch.Tensor) -> None:
             optimizer.zero_grad()
-            wrapped(batch).square().mean().backward()
+            for micro_batch in range(way.micro_batches):
+                with nullcontext() if micro_batch == way.micro_batches - 1 else local():
+                    (wrapped(batch).square().mean() / way.micro_batches).backward()
+            if way.clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
         return step
@@ -66,18 +94,23 @@ def torch_step(backend: str) -> Callable[[nn.Module], Callable[[torch.Tensor], N
     return prepare
 
 
-def accelerated_step(package: str) -> Callable[[nn.Module], Callable[[torch.Tensor], None]]:
+def accelerated_step(package: str) -> Prepare:
     """Steps through the ``Accelerator`` of ``package``."""
     accelerator = __import__(package).Accelerator(cpu=True)
 
-    def prepare(model: nn.Module) -> Callable[[torch.Tensor], None]:
+    def prepare(model: nn.Module, way: Way) -> Callable[[torch.Tensor], None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         wrapped, optimizer = accelerator.prepare(model, optimizer)
 
         def step(batch: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            accelerator.backward(wrapped(batch).square().mean())
-            optimizer.step()
+            accelerator.gradient_accumulation_steps = way.micro_batches
+            for _ in range(way.micro_batches):
+                with accelerator.accumulate(wrapped):
+                    accelerator.backward(wrapped(batch).square().mean())
+                    if way.clips:
+                        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
 
         return step
 
@@ -91,17 +124,19 @@ def worker(name: str) -> None:
         NAMES[1]: lambda: accelerated_step("accelerate"),
         NAMES[2]: lambda: torch_step("shm"),
         NAMES[3]: lambda: accelerated_step("accelerate_cpp"),
+        NAMES[4]: lambda: torch_step(None),
     }[name]()
     prepared: dict[str, tuple[Callable[[torch.Tensor], None], torch.Tensor]] = {}
 
-    def measure(model_name: str) -> list[float]:
-        if model_name not in prepared:
+    def measure(measurement: str) -> list[float]:
+        way = WAYS[measurement]
+        if measurement not in prepared:
             torch.manual_seed(0)
-            model, batch = MODELS[model_name]()
-            prepared[model_name] = (prepare(model), batch)
-        step, batch = prepared[model_name]
+            model, batch = MODELS[way.model]()
+            prepared[measurement] = (prepare(model, way), batch)
+        step, batch = prepared[measurement]
         seconds = []
-        for _ in range(STEPS_PER_TURN[model_name]):
+        for _ in range(way.steps_per_turn):
             started = time.perf_counter()
             step(batch)
             seconds.append(time.perf_counter() - started)
@@ -118,7 +153,7 @@ def main() -> None:
     if arguments.worker:
         worker(arguments.worker)
     else:
-        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in MODELS])
+        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in WAYS])
 
 
 if __name__ == "__main__":
