@@ -224,7 +224,7 @@ std::optional<amp::GradientStatistics> GradientReducer::statistics(const at::Ten
 void GradientReducer::follow_arrival_order() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = 0; i < num_dense_; ++i) {
-    if (std::find(arrival_.begin(), arrival_.end(), i) == arrival_.end()) {
+    if (!parameters_[i].arrived) {
       order.push_back(static_cast<std::int64_t>(i));
     }
   }

@@ -128,7 +128,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);
   void take_averages();
-  void average_sparse_gradients();
+  // With the gradients of this rank, which become the averages, or without.
+  void average_sparse_gradients(bool with_own);
+  void forget_arrivals();
   std::vector<std::size_t> current_order() const;
   void follow_arrival_order();
   Deadline deadline() const { return Deadline::after(options_.timeout); }

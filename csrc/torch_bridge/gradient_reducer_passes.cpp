@@ -56,7 +56,6 @@ void GradientReducer::begin_backward() {
   }
   in_backward_ = true;
   graph_task_ = current;
-  arrival_.clear();
   missing_.clear();
   for (const BucketLayout& bucket : plan_.buckets) {
     missing_.push_back(0);
@@ -65,9 +64,7 @@ void GradientReducer::begin_backward() {
     }
   }
   published_.assign(plan_.buckets.size(), false);
-  for (Parameter& parameter : parameters_) {
-    parameter.arrived = false;
-  }
+  forget_arrivals();
   exchange_->begin({weight_, passes_to_measure_ > 0});
   weight_.reset();
   passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
@@ -126,7 +123,7 @@ void GradientReducer::end_backward() {
   }
   exchange_->finish(deadline());
   take_averages();
-  average_sparse_gradients();
+  average_sparse_gradients(true);
   in_backward_ = false;
   if (!order_learnt_) {
     follow_arrival_order();
@@ -148,19 +145,27 @@ void GradientReducer::take_averages() {
   }
 }
 
-void GradientReducer::average_sparse_gradients() {
+void GradientReducer::average_sparse_gradients(bool with_own) {
   for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
     const ReducedParameter& given = parameters_[i].given;
     if (!parameters_[i].accumulator) {
       continue;
     }
-    at::Tensor& grad = given.tensor.mutable_grad();
+    at::Tensor own;
+    at::Tensor& grad = with_own ? given.tensor.mutable_grad() : own;
     if (grad.defined() && !grad.is_sparse()) {
       throw InvalidArgument("parameter " + given.name +
                             " of an embedding with sparse=True received a dense gradient, because something else uses "
                             "it, too; build the embedding with sparse=False");
     }
     grad = average_sparse(*communicator_, given.tensor, grad, exchange_->divisor(), deadline());
+  }
+}
+
+void GradientReducer::forget_arrivals() {
+  arrival_.clear();
+  for (Parameter& parameter : parameters_) {
+    parameter.arrived = false;
   }
 }
 
@@ -179,14 +184,9 @@ void GradientReducer::take_part_without_gradients() {
     exchange_->publish(bucket);
   }
   exchange_->finish(deadline());
-  for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
-    if (!parameters_[i].accumulator) {
-      continue;
-    }
-    average_sparse(*communicator_, parameters_[i].given.tensor, {}, exchange_->divisor(), deadline());
-  }
+  average_sparse_gradients(false);
   if (!order_learnt_) {
-    arrival_.clear();
+    forget_arrivals();
     follow_arrival_order();
   }
 }

@@ -13,28 +13,18 @@ namespace accelerate_cpp::grad {
 HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator,
                                                const std::vector<comm::BucketSpec>& buckets,
                                                std::vector<std::vector<at::Tensor>> parameters, CommHook hook)
-    : communicator_(communicator), hook_(std::move(hook)) {
+    : communicator_(communicator), hook_(std::move(hook)), used_(buckets) {
   for (std::size_t index = 0; index < buckets.size(); ++index) {
     const comm::BucketSpec& spec = buckets[index];
     // All parameters of a bucket have its dtype.
     at::Tensor memory = at::zeros({static_cast<std::int64_t>(spec.count)}, parameters.at(index).at(0).options());
-    buckets_.push_back({spec, std::move(parameters[index]), std::move(memory), used_.size()});
-    used_.resize(used_.size() + spec.slots.size());
+    buckets_.push_back({spec, std::move(parameters[index]), std::move(memory)});
   }
-  used_anywhere_.resize(used_.size());
 }
 
 MemoryView HookedGradientExchange::bucket(std::size_t index) {
   const Bucket& bucket = buckets_.at(index);
   return {bucket.memory.data_ptr(), bucket.spec.count, bucket.spec.dtype};
-}
-
-std::uint8_t* HookedGradientExchange::used_slots(std::size_t index) {
-  return used_.data() + buckets_.at(index).first_slot;
-}
-
-bool HookedGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
-  return used_anywhere_.at(buckets_.at(index).first_slot + slot) != 0;
 }
 
 void HookedGradientExchange::begin(const comm::RoundOptions& options) {
@@ -83,11 +73,7 @@ void HookedGradientExchange::finish(Deadline deadline) {
       bucket.memory.copy_(result.view_as(bucket.memory));
     }
   }
-  used_anywhere_ = used_;
-  if (!used_anywhere_.empty()) {
-    communicator_.all_reduce({used_anywhere_.data(), used_anywhere_.size(), DType::kUInt8}, comm::ReduceOp::kMax,
-                             deadline);
-  }
+  used_.reduce([&](MemoryView flags) { communicator_.all_reduce(flags, comm::ReduceOp::kMax, deadline); });
   begin({});
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/used_slots.h"
 
 namespace accelerate_cpp::grad {
 
@@ -28,8 +29,8 @@ class HookedGradientExchange final : public comm::GradientExchange {
                          std::vector<std::vector<at::Tensor>> parameters, CommHook hook);
 
   MemoryView bucket(std::size_t index) override;
-  std::uint8_t* used_slots(std::size_t index) override;
-  bool used_anywhere(std::size_t index, std::size_t slot) const override;
+  std::uint8_t* used_slots(std::size_t index) override { return used_.own(index); }
+  bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.anywhere(index, slot); }
   // Throws InvalidArgument when a weight is given: what a hook divides by is its own affair.
   void begin(const comm::RoundOptions& options) override;
   std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
@@ -43,7 +44,6 @@ class HookedGradientExchange final : public comm::GradientExchange {
     comm::BucketSpec spec;
     std::vector<at::Tensor> parameters;
     at::Tensor memory;
-    std::size_t first_slot;
     bool published = false;
     std::function<at::Tensor()> result;  // of the hook, once it has begun
   };
@@ -54,8 +54,7 @@ class HookedGradientExchange final : public comm::GradientExchange {
   CommHook hook_;
   std::vector<Bucket> buckets_;
   std::size_t num_started_ = 0;
-  std::vector<std::uint8_t> used_;           // by slot, of all buckets, as the caller wrote it
-  std::vector<std::uint8_t> used_anywhere_;  // of the finished round
+  comm::UsedSlots used_;
 };
 
 }  // namespace accelerate_cpp::grad

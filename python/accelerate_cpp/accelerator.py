@@ -24,7 +24,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import set_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.comm_hooks import hook_for
+from accelerate_cpp.parallel.comm_hooks import require_hook
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
@@ -723,7 +723,7 @@ def _accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[Kw
     accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
     unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})
     ddp = accepted.get(DistributedDataParallelKwargs, DistributedDataParallelKwargs())
-    hook_for(str(ddp.comm_hook), str(ddp.comm_wrapper), ddp.comm_state_option)
+    require_hook(str(ddp.comm_hook), str(ddp.comm_wrapper))
     return accepted
 
 

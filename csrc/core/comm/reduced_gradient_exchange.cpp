@@ -10,20 +10,16 @@ namespace accelerate_cpp::comm {
 
 ReducedGradientExchange::ReducedGradientExchange(Communicator& communicator, const std::vector<BucketSpec>& buckets,
                                                  ReduceOnHost reduce_on_host)
-    : communicator_(communicator), reduce_on_host_(std::move(reduce_on_host)) {
+    : communicator_(communicator), reduce_on_host_(std::move(reduce_on_host)), used_(buckets) {
   if (!reduce_on_host_) {
     reduce_on_host_ = [this](MemoryView data, ReduceOp op, const Call& call) {
       communicator_.all_reduce(data, op, call);
     };
   }
-  std::size_t num_slots = 0;
   for (const BucketSpec& spec : buckets) {
     const std::size_t size_bytes = std::max<std::size_t>(spec.count * element_size(spec.dtype), 1);
-    buckets_.push_back({spec, communicator.allocate(size_bytes), num_slots});
-    num_slots += spec.slots.size();
+    buckets_.push_back({spec, communicator.allocate(size_bytes)});
   }
-  used_.resize(num_slots);
-  used_anywhere_.resize(num_slots);
 }
 
 const ReducedGradientExchange::Bucket& ReducedGradientExchange::at(std::size_t index) const {
@@ -35,17 +31,6 @@ const ReducedGradientExchange::Bucket& ReducedGradientExchange::at(std::size_t i
 MemoryView ReducedGradientExchange::bucket(std::size_t index) {
   const Bucket& bucket = at(index);
   return {bucket.memory->data(), bucket.spec.count, bucket.spec.dtype};
-}
-
-std::uint8_t* ReducedGradientExchange::used_slots(std::size_t index) {
-  return used_.data() + at(index).first_slot;
-}
-
-bool ReducedGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
-  const Bucket& bucket = at(index);
-  ACCELERATE_CHECK(slot < bucket.spec.slots.size(),
-                   "slot " + std::to_string(slot) + " of " + std::to_string(bucket.spec.slots.size()));
-  return used_anywhere_[bucket.first_slot + slot] != 0;
 }
 
 void ReducedGradientExchange::begin(const RoundOptions& options) {
@@ -74,10 +59,7 @@ void ReducedGradientExchange::finish(Deadline deadline) {
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     communicator_.all_reduce(bucket(index), reduction, deadline);
   }
-  used_anywhere_ = used_;
-  if (!used_anywhere_.empty()) {
-    reduce_on_host_({used_anywhere_.data(), used_anywhere_.size(), DType::kUInt8}, ReduceOp::kMax, deadline);
-  }
+  used_.reduce([&](MemoryView flags) { reduce_on_host_(flags, ReduceOp::kMax, deadline); });
   for (Bucket& bucket : buckets_) {
     bucket.published = false;
   }

@@ -10,6 +10,7 @@
 
 #include "core/comm/communicator.h"
 #include "core/comm/gradient_exchange.h"
+#include "core/comm/used_slots.h"
 
 namespace accelerate_cpp::comm {
 
@@ -25,8 +26,8 @@ class ReducedGradientExchange final : public GradientExchange {
                           ReduceOnHost reduce_on_host = {});
 
   MemoryView bucket(std::size_t index) override;
-  std::uint8_t* used_slots(std::size_t index) override;
-  bool used_anywhere(std::size_t index, std::size_t slot) const override;
+  std::uint8_t* used_slots(std::size_t index) override { return used_.own(index); }
+  bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.anywhere(index, slot); }
   void begin(const RoundOptions& options) override;
   std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
   double divisor() const override { return divisor_; }
@@ -38,7 +39,6 @@ class ReducedGradientExchange final : public GradientExchange {
   struct Bucket {
     BucketSpec spec;
     std::shared_ptr<Buffer> memory;
-    std::size_t first_slot;
     bool published = false;
   };
 
@@ -47,10 +47,9 @@ class ReducedGradientExchange final : public GradientExchange {
   Communicator& communicator_;
   ReduceOnHost reduce_on_host_;
   std::vector<Bucket> buckets_;
-  std::optional<double> weight_;             // of this round
-  double divisor_ = 1.0;                     // of the finished round
-  std::vector<std::uint8_t> used_;           // by slot, of all buckets, as the caller wrote it
-  std::vector<std::uint8_t> used_anywhere_;  // of the finished round
+  std::optional<double> weight_;  // of this round
+  double divisor_ = 1.0;          // of the finished round
+  UsedSlots used_;
 };
 
 }  // namespace accelerate_cpp::comm

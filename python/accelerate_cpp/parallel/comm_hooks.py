@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from accelerate_cpp.errors import InvalidArgument
 
@@ -47,23 +45,15 @@ def bf16_compress_wrapper(hook: Any) -> Any:
     return compressing
 
 
-_HOOKS: dict[str, Any] = {
-    "fp16": default_hooks.fp16_compress_hook,
-    "bf16": bf16_compress_hook,
-    "power_sgd": power_sgd.powerSGD_hook,
-    "batched_power_sgd": power_sgd.batched_powerSGD_hook,
-}
-_WRAPPERS: dict[str, Any] = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": bf16_compress_wrapper}
-_POWER_SGD = ("power_sgd", "batched_power_sgd")
+_WRAPPERS = ("fp16", "bf16")
 
 
-def hook_for(hook: str, wrapper: str = "no", state_options: Mapping[str, Any] | None = None) -> tuple[Any, Any] | None:
-    """The state and the function for ``register_comm_hook``; ``None`` when nothing is to be compressed.
+def require_hook(hook: str, wrapper: str = "no") -> None:
+    """Returns if there are such a hook and such a wrapper for it.
 
     Args:
         hook: a ``DDPCommunicationHookType``.
         wrapper: ``"fp16"`` or ``"bf16"`` for what ``hook`` exchanges, else ``"no"``.
-        state_options: arguments of ``PowerSGDState``.
 
     Raises:
         InvalidArgument: ``wrapper`` has no hook to wrap, or is no wrapper.
@@ -73,7 +63,30 @@ def hook_for(hook: str, wrapper: str = "no", state_options: Mapping[str, Any] | 
             f"DistributedDataParallelKwargs(comm_hook={hook!r}, comm_wrapper={wrapper!r}): expected a wrapper among "
             f"{', '.join(map(repr, ('no', *_WRAPPERS)))}, together with a hook that it compresses further"
         )
+
+
+def hook_for(hook: str, wrapper: str = "no", state_options: Mapping[str, Any] | None = None) -> tuple[Any, Any] | None:
+    """The state and the function for ``register_comm_hook``; ``None`` when nothing is to be compressed.
+
+    Args:
+        hook, wrapper: as in :func:`require_hook`.
+        state_options: arguments of ``PowerSGDState``.
+
+    Raises:
+        InvalidArgument: as in :func:`require_hook`.
+    """
+    require_hook(hook, wrapper)
     if hook == "no":
         return None
-    function = _HOOKS[hook] if wrapper == "no" else _WRAPPERS[wrapper](_HOOKS[hook])
-    return (power_sgd.PowerSGDState(None, **(state_options or {})) if hook in _POWER_SGD else None), function
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+    hooks = {
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": bf16_compress_hook,
+        "power_sgd": power_sgd.powerSGD_hook,
+        "batched_power_sgd": power_sgd.batched_powerSGD_hook,
+    }
+    wrappers = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": bf16_compress_wrapper}
+    function = hooks[hook] if wrapper == "no" else wrappers[wrapper](hooks[hook])
+    return (power_sgd.PowerSGDState(None, **(state_options or {})) if "power_sgd" in hook else None), function

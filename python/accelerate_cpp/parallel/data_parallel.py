@@ -234,13 +234,15 @@ class DataParallel(torch.nn.Module, Joinable):
 
     def broadcast_buffers_from(self, source: int) -> None:
         """Overwrites the buffers by those of rank ``source``. Collective."""
-        buffers = [buffer for buffer in self.module.buffers() if buffer.numel() > 0] if self.broadcast_buffers else []
-        self.communicator.broadcast_tensors(buffers, source, self._timeout)
+        self.communicator.broadcast_tensors(self._broadcast_buffers(), source, self._timeout)
 
     def take_over_from(self, source: int) -> None:
         """Overwrites parameters and buffers by those of rank ``source``. Collective."""
-        self.communicator.broadcast_tensors(list(self.module.parameters()), source, self._timeout)
-        self.broadcast_buffers_from(source)
+        tensors = [*self.module.parameters(), *self._broadcast_buffers()]
+        self.communicator.broadcast_tensors(tensors, source, self._timeout)
+
+    def _broadcast_buffers(self) -> list[torch.Tensor]:
+        return [buffer for buffer in self.module.buffers() if buffer.numel() > 0] if self.broadcast_buffers else []
 
 
 # A virtual subclass: torch's metaclass is ABCMeta, and subclassing for real would bring its reducer along.

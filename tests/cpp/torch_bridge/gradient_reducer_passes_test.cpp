@@ -8,39 +8,25 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
-#include "torch_bridge/gradient_reducer.h"
+#include "torch_bridge/reducers_of_threads.h"
 
 namespace accelerate_cpp::grad {
 namespace {
 
 using comm::testing::message_of;
-using comm::testing::soon;
+using testing::Communicator;
 using ::testing::HasSubstr;
-using Communicator = std::shared_ptr<comm::Communicator>;
-
-template <class Body>
-void run_ranks(const Body& body) {
-  comm::testing::run_threads(2, [&](comm::Store& store, int rank) {
-    body(Communicator(comm::ShmCommunicator::connect(store, rank, 2, soon(), {})), rank);
-  });
-}
+using testing::reducer_of_named;
+using testing::run_ranks;
 
 at::Tensor parameter() {
   return at::full({100}, 1, at::kFloat).set_requires_grad(true);
 }
 
-std::shared_ptr<GradientReducer> reducer_of(const Communicator& communicator,
-                                            std::vector<ReducedParameter> parameters) {
-  return GradientReducer::create(communicator, std::move(parameters),
-                                 {1 << 20, 1 << 20, std::chrono::milliseconds(120000)}, [] { throw; });
-}
-
 TEST(GradientReducerPasses, DivideOnceByTheSumOfTheWeights) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
-    const auto reducer = reducer_of(communicator, {{"weight", tensor}});
+    const auto reducer = reducer_of_named(communicator, {{"weight", tensor}});
     reducer->set_weight(rank == 0 ? 6.0 : 2.0);
     tensor.mul(rank == 0 ? 4 : 12).sum().backward();
     EXPECT_EQ(tensor.grad()[0].item<float>(), 2.0f);
@@ -51,9 +37,9 @@ TEST(GradientReducerPasses, DivideOnceByTheSumOfTheWeights) {
 }
 
 TEST(GradientReducerPasses, TakeBackAWeightThatWasNotUsed) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
-    const auto reducer = reducer_of(communicator, {{"weight", tensor}});
+    const auto reducer = reducer_of_named(communicator, {{"weight", tensor}});
     reducer->set_weight(5.0);
     reducer->set_weight(std::nullopt);
     tensor.mul(2 * rank).sum().backward();
@@ -62,9 +48,9 @@ TEST(GradientReducerPasses, TakeBackAWeightThatWasNotUsed) {
 }
 
 TEST(GradientReducerPasses, LeaveOutARankThatHasNoGradients) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
-    const auto reducer = reducer_of(communicator, {{"weight", tensor}});
+    const auto reducer = reducer_of_named(communicator, {{"weight", tensor}});
     for (int pass = 0; pass < 3; ++pass) {
       if (rank == 1) {
         reducer->take_part_without_gradients();
@@ -80,10 +66,10 @@ TEST(GradientReducerPasses, LeaveOutARankThatHasNoGradients) {
 }
 
 TEST(GradientReducerPasses, AverageSparseGradientsBesideDenseOnes) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor table = at::full({4, 2}, 1, at::kFloat).set_requires_grad(true);
     const at::Tensor dense = parameter();
-    const auto reducer = reducer_of(communicator, {{"table", table, true}, {"dense", dense}});
+    const auto reducer = reducer_of_named(communicator, {{"table", table, true}, {"dense", dense}});
     for (int pass = 0; pass < 2; ++pass) {
       table.mutable_grad().reset();
       dense.mutable_grad().reset();
@@ -97,9 +83,9 @@ TEST(GradientReducerPasses, AverageSparseGradientsBesideDenseOnes) {
 }
 
 TEST(GradientReducerPasses, NameTheParameterThatIsNotAsAnnounced) {
-  run_ranks([](const Communicator& communicator, int) {
+  run_ranks(2, [](const Communicator& communicator, int) {
     const at::Tensor table = at::full({4, 2}, 1, at::kFloat).set_requires_grad(true);
-    const auto reducer = reducer_of(communicator, {{"table", table}});
+    const auto reducer = reducer_of_named(communicator, {{"table", table}});
     const at::Tensor rows = at::embedding(table, at::tensor({1, 3}, at::kLong), -1, false, /*sparse=*/true);
     EXPECT_THAT(message_of<InvalidArgument>([&] { rows.sum().backward(); }),
                 HasSubstr("parameter table received a sparse gradient"));

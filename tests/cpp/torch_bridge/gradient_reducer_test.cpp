@@ -16,46 +16,26 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
 #include "core/comm/solo.h"
+#include "torch_bridge/reducers_of_threads.h"
 
 namespace accelerate_cpp::grad {
 namespace {
 
 using comm::Communicator;
 using comm::testing::message_of;
-using comm::testing::soon;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr ReducerOptions kOptions{1 << 20, 1 << 20, std::chrono::milliseconds(120000)};
-
-[[noreturn]] void rethrow() {
-  throw;
-}
+using testing::kOptions;
+using testing::reducer_of;
+using testing::run_ranks;
 
 at::Tensor parameter(std::int64_t count, at::ScalarType dtype = at::kFloat) {
   return at::full({count}, 2, dtype).set_requires_grad(true);
 }
 
-std::shared_ptr<GradientReducer> reducer_of(std::shared_ptr<Communicator> communicator,
-                                            std::vector<at::Tensor> parameters, ReducerOptions options = kOptions) {
-  std::vector<ReducedParameter> named;
-  for (const at::Tensor& tensor : parameters) {
-    named.push_back({"p" + std::to_string(named.size()), tensor});
-  }
-  return GradientReducer::create(std::move(communicator), std::move(named), options, rethrow);
-}
-
 std::shared_ptr<Communicator> alone() {
   return std::make_shared<comm::SoloCommunicator>();
-}
-
-void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>, int rank)>& body) {
-  comm::testing::run_threads(size, [&](comm::Store& store, int rank) {
-    body(comm::ShmCommunicator::connect(store, rank, size, soon(), {}), rank);
-  });
 }
 
 // A backward pass that gives every parameter p the gradient scale * 1.

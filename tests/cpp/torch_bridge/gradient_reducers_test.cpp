@@ -6,33 +6,17 @@
 #include <ATen/ops/sum.h>
 #include <gtest/gtest.h>
 
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
+#include "torch_bridge/reducers_of_threads.h"
 
 namespace accelerate_cpp::grad {
 namespace {
 
-using comm::testing::soon;
-using Communicator = std::shared_ptr<comm::Communicator>;
-
-template <class Body>
-void run_ranks(const Body& body) {
-  comm::testing::run_threads(2, [&](comm::Store& store, int rank) {
-    body(Communicator(comm::ShmCommunicator::connect(store, rank, 2, soon(), {})), rank);
-  });
-}
+using testing::Communicator;
+using testing::reducer_of;
+using testing::run_ranks;
 
 at::Tensor parameter() {
   return at::full({100}, 1, at::kFloat).set_requires_grad(true);
-}
-
-std::shared_ptr<GradientReducer> reducer_of(const Communicator& communicator, const std::vector<at::Tensor>& tensors) {
-  std::vector<ReducedParameter> parameters;
-  for (const at::Tensor& tensor : tensors) {
-    parameters.push_back({"p" + std::to_string(parameters.size()), tensor});
-  }
-  return GradientReducer::create(communicator, parameters, {1 << 20, 1 << 20, std::chrono::milliseconds(120000)},
-                                 [] { throw; });
 }
 
 // What .grad is after a backward pass in which rank r's gradient is r + 1: 1.5 when it has been averaged.
@@ -43,7 +27,7 @@ float gradient_after(const at::Tensor& tensor, int rank) {
 }
 
 TEST(GradientReducers, AverageAParameterOnceHoweverManyHaveIt) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor shared = parameter();
     const at::Tensor own = parameter();
     const auto first = reducer_of(communicator, {shared, own});
@@ -60,7 +44,7 @@ TEST(GradientReducers, AverageAParameterOnceHoweverManyHaveIt) {
 }
 
 TEST(GradientReducers, AverageAParameterWhenAnyThatHasItDoes) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
     const auto first = reducer_of(communicator, {tensor});
     const auto second = reducer_of(communicator, {tensor});
@@ -72,7 +56,7 @@ TEST(GradientReducers, AverageAParameterWhenAnyThatHasItDoes) {
 }
 
 TEST(GradientReducers, HaveTheirParametersBackWhenTheNewerOneIsGone) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
     const auto first = reducer_of(communicator, {tensor});
     reducer_of(communicator, {tensor});
@@ -82,7 +66,7 @@ TEST(GradientReducers, HaveTheirParametersBackWhenTheNewerOneIsGone) {
 }
 
 TEST(GradientReducers, KnowStatisticsOnceTheyHaveBeenAskedForThem) {
-  run_ranks([](const Communicator& communicator, int rank) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
     const at::Tensor tensor = parameter();
     const at::Tensor stranger = parameter();
     const auto reducer = reducer_of(communicator, {tensor});

@@ -39,8 +39,10 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
     buckets_.push_back({spec, 0, num_slots_});
     num_slots_ += spec.slots.size();
   }
-  const std::size_t per_round = sizeof(RoundHeader) + num_slots_ * (sizeof(amp::GradientStatistics) + 1);
-  std::size_t offset = (buckets.size() + 1) * sizeof(Counter) + 2 * per_round;
+  headers_offset_ = (buckets.size() + 1) * sizeof(Counter);
+  statistics_offset_ = headers_offset_ + 2 * sizeof(RoundHeader);
+  used_offset_ = statistics_offset_ + 2 * num_slots_ * sizeof(amp::GradientStatistics);
+  std::size_t offset = used_offset_ + 2 * num_slots_;
   for (Bucket& bucket : buckets_) {
     bucket.data_offset = round_up(offset, 64);
     offset = bucket.data_offset + bucket.spec.count * element_size(bucket.spec.dtype);
@@ -82,18 +84,15 @@ MemoryView ShmGradientExchange::bucket(std::size_t index) {
 }
 
 ShmGradientExchange::RoundHeader& ShmGradientExchange::header(int rank, std::uint64_t round) const {
-  return reinterpret_cast<RoundHeader*>(base(rank) + (buckets_.size() + 1) * sizeof(Counter))[round & 1];
+  return reinterpret_cast<RoundHeader*>(base(rank) + headers_offset_)[round & 1];
 }
 
 amp::GradientStatistics* ShmGradientExchange::statistics(int rank, std::size_t index, std::uint64_t round) const {
-  auto* const first = reinterpret_cast<amp::GradientStatistics*>(&header(rank, 0) + 2);
-  return first + (round & 1) * num_slots_ + buckets_[index].first_slot;
+  return reinterpret_cast<amp::GradientStatistics*>(base(rank) + statistics_offset_) + slot_place(index, round);
 }
 
 std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64_t round) const {
-  auto* const first = reinterpret_cast<std::uint8_t*>(reinterpret_cast<amp::GradientStatistics*>(&header(rank, 0) + 2) +
-                                                      2 * num_slots_);
-  return first + (round & 1) * num_slots_ + buckets_[index].first_slot;
+  return reinterpret_cast<std::uint8_t*>(base(rank) + used_offset_) + slot_place(index, round);
 }
 
 void ShmGradientExchange::begin(const RoundOptions& options) {
@@ -161,16 +160,16 @@ double ShmGradientExchange::sum_of_weights() const {
   return sum;
 }
 
-void ShmGradientExchange::reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count) {
+void ShmGradientExchange::reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count, double scale) {
   const std::size_t offset = bucket.data_offset + begin * element_size(bucket.spec.dtype);
   for (int rank = 0; rank < group_->size(); ++rank) {
     places_[static_cast<std::size_t>(rank)] = base(rank) + offset;
   }
   reduce(bucket.spec.dtype, ReduceOp::kAvg,
-         {places_.data(), group_->size(), places_.data(), group_->size(), count, inverse(sum_of_weights())});
+         {places_.data(), group_->size(), places_.data(), group_->size(), count, scale});
 }
 
-void ShmGradientExchange::reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end) {
+void ShmGradientExchange::reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end, double scale) {
   const Bucket& bucket = buckets_[index];
   const std::size_t step = kMeasuredBytes / element_size(bucket.spec.dtype);
   const MemoryView averages = this->bucket(index);
@@ -180,7 +179,7 @@ void ShmGradientExchange::reduce_and_measure(std::size_t index, std::size_t begi
     const std::size_t slot_end = std::min(end, span.offset + span.count);
     for (std::size_t from = std::max(begin, span.offset); from < slot_end; from += step) {
       const std::size_t count = std::min(step, slot_end - from);
-      reduce_elements(bucket, from, count);
+      reduce_elements(bucket, from, count, scale);
       statistics[slot] += amp::measure_gradient(within(averages, from, count));
     }
   }
@@ -191,10 +190,11 @@ void ShmGradientExchange::reduce_slice(std::size_t index) {
   const Slices slices(bucket.spec.count, element_size(bucket.spec.dtype), group_->size());
   const std::size_t begin = slices.begin(group_->rank());
   const std::size_t count = slices.count(group_->rank());
+  const double scale = inverse(sum_of_weights());
   if (options_.measures) {
-    reduce_and_measure(index, begin, begin + count);
+    reduce_and_measure(index, begin, begin + count, scale);
   } else {
-    reduce_elements(bucket, begin, count);
+    reduce_elements(bucket, begin, count, scale);
   }
   bucket.reduced = true;
 }

@@ -59,6 +59,10 @@ class ShmGradientExchange final : public GradientExchange {
   std::byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
   Counter& ready(int rank, std::size_t index) const { return reinterpret_cast<Counter*>(base(rank))[index]; }
   Counter& done(int rank) const { return reinterpret_cast<Counter*>(base(rank))[buckets_.size()]; }
+  // Of the first slot of the bucket, among what there is of all slots in two rounds.
+  std::size_t slot_place(std::size_t index, std::uint64_t round) const {
+    return (round & 1) * num_slots_ + buckets_[index].first_slot;
+  }
   RoundHeader& header(int rank, std::uint64_t round) const;
   // Those of the first slot of the bucket; the others follow.
   amp::GradientStatistics* statistics(int rank, std::size_t index, std::uint64_t round) const;
@@ -67,13 +71,16 @@ class ShmGradientExchange final : public GradientExchange {
   bool ready_everywhere(std::size_t index) const;
   double sum_of_weights() const;
   // Averages so many elements of the bucket from `begin` on.
-  void reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count);
-  void reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end);
+  void reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count, double scale);
+  void reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end, double scale);
   void reduce_slice(std::size_t index);
 
   std::shared_ptr<Group> group_;
   std::vector<Bucket> buckets_;
   std::size_t num_slots_ = 0;  // of all buckets
+  std::size_t headers_offset_ = 0;
+  std::size_t statistics_offset_ = 0;
+  std::size_t used_offset_ = 0;
   std::unique_ptr<OwnedBlock> block_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<void*> places_;   // where the ranks have what is being reduced

@@ -13,8 +13,7 @@
 #include <thread>
 
 #include "core/base/half.h"
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
+#include "core/comm/shm/gradient_exchanges.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -24,9 +23,11 @@ using ::testing::HasSubstr;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
-constexpr DType kFloat = DType::kFloat32;
-using Buckets = std::vector<BucketSpec>;
-using Exchange = std::unique_ptr<GradientExchange>;
+using testing::Buckets;
+using testing::Exchange;
+using testing::floats;
+using testing::kFloat;
+using testing::run_ranks;
 
 // Buckets of one slot each; all are float32 unless a test says otherwise.
 Buckets of(const std::vector<std::size_t>& counts) {
@@ -35,18 +36,6 @@ Buckets of(const std::vector<std::size_t>& counts) {
     buckets.push_back({kFloat, count, {{0, count}}});
   }
   return buckets;
-}
-
-template <class Body>
-void run_ranks(int size, const Body& body) {
-  testing::run_threads(size, [&](Store& store, int rank) {
-    const auto communicator = ShmCommunicator::connect(store, rank, size, soon(), {});
-    body(*communicator);
-  });
-}
-
-float* floats(GradientExchange& exchange, std::size_t bucket) {
-  return static_cast<float*>(exchange.bucket(bucket).data);
 }
 
 void fill(GradientExchange& exchange, std::size_t bucket, float value) {

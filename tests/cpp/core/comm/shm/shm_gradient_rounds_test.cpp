@@ -10,8 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/half.h"
-#include "core/comm/ranks.h"
-#include "core/comm/shm/shm_communicator.h"
+#include "core/comm/shm/gradient_exchanges.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -21,21 +20,11 @@ using ::testing::HasSubstr;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
-constexpr DType kFloat = DType::kFloat32;
-using Buckets = std::vector<BucketSpec>;
-using Exchange = std::unique_ptr<GradientExchange>;
-
-template <class Body>
-void run_ranks(int size, const Body& body) {
-  testing::run_threads(size, [&](Store& store, int rank) {
-    const auto communicator = ShmCommunicator::connect(store, rank, size, soon(), {});
-    body(*communicator);
-  });
-}
-
-float* floats(GradientExchange& exchange, std::size_t bucket) {
-  return static_cast<float*>(exchange.bucket(bucket).data);
-}
+using testing::Buckets;
+using testing::Exchange;
+using testing::floats;
+using testing::kFloat;
+using testing::run_ranks;
 
 // A round in which every element of every bucket (of floats) is `value`.
 void run_round(GradientExchange& exchange, std::size_t num_buckets, float value) {

@@ -1,0 +1,29 @@
+// Exchanges of gradients over shared memory among threads, for tests.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/comm/ranks.h"
+#include "core/comm/shm/shm_communicator.h"
+
+namespace accelerate_cpp::comm::testing {
+
+inline constexpr DType kFloat = DType::kFloat32;
+using Buckets = std::vector<BucketSpec>;
+using Exchange = std::unique_ptr<GradientExchange>;
+
+template <class Body>
+void run_ranks(int size, const Body& body) {
+  run_threads(size, [&](Store& store, int rank) {
+    const auto communicator = ShmCommunicator::connect(store, rank, size, soon(), {});
+    body(*communicator);
+  });
+}
+
+// The elements of a bucket of floats.
+inline float* floats(GradientExchange& exchange, std::size_t bucket) {
+  return static_cast<float*>(exchange.bucket(bucket).data);
+}
+
+}  // namespace accelerate_cpp::comm::testing
