@@ -185,7 +185,7 @@ def main() -> None:
     if arguments.worker:
         worker(arguments.worker)
         return
-    document = compare(arguments, CONTESTANTS, cases)
+    document = compare(arguments, CONTESTANTS, cases, least_processes=2)
     if arguments.plot:
         from plots import plot
 

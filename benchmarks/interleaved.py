@@ -90,6 +90,7 @@ def compare(
     arguments: argparse.Namespace,
     contestants: Sequence[Contestant],
     measurements: Callable[[int], Sequence[Measurement]],
+    least_processes: int = 1,
 ) -> dict[str, Any]:
     """Runs the measurements that ``arguments`` ask for, prints their tables and returns all as a document for JSON.
 
@@ -97,9 +98,10 @@ def compare(
         arguments: of :func:`command_line`.
         contestants: those that the benchmark knows.
         measurements: for a number of processes.
+        least_processes: with fewer there is nothing to measure.
     """
-    if min(arguments.processes) < 2 or arguments.turns < 1:
-        raise SystemExit("--processes must be at least 2 and --turns at least 1")
+    if min(arguments.processes) < least_processes or arguments.turns < 1:
+        raise SystemExit(f"--processes must be at least {least_processes} and --turns at least 1")
     plan = {processes: _chosen(measurements(processes), arguments) for processes in arguments.processes}
     if not any(plan.values()):
         known = "\n  ".join(dict.fromkeys(each.name for count in plan for each in measurements(count)))

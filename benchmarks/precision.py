@@ -1,6 +1,7 @@
 """What fp16 training adds to a step: un-scaling, the overflow check, clipping, and AdamW on 25 million parameters.
 
-  torch            DDP over Gloo, torch.amp.GradScaler, torch.nn.utils.clip_grad_norm_, AdamW(fused=True)
+  torch            DDP over Gloo (one process: the model itself), torch.amp.GradScaler,
+                   torch.nn.utils.clip_grad_norm_, AdamW(fused=True)
   accelerate_cpp   Accelerator(mixed_precision="fp16") with its clip_grad_norm_, the same AdamW
 
 "gradients" is what lies between backward and the optimizer; "step" goes on to the end of ``optimizer.step``. The
@@ -9,6 +10,7 @@ backward pass, in which ours measures the gradients, is not part of either; "wit
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -42,8 +44,10 @@ class Weights(nn.Module):
 
 def torch_tools() -> Tools:
     """torch's own, as the original Accelerate uses them."""
-    dist.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(Weights(), gradient_as_bucket_view=True)
+    model: nn.Module = Weights()
+    if os.environ["WORLD_SIZE"] != "1":
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     scaler = torch.amp.GradScaler("cpu")
 

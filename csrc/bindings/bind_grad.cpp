@@ -33,28 +33,28 @@ grad::CommHook comm_hook(const py::function& hook) {
   };
 }
 
-}  // namespace
-
-void bind_grad(py::module_& module) {
+void bind_reducer(py::module_& module) {
   using grad::GradientReducer;
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
       module, "GradientReducer", "Averages gradients during backward (csrc/torch_bridge/gradient_reducer.h).")
       .def(py::init([](std::shared_ptr<comm::Communicator> communicator,
                        const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
-                       std::size_t first_bucket_cap_bytes, std::size_t bucket_cap_bytes,
-                       std::chrono::milliseconds timeout) {
+                       std::vector<at::Tensor> left_out, std::size_t first_bucket_cap_bytes,
+                       std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout) {
              std::vector<grad::ReducedParameter> reduced;
              for (const auto& [name, tensor, sparse_gradient] : parameters) {
                reduced.push_back({name, tensor, sparse_gradient});
              }
-             return GradientReducer::create(std::move(communicator), std::move(reduced),
+             return GradientReducer::create(std::move(communicator), std::move(reduced), std::move(left_out),
                                             {first_bucket_cap_bytes, bucket_cap_bytes, timeout}, rethrow_for_autograd);
            }),
-           py::arg("communicator"), py::arg("parameters"), py::arg("first_bucket_cap_bytes"),
+           py::arg("communicator"), py::arg("parameters"), py::arg("left_out"), py::arg("first_bucket_cap_bytes"),
            py::arg("bucket_cap_bytes"), py::arg("timeout"), release)
       .def_property("synchronizing", &GradientReducer::synchronizing, &GradientReducer::set_synchronizing,
                     "Whether backward passes average gradients or leave them local.")
+      .def("may_lack_parameters", &GradientReducer::may_lack_parameters,
+           "Whether the model may have parameters by now that require a gradient and are not averaged.")
       .def("set_weight", &GradientReducer::set_weight, py::arg("weight"),
            "What the gradients of this rank weigh in the next averaging backward pass.")
       .def("take_part_without_gradients", &GradientReducer::take_part_without_gradients, release,
@@ -65,8 +65,19 @@ void bind_grad(py::module_& module) {
           py::arg("hook"),
           "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets.")
       .def_property_readonly("bucket_sizes_bytes", &GradientReducer::bucket_sizes_bytes)
-      .def("abort", &GradientReducer::abort, py::arg("reason"), release,
-           "After a backward pass that raised: the other ranks raise PeerLost with the reason.");
+      .def("expect_backward", &GradientReducer::expect_backward,
+           "The caller says how the next backward pass ends, by backward_ended() or backward_failed().")
+      .def("backward_ended", &GradientReducer::backward_ended, release, "Returns when .grad holds the averages.")
+      .def("backward_failed", &GradientReducer::backward_failed, py::arg("reason"), release,
+           "The other ranks raise PeerLost with the reason; gradients are cleared, and training can go on.");
+}
+
+}  // namespace
+
+void bind_grad(py::module_& module) {
+  bind_reducer(module);
+  module.def("note_registration", &grad::note_registration,
+             "To be called when some module gets a parameter or a submodule.");
   module.def(
       "known_statistics",
       [](const std::vector<at::Tensor>& parameters) {

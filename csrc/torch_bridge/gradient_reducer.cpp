@@ -24,17 +24,23 @@ constexpr int kPassesToMeasure = 8;
 
 std::shared_ptr<GradientReducer> GradientReducer::create(std::shared_ptr<comm::Communicator> communicator,
                                                          std::vector<ReducedParameter> parameters,
-                                                         ReducerOptions options, Rethrow rethrow) {
-  std::shared_ptr<GradientReducer> reducer(
-      new GradientReducer(std::move(communicator), std::move(parameters), options, std::move(rethrow)));
-  add_reducer(reducer);
+                                                         std::vector<at::Tensor> left_out, ReducerOptions options,
+                                                         Rethrow rethrow) {
+  std::shared_ptr<GradientReducer> reducer(new GradientReducer(std::move(communicator), std::move(parameters),
+                                                               std::move(left_out), options, std::move(rethrow)));
+  add_reducer(*reducer);
   reducer->take_back();
   return reducer;
 }
 
 GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicator,
-                                 std::vector<ReducedParameter> parameters, ReducerOptions options, Rethrow rethrow)
-    : communicator_(std::move(communicator)), options_(options), rethrow_(std::move(rethrow)) {
+                                 std::vector<ReducedParameter> parameters, std::vector<at::Tensor> left_out,
+                                 ReducerOptions options, Rethrow rethrow)
+    : communicator_(std::move(communicator)),
+      options_(options),
+      rethrow_(std::move(rethrow)),
+      left_out_(std::move(left_out)),
+      registrations_seen_(registrations()) {
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient; there is nothing to synchronise");
   }
@@ -42,12 +48,10 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
                         [](const ReducedParameter& parameter) { return !parameter.sparse_gradient; });
   for (ReducedParameter& given : parameters) {
     const at::Tensor& tensor = given.tensor;
-    if (!tensor.is_leaf() || !tensor.requires_grad() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-      const char* const kind = !tensor.is_leaf()         ? "the result of an operation"
-                               : !tensor.requires_grad() ? "a tensor that requires none"
-                                                         : "a tensor";
-      throw InvalidArgument("parameter " + given.name + ": expected a dense CPU leaf that requires a gradient; found " +
-                            kind + " on " + tensor.device().str());
+    if (!tensor.is_leaf() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+      throw InvalidArgument("parameter " + given.name + ": expected a dense CPU leaf; found " +
+                            (tensor.is_leaf() ? "a tensor" : "the result of an operation") + " on " +
+                            tensor.device().str());
     }
     index_of_[tensor.unsafeGetTensorImpl()] = parameters_.size();
     num_dense_ += given.sparse_gradient ? 0 : 1;
@@ -63,7 +67,12 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
 
 void GradientReducer::install_hook(std::size_t index) {
   Parameter& parameter = parameters_[index];
-  parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.given.tensor);
+  // A tensor keeps its accumulator while it requires no gradient.
+  const at::Tensor& tensor = parameter.given.tensor;
+  const bool requires_grad = tensor.requires_grad();
+  tensor.set_requires_grad(true);
+  parameter.accumulator = torch::autograd::impl::grad_accumulator(tensor);
+  tensor.set_requires_grad(requires_grad);
   parameter.hook = parameter.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
       [weak = weak_from_this(), index](const variable_list& outputs, const variable_list&) {
         if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
@@ -117,6 +126,7 @@ void GradientReducer::take_back() {
 }
 
 GradientReducer::~GradientReducer() {
+  remove_reducer(*this);
   for (Parameter& parameter : parameters_) {
     remove_hook(parameter);
   }
@@ -129,6 +139,12 @@ void GradientReducer::check_process() const {
         "process that prepared it. Use the model under torch.no_grad() here, or a copy.deepcopy() of the module that "
         "was prepared");
   }
+}
+
+bool GradientReducer::may_lack_parameters() {
+  const std::uint64_t seen = std::exchange(registrations_seen_, registrations());
+  return seen != registrations_seen_ || std::any_of(left_out_.begin(), left_out_.end(),
+                                                    [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
 void GradientReducer::set_synchronizing(bool synchronizing) {
@@ -154,8 +170,8 @@ std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std
 void GradientReducer::build(const std::vector<std::size_t>& order) {
   std::vector<ParameterSpec> specs;
   for (std::size_t i = 0; i < num_dense_; ++i) {
-    const at::Tensor& tensor = parameters_[i].given.tensor;
-    specs.push_back({dtype_of(tensor), static_cast<std::size_t>(tensor.numel())});
+    const Contiguous elements(parameters_[i].given.tensor);
+    specs.push_back({elements.dtype(), elements.count()});
   }
   plan_ = plan_buckets(specs, order, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes);
   std::vector<comm::BucketSpec> buckets;
@@ -164,6 +180,16 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
     for (const std::size_t parameter : layout.parameters) {
       buckets.back().slots.push_back({plan_.slots[parameter].offset, specs[parameter].count});
     }
+  }
+  const bool any_bound = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+    return parameter.bound.is(parameter.given.tensor.grad());
+  });
+  if (!any_bound) {
+    for (Parameter& parameter : parameters_) {
+      parameter.slot.reset();
+      parameter.bound = {};
+    }
+    exchange_.reset();
   }
   exchange_ = make_exchange(buckets);
   for (std::size_t i = 0; i < num_dense_; ++i) {
@@ -221,7 +247,7 @@ std::optional<amp::GradientStatistics> GradientReducer::statistics(const at::Ten
   return bound.is(parameter.grad()) ? bound.statistics() : std::nullopt;
 }
 
-void GradientReducer::follow_arrival_order() {
+void GradientReducer::learn_order() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = 0; i < num_dense_; ++i) {
     if (!parameters_[i].arrived) {
@@ -232,13 +258,7 @@ void GradientReducer::follow_arrival_order() {
   order_learnt_ = true;
   const std::vector<std::size_t> learnt(order.begin(), order.end());
   if (learnt != current_order()) {
-    build(learnt);
-  }
-}
-
-void GradientReducer::abort(const std::string& reason) noexcept {
-  if (synchronizing_) {
-    communicator_->abort(reason);
+    next_order_ = learnt;
   }
 }
 

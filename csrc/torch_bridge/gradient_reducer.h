@@ -5,13 +5,14 @@
 // slots are full is published. When the backward pass ends, the rest is published and the averages are awaited, so that
 // .grad holds the average when backward() returns.
 //
-// The first synchronised backward pass teaches the order in which gradients arrive; rank 0's order then decides the
-// buckets on every rank. A parameter that no rank used keeps .grad undefined; one that some rank used gets its average
+// The first synchronised backward pass teaches the order in which gradients arrive; rank 0's order decides the buckets
+// on every rank from the second pass on, when gradients are cleared as a rule, so that old and new buckets need not
+// exist together. A parameter that no rank used keeps .grad undefined; one that some rank used gets its average
 // everywhere.
 //
 // Slots share memory with .grad: a gradient kept beyond zero_grad() must be cloned, as with torch's
-// gradient_as_bucket_view. One backward pass at a time. Reentrant checkpointing is refused. Sparse gradients have no
-// slots: they are averaged one by one at the end of the pass.
+// gradient_as_bucket_view. One backward pass at a time. Sparse gradients have no slots: they are averaged one by one at
+// the end of the pass.
 //
 // A parameter that two living reducers have is the newer one's (models that share it, or a model that was wrapped
 // again), whichever of the two models computes its gradient; the older one has it again when the newer one is gone.
@@ -47,7 +48,7 @@ struct ReducerOptions {
   std::chrono::milliseconds timeout;
 };
 
-// A dense CPU leaf that requires gradients.
+// A dense CPU leaf. Its gradients are averaged whenever it requires any.
 struct ReducedParameter {
   std::string name;  // for messages
   at::Tensor tensor;
@@ -59,9 +60,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // Turns the exception in flight into one that autograd hands to Python with its type; called inside a catch block.
   using Rethrow = std::function<void()>;
 
-  // Collective. `parameters` are in the same order on every rank.
+  // Collective. `parameters` are in the same order on every rank; `left_out` are those of the model that require no
+  // gradient.
   static std::shared_ptr<GradientReducer> create(std::shared_ptr<comm::Communicator> communicator,
-                                                 std::vector<ReducedParameter> parameters, ReducerOptions options,
+                                                 std::vector<ReducedParameter> parameters,
+                                                 std::vector<at::Tensor> left_out, ReducerOptions options,
                                                  Rethrow rethrow);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -69,6 +72,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // Leaves the parameters that both have to `successor`.
   void give_up(GradientReducer& successor);
+
+  // Whether there may be parameters by now that it should average and does not: one that was left out requires a
+  // gradient, or modules of this process have got parameters since it was last asked.
+  bool may_lack_parameters();
 
   // Whether backward passes average gradients or leave them local. Throws InvalidArgument in a forked child, where
   // either would write into the gradients of the process that made the reducer.
@@ -92,8 +99,15 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // reduction, and nobody can have changed it since.
   std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
 
-  // Makes a backward pass that ended in an exception known to the other ranks, unless they do not take part in it.
-  void abort(const std::string& reason) noexcept;
+  // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
+  // averages are there. Without, autograd says so, at the end of the pass in which the first gradient arrived; with
+  // reentrant checkpointing that may be a nested one, and an InvalidArgument is thrown.
+  //
+  // A pass that ends in an exception makes the other ranks raise, too, unless they do not take part in it, and loses
+  // its gradients on all ranks, which go on together from there. They get to know the `reason`.
+  void expect_backward();
+  void backward_ended();
+  void backward_failed(const std::string& reason) noexcept;
 
   // Sizes of the buckets in bytes, in the order in which they are expected to fill.
   std::vector<std::size_t> bucket_sizes_bytes() const;
@@ -110,7 +124,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
 
   GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<ReducedParameter> parameters,
-                  ReducerOptions options, Rethrow rethrow);
+                  std::vector<at::Tensor> left_out, ReducerOptions options, Rethrow rethrow);
 
   void check_process() const;
   std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
@@ -123,16 +137,21 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void build(const std::vector<std::size_t>& order);
   void on_gradient(std::size_t parameter);
   void begin_backward();
+  void begin_round(const comm::RoundOptions& options);
   void end_backward();
+  void pass_failed() noexcept;  // as autograd says
+  void give_up_pass(const std::string& reason) noexcept;
   void publish(std::size_t bucket);
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);
+  static void fill_slot(const at::Tensor& slot, const at::Tensor& grad);
   void take_averages();
   // With the gradients of this rank, which become the averages, or without.
   void average_sparse_gradients(bool with_own);
   void forget_arrivals();
   std::vector<std::size_t> current_order() const;
-  void follow_arrival_order();
+  // Lets rank 0's order of arrival decide the buckets from the next pass on.
+  void learn_order();
   Deadline deadline() const { return Deadline::after(options_.timeout); }
 
   std::shared_ptr<comm::Communicator> communicator_;
@@ -141,6 +160,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   const std::uint64_t fork_generation_ = fork_generation();
   std::vector<Parameter> parameters_;  // those with dense gradients first
   std::size_t num_dense_ = 0;
+  std::vector<at::Tensor> left_out_;
+  std::uint64_t registrations_seen_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
   std::vector<std::weak_ptr<const GradientReducer>> predecessors_;  // who have given up parameters
   BucketPlan plan_;                                                 // of those with dense gradients
@@ -149,14 +170,18 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool synchronizing_ = true;
 
   // The current backward pass.
+  class Pass;
   bool in_backward_ = false;
+  bool caller_tells_ = false;        // how it ends
+  std::uint64_t interruptions_ = 0;  // of the communicator, when it began
   int graph_task_ = -1;
   std::vector<std::size_t> missing_;  // gradients that each bucket still waits for
   std::vector<bool> published_;       // by bucket
   std::vector<std::size_t> arrival_;  // parameters in the order of their gradients, in the first pass
   bool order_learnt_ = false;
-  std::optional<double> weight_;  // of the next one that averages
-  int passes_to_measure_ = 0;     // so many more, if nobody asks for statistics again
+  std::vector<std::size_t> next_order_;  // to be followed from the next pass on, if any
+  std::optional<double> weight_;         // of the next one that averages
+  int passes_to_measure_ = 0;            // so many more, if nobody asks for statistics again
 };
 
 }  // namespace accelerate_cpp::grad

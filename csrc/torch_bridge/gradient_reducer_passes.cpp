@@ -3,11 +3,44 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "core/comm/copy.h"
 #include "torch_bridge/gradient_reducer.h"
 #include "torch_bridge/sparse_gradient.h"
 
 namespace accelerate_cpp::grad {
+
+// Lives as long as autograd knows of a pass whose end the caller does not tell.
+class GradientReducer::Pass {
+ public:
+  explicit Pass(std::weak_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  ~Pass() {
+    const std::shared_ptr<GradientReducer> reducer = reducer_.lock();
+    if (reducer && !ended_) {
+      reducer->pass_failed();
+    }
+  }
+
+  // Called by autograd when all gradients are there.
+  void end() {
+    if (const std::shared_ptr<GradientReducer> reducer = reducer_.lock()) {
+      try {
+        reducer->end_backward();
+      } catch (...) {
+        reducer->rethrow_();
+      }
+    }
+    ended_ = true;
+  }
+
+ private:
+  const std::weak_ptr<GradientReducer> reducer_;
+  bool ended_ = false;
+};
 
 void GradientReducer::on_gradient(std::size_t index) {
   Parameter& parameter = parameters_[index];
@@ -21,7 +54,8 @@ void GradientReducer::on_gradient(std::size_t index) {
       throw InvalidArgument(
           "parameter " + parameter.given.name +
           " received two gradients in one backward pass, after the first had been handed to the other ranks. "
-          "Reentrant checkpointing does this: use torch.utils.checkpoint with use_reentrant=False");
+          "Reentrant checkpointing does this when a module is called twice: use torch.utils.checkpoint with "
+          "use_reentrant=False");
     }
     parameter.arrived = true;
     if (parameter.given.sparse_gradient) {
@@ -44,18 +78,23 @@ void GradientReducer::on_gradient(std::size_t index) {
 void GradientReducer::begin_backward() {
   const int current = torch::autograd::get_current_graph_task_id();
   if (in_backward_) {
-    if (graph_task_ != current) {
+    if (!caller_tells_ && graph_task_ != current) {
       throw InvalidArgument(
-          "a gradient arrived from another backward pass than the one in progress. Either an earlier backward() "
-          "through "
-          "this model ended in an exception, and training must restart from a checkpoint; or reentrant checkpointing "
-          "is "
-          "in use: pass use_reentrant=False to torch.utils.checkpoint");
+          "a gradient arrived from another backward pass than the one in progress. Reentrant checkpointing does this: "
+          "call accelerator.backward(loss) instead of loss.backward(), or use torch.utils.checkpoint with "
+          "use_reentrant=False");
     }
     return;
   }
   in_backward_ = true;
   graph_task_ = current;
+  forget_arrivals();
+  if (!caller_tells_) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [pass = std::make_shared<Pass>(weak_from_this())] { pass->end(); });
+  }
+  begin_round({std::exchange(weight_, std::nullopt), passes_to_measure_ > 0});
+  passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
   missing_.clear();
   for (const BucketLayout& bucket : plan_.buckets) {
     missing_.push_back(0);
@@ -64,19 +103,29 @@ void GradientReducer::begin_backward() {
     }
   }
   published_.assign(plan_.buckets.size(), false);
-  forget_arrivals();
-  exchange_->begin({weight_, passes_to_measure_ > 0});
-  weight_.reset();
-  passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
-      try {
-        reducer->end_backward();
-      } catch (...) {
-        reducer->rethrow_();
-      }
-    }
-  });
+}
+
+void GradientReducer::begin_round(const comm::RoundOptions& options) {
+  if (!caller_tells_) {
+    interruptions_ = communicator_->interruptions();
+  }
+  if (!next_order_.empty()) {
+    build(next_order_);
+    next_order_.clear();  // unless that failed; then it is done before the next pass
+  }
+  exchange_->begin(options, deadline());
+}
+
+// Not by ATen's general copy, whose preparations take longer than copying a small gradient.
+void GradientReducer::fill_slot(const at::Tensor& slot, const at::Tensor& grad) {
+  const bool same_layout = grad.scalar_type() == slot.scalar_type() && grad.strides() == slot.strides() &&
+                           slot.is_non_overlapping_and_dense() && grad.device().is_cpu() && !grad.is_conj() &&
+                           !grad.is_neg();
+  if (same_layout) {
+    comm::copy(slot.data_ptr(), grad.data_ptr(), slot.nbytes(), comm::Residency::kCached);
+  } else {
+    slot.copy_(grad);
+  }
 }
 
 bool GradientReducer::bind(Parameter& parameter) {
@@ -95,7 +144,7 @@ bool GradientReducer::bind(Parameter& parameter) {
         "graph. Use torch.autograd.grad, or no_sync()");
   }
   if (!parameter.bound.is(grad)) {
-    parameter.slot.copy_(grad);
+    fill_slot(parameter.slot, grad);
     grad = parameter.bound.tensor();
   }
   return true;
@@ -126,7 +175,7 @@ void GradientReducer::end_backward() {
   average_sparse_gradients(true);
   in_backward_ = false;
   if (!order_learnt_) {
-    follow_arrival_order();
+    learn_order();
   }
 }
 
@@ -169,9 +218,51 @@ void GradientReducer::forget_arrivals() {
   }
 }
 
+void GradientReducer::expect_backward() {
+  caller_tells_ = true;
+  interruptions_ = communicator_->interruptions();
+}
+
+void GradientReducer::backward_ended() {
+  if (in_backward_) {
+    end_backward();
+  }
+  caller_tells_ = false;
+}
+
+void GradientReducer::backward_failed(const std::string& reason) noexcept {
+  in_backward_ = caller_tells_ = false;
+  if (synchronizing_) {
+    give_up_pass(reason);
+  }
+}
+
+void GradientReducer::pass_failed() noexcept {
+  in_backward_ = false;
+  give_up_pass("its backward pass ended in an exception");
+}
+
+void GradientReducer::give_up_pass(const std::string& reason) noexcept {
+  // What they share memory with is for the next pass, and peers may still write into it. Without any, a step taken by
+  // mistake changes nothing.
+  for (Parameter& parameter : parameters_) {
+    if (parameter.accumulator) {
+      parameter.given.tensor.mutable_grad().reset();
+    }
+  }
+  if (communicator_->interruptions() != interruptions_) {
+    return;  // the other ranks have raised as well
+  }
+  try {
+    communicator_->withdraw(reason, deadline());
+  } catch (...) {
+    communicator_->abort(reason);
+  }
+}
+
 void GradientReducer::take_part_without_gradients() {
   check_process();
-  exchange_->begin({0.0, passes_to_measure_ > 0});
+  begin_round({0.0, passes_to_measure_ > 0});
   for (std::size_t i = 0; i < num_dense_; ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.bound.is(parameter.given.tensor.grad())) {
@@ -187,7 +278,7 @@ void GradientReducer::take_part_without_gradients() {
   average_sparse_gradients(false);
   if (!order_learnt_) {
     forget_arrivals();
-    follow_arrival_order();
+    learn_order();
   }
 }
 

@@ -1,34 +1,38 @@
 #include "torch_bridge/gradient_reducers.h"
 
+#include <atomic>
 #include <mutex>
-#include <utility>
 
 namespace accelerate_cpp::grad {
 namespace {
 
+// Nobody else's use of a reducer prolongs its life: whether it has ended decides who averages.
 class Reducers {
  public:
-  void add(const std::shared_ptr<GradientReducer>& reducer) {
+  template <class Action>
+  void for_each(const Action& action) {
     const std::lock_guard lock(mutex_);
-    all_.push_back(reducer);
+    for (GradientReducer* const reducer : all_) {
+      action(*reducer);
+    }
   }
 
-  std::vector<std::shared_ptr<GradientReducer>> living() {
+  void add(GradientReducer& reducer) {
     const std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<GradientReducer>> found;
-    std::erase_if(all_, [](const std::weak_ptr<GradientReducer>& one) { return one.expired(); });
-    for (const std::weak_ptr<GradientReducer>& one : all_) {
-      if (auto reducer = one.lock()) {
-        found.push_back(std::move(reducer));
-      }
-    }
-    return found;
+    all_.push_back(&reducer);
+  }
+
+  void remove(GradientReducer& reducer) {
+    const std::lock_guard lock(mutex_);
+    std::erase(all_, &reducer);
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::weak_ptr<GradientReducer>> all_;
+  std::vector<GradientReducer*> all_;
 };
+
+std::atomic<std::uint64_t> registration_count{0};
 
 Reducers& reducers() {
   static auto* const instance = new Reducers;  // never destroyed: reducers may outlive static objects
@@ -37,21 +41,32 @@ Reducers& reducers() {
 
 }  // namespace
 
-void add_reducer(const std::shared_ptr<GradientReducer>& reducer) {
-  for (const std::shared_ptr<GradientReducer>& other : reducers().living()) {
-    other->give_up(*reducer);
-  }
+void add_reducer(GradientReducer& reducer) {
+  reducers().for_each([&](GradientReducer& other) { other.give_up(reducer); });
   reducers().add(reducer);
+}
+
+void remove_reducer(GradientReducer& reducer) {
+  reducers().remove(reducer);
+}
+
+void note_registration() noexcept {
+  registration_count.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::uint64_t registrations() noexcept {
+  return registration_count.load(std::memory_order_relaxed);
 }
 
 std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters) {
   std::vector<std::optional<amp::GradientStatistics>> all(parameters.size());
-  const std::vector<std::shared_ptr<GradientReducer>> living = reducers().living();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    for (auto reducer = living.begin(); reducer != living.end() && !all[i]; ++reducer) {
-      all[i] = (*reducer)->statistics(parameters[i]);
+  reducers().for_each([&](GradientReducer& reducer) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!all[i]) {
+        all[i] = reducer.statistics(parameters[i]);
+      }
     }
-  }
+  });
   return all;
 }
 

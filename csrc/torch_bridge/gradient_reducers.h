@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -12,7 +12,12 @@
 namespace accelerate_cpp::grad {
 
 // The others leave to it the parameters that it has in common with them.
-void add_reducer(const std::shared_ptr<GradientReducer>& reducer);
+void add_reducer(GradientReducer& reducer);
+void remove_reducer(GradientReducer& reducer);
+
+// To be called when some module of the program gets a parameter or a submodule; how often it was.
+void note_registration() noexcept;
+std::uint64_t registrations() noexcept;
 
 // GradientReducer::statistics() for each of these parameters, of whichever reducer has it.
 std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters);

@@ -16,8 +16,10 @@ HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator,
     : communicator_(communicator), hook_(std::move(hook)), used_(buckets) {
   for (std::size_t index = 0; index < buckets.size(); ++index) {
     const comm::BucketSpec& spec = buckets[index];
-    // All parameters of a bucket have its dtype.
-    at::Tensor memory = at::zeros({static_cast<std::int64_t>(spec.count)}, parameters.at(index).at(0).options());
+    // All parameters of a bucket have its dtype, or are complex numbers that are pairs of it.
+    const at::Tensor& first = parameters.at(index).at(0);
+    at::Tensor memory = at::zeros({static_cast<std::int64_t>(spec.count)},
+                                  first.options().dtype(c10::toRealValueType(first.scalar_type())));
     buckets_.push_back({spec, std::move(parameters[index]), std::move(memory)});
   }
 }
@@ -27,13 +29,13 @@ MemoryView HookedGradientExchange::bucket(std::size_t index) {
   return {bucket.memory.data_ptr(), bucket.spec.count, bucket.spec.dtype};
 }
 
-void HookedGradientExchange::begin(const comm::RoundOptions& options) {
+void HookedGradientExchange::begin(const comm::RoundOptions& options, Deadline) {
   if (options.weight) {
     throw InvalidArgument(
         "a communication hook averages over all ranks alike, so that weights of gradients and join_uneven_inputs "
         "cannot go with it; leave the hook out");
   }
-  num_started_ = 0;  // also after a round that was given up
+  num_started_ = 0;
   for (Bucket& bucket : buckets_) {
     bucket.published = false;
     bucket.result = nullptr;
@@ -74,7 +76,7 @@ void HookedGradientExchange::finish(Deadline deadline) {
     }
   }
   used_.reduce([&](MemoryView flags) { communicator_.all_reduce(flags, comm::ReduceOp::kMax, deadline); });
-  begin({});
+  begin({}, deadline);
 }
 
 }  // namespace accelerate_cpp::grad

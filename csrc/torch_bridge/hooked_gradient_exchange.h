@@ -32,7 +32,7 @@ class HookedGradientExchange final : public comm::GradientExchange {
   std::uint8_t* used_slots(std::size_t index) override { return used_.own(index); }
   bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.anywhere(index, slot); }
   // Throws InvalidArgument when a weight is given: what a hook divides by is its own affair.
-  void begin(const comm::RoundOptions& options) override;
+  void begin(const comm::RoundOptions& options, Deadline deadline) override;
   std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
   double divisor() const override { return communicator_.size(); }
   void publish(std::size_t index) override;

@@ -73,7 +73,7 @@ def backward_of(action: Callable[[], None] | None, late: bool = True) -> Callabl
     from torch import nn
 
     from accelerate_cpp.parallel.bundle import Bundle
-    from accelerate_cpp.parallel.data_parallel import DataParallelStrategy
+    from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -161,7 +161,7 @@ def test_an_exception_in_the_backward_of_one_rank_is_the_reason_given_by_the_oth
     other, own = run_processes(raises_in_backward, 2, late)
     assert own == ("ValueError", "out of ideas")
     assert other[0] == "PeerLost", other
-    assert "rank 1 failed: its backward pass raised ValueError: out of ideas" in other[1]
+    assert "rank 1 withdrew: its backward pass raised ValueError: out of ideas" in other[1]
 
 
 def fails_alone() -> Error:
@@ -254,7 +254,7 @@ def interrupted(in_backward: bool) -> Error:
     error = ("", "")
     wait = backward_of(None) if in_backward else dist.barrier
     if rank == 0:
-        interrupt_when_in("_engine_run_backward" if in_backward else "barrier")
+        interrupt_when_in("backward_ended" if in_backward else "barrier")
         error = error_of(wait)
     meet("over", rank, 2)
     return error if rank == 0 else error_of(dist.barrier)
@@ -321,7 +321,7 @@ def many_groups(count: int) -> list[tuple[int, int]]:
     from accelerate_cpp import shared_empty
     from accelerate_cpp.comm.backend import register
     from accelerate_cpp.parallel.bundle import Bundle
-    from accelerate_cpp.parallel.data_parallel import DataParallelStrategy
+    from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 
     register()
     store, rank, size = next(dist.rendezvous("env://"))

@@ -34,6 +34,12 @@ class PeerLeft : public PeerLost {
   using PeerLost::PeerLost;
 };
 
+// A PeerLost who takes no part in one collective, and in the next ones again: every rank raised.
+class PeerWithdrew : public PeerLost {
+ public:
+  using PeerLost::PeerLost;
+};
+
 class MismatchedCollective : public Error {
  public:
   using Error::Error;

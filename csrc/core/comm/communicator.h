@@ -8,7 +8,7 @@
 // Point-to-point: from any thread, in any order, independent of collectives.
 //
 // A dead or failed peer raises PeerLost, a passed deadline Timeout; after either the communicator stays unusable and
-// says why.
+// says why. After a MismatchedCollective or the withdrawal of a rank it may stay usable: interruptions() tells.
 #pragma once
 
 #include <cstddef>
@@ -110,6 +110,15 @@ class Communicator {
   // Tells peers that this rank takes part no more: they need not wait for it. Where nobody can be told, nothing
   // happens.
   virtual void leave() noexcept {}
+
+  // How many collectives have ended in an error that all ranks raised alike, and that left the communicator usable.
+  // Equal on all ranks between collectives.
+  virtual std::uint64_t interruptions() const noexcept { return 0; }
+
+  // This rank takes no part in the collective that the others are in or call next: it raises PeerLost with `reason`
+  // on them and counts as an interruption. Where only the others' end of it would be known, the communicator is
+  // aborted. Waits for ranks that are still in collectives before that one.
+  virtual void withdraw(const std::string& reason, const Call&) { abort(reason); }
 
   // Makes every rank's current and later operations raise PeerLost with `reason`. Never blocks or throws.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -3,6 +3,8 @@
 // One round: every rank may begin() it, writes its buckets and publishes each when it is complete, in any order;
 // finish() returns when the average of every bucket is in place on this rank. Between finish() and the next publish()
 // the buckets belong to the caller alone. One thread at a time.
+//
+// A round that a rank cannot finish is an interruption of its communicator: no rank finishes it.
 #pragma once
 
 #include <cstddef>
@@ -48,9 +50,10 @@ class GradientExchange {
   // After finish(): whether any rank had a gradient for the slot in the finished round.
   virtual bool used_anywhere(std::size_t index, std::size_t slot) const = 0;
 
-  // Before the first publish() of a round for which something else than RoundOptions() holds. Throws InvalidArgument
-  // when the weight is out of its range.
-  virtual void begin(const RoundOptions& options) = 0;
+  // Before the first publish() of a round for which something else than RoundOptions() holds, or that follows one that
+  // was not finished. Such a round is forgotten; begin() returns when no rank works on it any more. Throws
+  // InvalidArgument when the weight is out of its range.
+  virtual void begin(const RoundOptions& options, Deadline deadline) = 0;
 
   // After finish(), until the next publish(): what the averages of the slot are like, before they were touched; equal
   // on all ranks. None unless every rank asked for them and they came about on the way.

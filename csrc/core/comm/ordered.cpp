@@ -13,7 +13,7 @@ class OrderedGradientExchange final : public GradientExchange {
   MemoryView bucket(std::size_t index) override { return inner_->bucket(index); }
   std::uint8_t* used_slots(std::size_t index) override { return inner_->used_slots(index); }
   bool used_anywhere(std::size_t index, std::size_t slot) const override { return inner_->used_anywhere(index, slot); }
-  void begin(const RoundOptions& options) override { inner_->begin(options); }
+  void begin(const RoundOptions& options, Deadline deadline) override { inner_->begin(options, deadline); }
   std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const override {
     return inner_->statistics(index, slot);
   }
@@ -89,6 +89,10 @@ std::shared_ptr<Transfer> OrderedCommunicator::receive(MemoryView data, int sour
 
 std::shared_ptr<Communicator> OrderedCommunicator::split(int color, int key, const Call& call) {
   return in_turn().split(color, key, call);
+}
+
+void OrderedCommunicator::withdraw(const std::string& reason, const Call& call) {
+  in_turn().withdraw(reason, call);
 }
 
 std::shared_ptr<Buffer> OrderedCommunicator::allocate(std::size_t size_bytes) {

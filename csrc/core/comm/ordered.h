@@ -36,6 +36,8 @@ class OrderedCommunicator final : public Communicator {
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
   void leave() noexcept override { inner_->leave(); }
+  std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
+  void withdraw(const std::string& reason, const Call& call) override;
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 
  private:

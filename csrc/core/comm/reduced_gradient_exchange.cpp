@@ -33,10 +33,10 @@ MemoryView ReducedGradientExchange::bucket(std::size_t index) {
   return {bucket.memory->data(), bucket.spec.count, bucket.spec.dtype};
 }
 
-void ReducedGradientExchange::begin(const RoundOptions& options) {
-  weight_ = options.weight;
-  if (weight_) {
-    checked_weight(*weight_);
+void ReducedGradientExchange::begin(const RoundOptions& options, Deadline) {
+  weight_ = options.weight ? std::optional(checked_weight(*options.weight)) : std::nullopt;
+  for (Bucket& bucket : buckets_) {
+    bucket.published = false;
   }
 }
 
@@ -60,10 +60,7 @@ void ReducedGradientExchange::finish(Deadline deadline) {
     communicator_.all_reduce(bucket(index), reduction, deadline);
   }
   used_.reduce([&](MemoryView flags) { reduce_on_host_(flags, ReduceOp::kMax, deadline); });
-  for (Bucket& bucket : buckets_) {
-    bucket.published = false;
-  }
-  weight_.reset();
+  begin({}, deadline);
 }
 
 }  // namespace accelerate_cpp::comm

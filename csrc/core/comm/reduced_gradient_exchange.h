@@ -28,7 +28,7 @@ class ReducedGradientExchange final : public GradientExchange {
   MemoryView bucket(std::size_t index) override;
   std::uint8_t* used_slots(std::size_t index) override { return used_.own(index); }
   bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.anywhere(index, slot); }
-  void begin(const RoundOptions& options) override;
+  void begin(const RoundOptions& options, Deadline deadline) override;
   std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
   double divisor() const override { return divisor_; }
   void publish(std::size_t index) override;

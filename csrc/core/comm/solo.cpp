@@ -38,7 +38,7 @@ class SoloGradientExchange final : public GradientExchange {
   MemoryView bucket(std::size_t index) override { return views_.at(index); }
   std::uint8_t* used_slots(std::size_t index) override { return used_.at(index).data(); }
   bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.at(index).at(slot) != 0; }
-  void begin(const RoundOptions& options) override { weight_ = checked_weight(options.weight.value_or(1.0)); }
+  void begin(const RoundOptions& options, Deadline) override { weight_ = checked_weight(options.weight.value_or(1.0)); }
   std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
   double divisor() const override { return divisor_; }
   void publish(std::size_t) override {}

@@ -31,6 +31,7 @@ class SoloCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
+  void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
   void abort(const std::string& reason) noexcept override;
 
  private:

@@ -1,16 +1,11 @@
-"""Data parallelism: every process holds the whole model, and gradients are averaged while they are computed.
-
-Among CPU processes of one host the averaging is ours (:class:`DataParallel`, over shared memory). Everywhere else
-torch's own ``DistributedDataParallel`` does it, over the backend of the process group.
-"""
+"""The wrapper of a model that every process holds, whose gradients are averaged while they are computed."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,24 +13,34 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer
-from accelerate_cpp.errors import InvalidArgument, MismatchedCollective, PeerLost, Timeout
-from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.comm_hooks import hook_for
+from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer, note_registration
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.joining import UnevenInputs, agree
-from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
 
 _MEBIBYTE = 1 << 20
 _FIRST_BUCKET_BYTES = _MEBIBYTE
-_HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_state_option": {}}
 _UNTRAINED_COPY = (
     "this is a copy of a prepared model, which belongs to no process group before it is trained; call it in a training "
     "loop on every rank, or prepare its .module"
 )
 
 
-def _parameters_to_reduce(module: torch.nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
-    """The name of each parameter that requires a gradient, the parameter, and whether its gradient is sparse."""
+def _note_registration(*_: Any) -> None:
+    note_registration()
+
+
+@cache
+def _notice_new_parameters() -> None:
+    torch.nn.modules.module.register_module_parameter_registration_hook(_note_registration)
+    torch.nn.modules.module.register_module_module_registration_hook(_note_registration)
+
+
+def _parameters_to_reduce(module: torch.nn.Module, known: Collection[int]) -> list[tuple[str, torch.Tensor, bool]]:
+    """The name of each parameter that requires a gradient, the parameter, and whether its gradient is sparse.
+
+    Args:
+        known: identities of parameters that have required one.
+    """
     sparse = {
         id(part.weight)
         for part in module.modules()
@@ -44,7 +49,7 @@ def _parameters_to_reduce(module: torch.nn.Module) -> list[tuple[str, torch.Tens
     return [
         (name, parameter, id(parameter) in sparse)
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad
+        if parameter.requires_grad or id(parameter) in known
     ]
 
 
@@ -59,13 +64,23 @@ class _ReducerView:
         self._reducer.synchronizing = True
 
 
+def core_backend() -> C10dBackend | None:
+    """The default group's CPU backend if it is ours."""
+    group = dist.group.WORLD
+    backend = None if group is None else group._get_backend(torch.device("cpu"))
+    return backend if isinstance(backend, C10dBackend) else None
+
+
 class DataParallel(torch.nn.Module, Joinable):
     """A model whose gradients are averaged over all ranks when ``backward()`` returns.
 
     Passes ``isinstance(model, torch.nn.parallel.DistributedDataParallel)`` and has the same state-dict names.
     Parameters and buffers of rank 0 are copied to all ranks on construction. Gradients share memory with the exchange
     buffers, as with ``gradient_as_bucket_view=True``: clone what must outlive ``zero_grad()``. Parameters without a
-    gradient on any rank keep ``grad=None``; no search for unused parameters is needed.
+    gradient on any rank keep ``grad=None``; no search for unused parameters is needed. Parameters that are added to the
+    module later, or that require a gradient only later, are taken in by the next forward pass that trains.
+
+    A backward pass that raises on one rank raises on all of them and leaves no gradients; the next one works.
 
     Copies and pickles compute by themselves; the first forward pass that trains one, on all ranks, makes it a prepared
     model of the default process group.
@@ -94,28 +109,50 @@ class DataParallel(torch.nn.Module, Joinable):
         self.require_backward_grad_sync = True
         self._bucket_cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
         self._buffers_changed = False
+        self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
+        _notice_new_parameters()
         self._start(communicator, timeout)
 
     def _start(self, communicator: Communicator, timeout: timedelta) -> None:
         self._communicator: Communicator | None = communicator
         self._timeout = timeout
         self.take_over_from(0)
-        self._reducer: GradientReducer | None = GradientReducer(
-            communicator,
-            _parameters_to_reduce(self.module),
+        self._reduced: set[int] = set()  # identities of parameters, which the reducer keeps alive
+        self._reducer: GradientReducer | None = self._make_reducer()
+
+    def _make_reducer(self) -> GradientReducer:
+        parameters = _parameters_to_reduce(self.module, self._reduced)
+        self._reduced = {id(parameter) for _, parameter, _ in parameters}
+        reducer = GradientReducer(
+            self.communicator,
+            parameters,
+            [parameter for parameter in self.module.parameters() if id(parameter) not in self._reduced],
             first_bucket_cap_bytes=min(_FIRST_BUCKET_BYTES, self._bucket_cap_bytes),
             bucket_cap_bytes=self._bucket_cap_bytes,
-            timeout=timeout,
+            timeout=self._timeout,
         )
+        if self._comm_hook is not None:
+            reducer.register_comm_hook(self._comm_hook)
+        return reducer
+
+    def _take_in_new_parameters(self) -> None:
+        new: list[torch.Tensor] = [
+            parameter
+            for parameter in self.module.parameters()
+            if parameter.requires_grad and id(parameter) not in self._reduced
+        ]
+        if new:
+            self.communicator.broadcast_tensors(new, 0, self._timeout)
+            self._reducer = self._make_reducer()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_communicator", "_reducer", "_join_config")
+        own = ("_communicator", "_reducer", "_reduced", "_comm_hook", "_join_config")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
-        self._communicator = self._reducer = None
+        self._communicator = self._reducer = self._comm_hook = None
         self._buffers_changed = False
 
     @property
@@ -140,7 +177,7 @@ class DataParallel(torch.nn.Module, Joinable):
         return self._reducer
 
     def _start_copy(self) -> None:
-        backend = _core_backend()
+        backend = core_backend()
         if backend is None:
             raise InvalidArgument(
                 "this is a copy of a model that was prepared for processes with backend shm, and there is no such "
@@ -164,6 +201,8 @@ class DataParallel(torch.nn.Module, Joinable):
         if torch.is_grad_enabled():
             if self._reducer is None:
                 self._start_copy()
+            if self._started().may_lack_parameters():
+                self._take_in_new_parameters()
             self._started().synchronizing = self.require_backward_grad_sync
         if self._join_config.enable and torch.is_grad_enabled():
             self._agree_with_those_without_batches(averages)
@@ -188,7 +227,9 @@ class DataParallel(torch.nn.Module, Joinable):
         Raises:
             InvalidArgument: there is a hook already.
         """
-        self._started().register_comm_hook(partial(hook, state))
+        function = partial(hook, state)
+        self._started().register_comm_hook(function)
+        self._comm_hook = function
 
     def set_weight(self, weight: float | None) -> None:
         """What the gradients of this rank weigh in the next backward pass that averages: sums over the ranks are then
@@ -197,10 +238,20 @@ class DataParallel(torch.nn.Module, Joinable):
         if self._reducer is not None:
             self._reducer.set_weight(weight)
 
-    def abort(self, reason: str) -> None:
-        """After a backward pass through this model raised: lets the other ranks raise too instead of waiting."""
+    def expect_backward(self) -> None:
+        """The caller says how the next backward pass ends: by ``backward_ended()`` or ``backward_failed()``."""
         if self._reducer is not None:
-            self._reducer.abort(reason)
+            self._reducer.expect_backward()
+
+    def backward_ended(self) -> None:
+        """Returns when gradients are averages."""
+        if self._reducer is not None:
+            self._reducer.backward_ended()
+
+    def backward_failed(self, reason: str) -> None:
+        """Lets the other ranks raise too instead of waiting, and clears the gradients, as the others do."""
+        if self._reducer is not None:
+            self._reducer.backward_failed(reason)
 
     # What torch's Join asks for, and what ranks without batches do.
 
@@ -247,94 +298,3 @@ class DataParallel(torch.nn.Module, Joinable):
 
 # A virtual subclass: torch's metaclass is ABCMeta, and subclassing for real would bring its reducer along.
 DistributedDataParallel.register(DataParallel)
-
-
-def _core_backend() -> C10dBackend | None:
-    """The default group's CPU backend if it is ours."""
-    group = dist.group.WORLD
-    backend = None if group is None else group._get_backend(torch.device("cpu"))
-    return backend if isinstance(backend, C10dBackend) else None
-
-
-class DataParallelStrategy(SingleStrategy):
-    """Every process holds the whole model; gradients are averaged.
-
-    Args:
-        device: of this process.
-        ddp_kwargs: arguments of torch's wrapper that the user set, and of the communication hook. Ours takes
-            ``bucket_cap_mb``, ``broadcast_buffers`` and the hook; the others concern memory sharing and unused
-            parameters, which it always handles.
-    """
-
-    def __init__(self, device: torch.device, ddp_kwargs: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._device = device
-        self._ddp_kwargs = {name: value for name, value in ddp_kwargs.items() if name not in _HOOK_OPTIONS}
-        self._hook_options = tuple(ddp_kwargs.get(name, default) for name, default in _HOOK_OPTIONS.items())
-        self._wrapped: weakref.WeakSet[DataParallel] = weakref.WeakSet()
-
-    def prepare(self, bundle: Bundle) -> Bundle:
-        bundle.models = [self._wrap(model) for model in bundle.models]
-        return bundle
-
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = (
-            model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model)
-        )
-        return context
-
-    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
-        # torch's wrapper knows no weights: it divides by the number of ranks.
-        factor = None if weight is None or not self._models else dist.get_world_size() * self._share(weight)
-        for model in self._wrapped if weight is not None else ():
-            model.set_weight(weight)
-        try:
-            loss.backward(**kwargs)
-        except (MismatchedCollective, PeerLost, Timeout):
-            raise  # the group itself has told the other ranks
-        except BaseException as error:
-            if loss.requires_grad:  # otherwise torch refused the loss before any rank could wait for another
-                for model in self._wrapped:
-                    model.abort(f"its backward pass raised {type(error).__name__}: {error}")
-            raise
-        for model in self._wrapped if weight is not None else ():
-            model.set_weight(None)  # of models that the loss does not depend on
-        if factor is not None:
-            multiply_gradients(self._models, factor)
-
-    @contextmanager
-    def join(self, models: Iterable[Any]) -> Iterator[bool]:
-        models = list(models)
-        with Join(models, divide_by_initial_world_size=False):
-            yield all(isinstance(model, DataParallel) for model in models)
-
-    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model.module if isinstance(model, DistributedDataParallel) else model
-
-    def _share(self, weight: float) -> float:
-        """One divided by the sum of the weights of all ranks. Collective."""
-        total = torch.tensor(weight, device=self._device)
-        dist.all_reduce(total)
-        return 1.0 / float(total) if float(total) > 0.0 else 0.0
-
-    def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise InvalidArgument(
-                f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to train. For "
-                "evaluation call accelerator.prepare_model(model, evaluation_mode=True)"
-            )
-        backend = _core_backend() if self._device.type == "cpu" else None
-        wrapped: DataParallel | DistributedDataParallel
-        if backend is None:
-            device_ids = None if self._device.type == "cpu" else [self._device.index]
-            wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._ddp_kwargs)
-            self._models.add(wrapped)
-        else:
-            known = ("bucket_cap_mb", "broadcast_buffers")
-            options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
-            wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
-            self._wrapped.add(wrapped)
-        hook = hook_for(*self._hook_options)
-        if hook is not None:
-            wrapped.register_comm_hook(*hook)
-        return wrapped

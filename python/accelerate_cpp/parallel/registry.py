@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.parallel.data_parallel import DataParallelStrategy
+from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
 

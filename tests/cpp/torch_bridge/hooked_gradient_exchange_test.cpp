@@ -63,7 +63,7 @@ TEST_F(HookedGradientExchangeTest, StartsTheHooksInOrderWhicheverBucketIsReadyFi
 
 TEST_F(HookedGradientExchangeTest, BeginsAnewAfterARoundThatWasGivenUp) {
   exchange_.publish(0);
-  exchange_.begin({});
+  exchange_.begin({}, soon());
   exchange_.publish(0);
   exchange_.publish(1);
   exchange_.finish(soon());
@@ -71,7 +71,7 @@ TEST_F(HookedGradientExchangeTest, BeginsAnewAfterARoundThatWasGivenUp) {
 }
 
 TEST_F(HookedGradientExchangeTest, RefusesWeights) {
-  EXPECT_THROW(exchange_.begin({2.0, false}), InvalidArgument);
+  EXPECT_THROW(exchange_.begin({2.0, false}, soon()), InvalidArgument);
 }
 
 TEST(HookedGradientExchanges, RefuseAResultOfAnotherSize) {

@@ -29,7 +29,7 @@ void run_ranks(int size, const Body& body) {
 inline std::shared_ptr<GradientReducer> reducer_of_named(Communicator communicator,
                                                          std::vector<ReducedParameter> parameters,
                                                          ReducerOptions options = kOptions) {
-  return GradientReducer::create(std::move(communicator), std::move(parameters), options, [] { throw; });
+  return GradientReducer::create(std::move(communicator), std::move(parameters), {}, options, [] { throw; });
 }
 
 // Named "p0", "p1", ...

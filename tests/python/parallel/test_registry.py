@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accelerate_cpp.parallel.data_parallel import DataParallelStrategy
+from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.registry import STRATEGIES, strategy_for
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy

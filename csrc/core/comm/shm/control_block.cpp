@@ -24,6 +24,8 @@ const char* name(OperationKind kind) {
       return "barrier";
     case OperationKind::kGradients:
       return "gradient averaging";
+    case OperationKind::kWithdrawal:
+      return "withdrawal";
   }
   return "unknown operation";
 }
@@ -32,6 +34,7 @@ std::string describe(const Operation& operation) {
   std::string text = name(operation.kind);
   switch (operation.kind) {
     case OperationKind::kBarrier:
+    case OperationKind::kWithdrawal:
       return text;
     case OperationKind::kGradients:
       return (operation.reduce_op == ReduceOp::kPreMulSum ? "weighted " : "") + text + " of " +

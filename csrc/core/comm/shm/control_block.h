@@ -10,19 +10,23 @@
 //   40   failed_in  8   sequence number of the operation in which, or before which, it failed; written before the state
 //   48   doorbell   8   rung by peers that have posted or taken a message of this rank
 //   56   outbox     4   1 + id of the segment with its messages; 0: none yet
-//   64   operations     descriptions of the operations with even and odd sequence numbers
+//   64   interruptions 8 operations that ended in an error on all ranks alike, as far as the owner has seen
+//   128  operations     descriptions of the operations with even and odd sequence numbers
 //   ...  places         where in the user's program those operations were called, once somebody needs to know
+//   ...  withdrawals    why the owner does not complete those operations, if it does not
 //   ...  failure        why the state is kFailed; written before the state
 //   4096 counts         2 x 2 x size x 8: by parity of the sequence number, elements given to and expected from each
 //   rank
 //
 // A description may be overwritten two operations later: by then every peer has announced the operation in between,
-// which it does only after it has read the older one. The same holds for places and counts.
+// which it does only after it has read the older one. The same holds for places, withdrawals and counts. After an
+// operation that ended before every peer had announced it, the owner waits for that before it goes on to the next.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 #include "core/base/dtype.h"
@@ -45,6 +49,7 @@ enum class OperationKind : std::uint8_t {
   kAllToAll,
   kBarrier,
   kGradients,
+  kWithdrawal,  // takes the place of whatever the other ranks call
 };
 
 // What a rank is about to do. All ranks must agree on everything above `factor`.
@@ -74,13 +79,23 @@ const char* name(OperationKind kind);
 // "all_reduce(sum) of [10, 100] float32", for messages.
 std::string describe(const Operation& operation);
 
-// A place in the user's program, for one operation.
-struct Place {
-  static constexpr std::size_t kBytes = 200;
+// What the owner has to say about one operation.
+template <std::size_t kSize>
+struct Remark {
+  static constexpr std::size_t kBytes = kSize;
 
   std::atomic<std::uint64_t> sequence;  // of the operation; written after the text
   char text[kBytes];
+
+  void write(std::uint64_t of_sequence, const char* new_text) {
+    std::snprintf(text, kBytes, "%s", new_text);
+    sequence.store(of_sequence, std::memory_order_release);
+  }
+  bool is_of(std::uint64_t other) const { return sequence.load(std::memory_order_acquire) == other; }
 };
+
+using Place = Remark<200>;  // in the user's program
+using Withdrawal = Remark<512>;
 
 struct RankControl {
   static constexpr std::size_t kFailureBytes = 1024;
@@ -94,14 +109,16 @@ struct RankControl {
   std::uint64_t failed_in;
   EventWord doorbell;
   std::atomic<std::uint32_t> outbox;
+  alignas(64) std::atomic<std::uint64_t> interruptions;
   alignas(64) Operation operations[2];
   Place places[2];
+  Withdrawal withdrawals[2];
   char failure[kFailureBytes];
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");
 static_assert(offsetof(RankControl, announced) == 16 && offsetof(RankControl, consumed) == 32 &&
-                  offsetof(RankControl, outbox) == 56,
+                  offsetof(RankControl, outbox) == 56 && offsetof(RankControl, operations) == 128,
               "see the layout above");
 
 }  // namespace accelerate_cpp::comm

@@ -149,6 +149,7 @@ void Group::await_announcements(const Deadline& deadline) {
     if (peer != rank_) {
       RankControl& control = this->control(peer);
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
+      check_withdrawals();
       // A rank that gave up this operation, or an earlier one, will not finish it, whatever it announced.
       if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
         throw_lost(peer, loss_of(peer, false));
@@ -247,6 +248,78 @@ std::shared_ptr<Segment> Group::peer_segment(int peer, std::uint32_t id, const D
       throw Timeout("rank " + std::to_string(rank_) + " waited for shared memory of rank " + std::to_string(peer) +
                     "; nothing came for " + std::to_string(deadline.waited().count()) + " ms");
     }
+  }
+}
+
+void Group::withdraw(const std::string& reason, const Call& call) {
+  run({OperationKind::kWithdrawal}, call, [&] {
+    own().withdrawals[number_ & 1].write(number_, reason.c_str());
+    announce();
+    count_interruption();
+  });
+}
+
+void Group::check_withdrawals() {
+  if (!running_.load(std::memory_order_relaxed) || number_ != sequence_) {
+    return;
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& withdrawal = control(peer).withdrawals[sequence_ & 1];
+    if (peer != rank_ && withdrawal.is_of(sequence_)) {
+      publish_place();
+      throw PeerWithdrew(describe_wait(peer) + "rank " + std::to_string(peer) + " withdrew: " + withdrawal.text);
+    }
+  }
+}
+
+void Group::catch_up(const Deadline& deadline) {
+  if (!behind_) {
+    return;
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    wait(peer, deadline,
+         [&] { return peer == rank_ || control(peer).announced.load(std::memory_order_acquire) >= sequence_; });
+  }
+  behind_ = false;
+}
+
+void Group::count_interruption() noexcept {
+  behind_ = true;
+  own().interruptions.fetch_add(1, std::memory_order_release);
+  own().event.notify();
+}
+
+void Group::await_interruptions(const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t seen = interruptions();
+  for (int peer = 0; peer < size_; ++peer) {
+    wait(peer, deadline, [&] { return control(peer).interruptions.load(std::memory_order_acquire) >= seen; });
+  }
+}
+
+void Group::end_in_error() noexcept {
+  const auto withdraw_or_fail = [this](const std::string& reason) {
+    if (may_withdraw_) {
+      own().withdrawals[number_ & 1].write(number_, reason.c_str());
+      count_interruption();
+    } else {
+      fail(reason, number_);
+    }
+  };
+  try {
+    throw;
+  } catch (const MismatchedCollective&) {
+    count_interruption();
+  } catch (const PeerWithdrew&) {
+    count_interruption();
+  } catch (const Error& error) {
+    fail(error.what(), number_);
+  } catch (const InternalError& error) {
+    fail(error.what(), number_);
+  } catch (const std::exception& error) {
+    withdraw_or_fail(error.what());
+  } catch (...) {
+    withdraw_or_fail("an exception during " + describe(current_));
   }
 }
 

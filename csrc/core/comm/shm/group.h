@@ -1,9 +1,10 @@
 // The ranks of one host that share memory: their control blocks, waiting for each other, and failing together.
 //
 // An operation has a sequence number. Each rank announces what it is about to do and reads what the others announced; a
-// difference raises MismatchedCollective on all of them, and the group stays usable. Any other error while an operation
-// runs is published: this rank's group is unusable from then on, and every peer that waits for it raises PeerLost.
-// Nobody waits in silence: a long wait is reported once, and whatever ends it says where every rank is.
+// difference raises MismatchedCollective on all of them, and the group stays usable. So it does when a rank withdraws
+// from an operation, which raises PeerWithdrew on the others. Any other error while an operation runs is published:
+// this rank's group is unusable from then on, and every peer that waits for it raises PeerLost. Nobody waits in
+// silence: a long wait is reported once, and whatever ends it says where every rank is.
 #pragma once
 
 #include <sys/types.h>
@@ -60,20 +61,39 @@ class Group {
     location_ = call.location;
     stalled_since_.reset();
     warned_ = false;
+    may_withdraw_ = false;
     const Running running(running_);
     number_ = next_sequence();
     try {
+      catch_up(call.deadline);
       body();
-    } catch (const MismatchedCollective&) {
-      throw;
-    } catch (const std::exception& error) {
-      fail(error.what(), number_);
-      throw;
     } catch (...) {
-      fail("an exception during " + describe(operation), number_);
+      end_in_error();
       throw;
     }
   }
+
+  // Runs `body` unless an operation is running. Never blocks.
+  template <class Body>
+  void try_between_operations(const Body& body) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) {
+      body();
+    }
+  }
+
+  // Takes part in the next operation by making it end in PeerWithdrew on every other rank.
+  void withdraw(const std::string& reason, const Call& call);
+
+  // Within run(), after announce(): whether an error that is not ours (an interrupt, above all) makes this rank
+  // withdraw from the operation instead of making the group fail. Only while no rank can have completed the operation.
+  void set_may_withdraw(bool may) { may_withdraw_ = may; }
+
+  // How many operations have ended in an error on all ranks alike.
+  std::uint64_t interruptions() const noexcept { return control(rank_).interruptions.load(std::memory_order_acquire); }
+
+  // Waits until all ranks have seen those.
+  void await_interruptions(const Deadline& deadline);
 
   // The sequence number that the next announce() will use.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
@@ -112,6 +132,7 @@ class Group {
         last_check = now;
         check_wait(peer, deadline);
       }
+      check_withdrawals();
       const std::string lost = loss_during_wait(peer, look_closely);
       if (!lost.empty() && !condition()) {
         throw_lost(peer, lost);
@@ -166,6 +187,13 @@ class Group {
     std::atomic<bool>& flag_;
   };
 
+  // Publishes how the current operation has ended, by the exception in flight.
+  void end_in_error() noexcept;
+  void count_interruption() noexcept;
+  // Before the first operation after an interruption: waits until all ranks have announced the one before.
+  void catch_up(const Deadline& deadline);
+  // Within an operation that has been announced: throws PeerWithdrew if a rank has withdrawn from it.
+  void check_withdrawals();
   // Why a wait for `peer` is in vain: the peer, this rank itself, or another rank without which nobody will get through
   // this operation is lost. Empty while there is hope.
   std::string loss_during_wait(int peer, bool look_closely);
@@ -207,6 +235,8 @@ class Group {
   std::string_view location_;
   std::optional<std::chrono::steady_clock::time_point> stalled_since_;
   bool warned_ = false;
+  bool may_withdraw_ = false;
+  bool behind_ = false;  // an operation ended before all ranks had announced it
 };
 
 }  // namespace accelerate_cpp::comm

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <type_traits>
 
 #include "core/comm/shm/group.h"
@@ -23,9 +22,8 @@ std::string list(const std::uint64_t* first, int count) {
 
 // " at train.py:88" when the rank has published where it called operation `sequence`.
 std::string place_of(const RankControl& control, std::uint64_t sequence) {
-  const Place& place = control.places[sequence & 1];
-  const bool known = place.sequence.load(std::memory_order_acquire) == sequence && place.text[0] != '\0';
-  return known ? std::string(" at ") + place.text : "";
+  const auto& place = control.places[sequence & 1];
+  return place.is_of(sequence) && place.text[0] != '\0' ? std::string(" at ") + place.text : "";
 }
 
 // A copy of what its owner may be writing: worth something only if it turns out that the owner was not.
@@ -47,23 +45,19 @@ Operation torn_copy(const Operation& shared) {
 }  // namespace
 
 void Group::publish_place() {
-  Place& place = own().places[number_ & 1];
-  if (place.sequence.load(std::memory_order_relaxed) == number_) {
+  auto& place = own().places[number_ & 1];
+  if (place.is_of(number_)) {
     return;
   }
-  const std::string text = location_.empty() ? hooks_.call_site() : std::string(location_);
-  std::snprintf(place.text, Place::kBytes, "%s", text.c_str());
-  place.sequence.store(number_, std::memory_order_release);
+  place.write(number_, (location_.empty() ? hooks_.call_site() : std::string(location_)).c_str());
   own().event.notify();
 }
 
 void Group::await_places() {
   const auto give_up = std::chrono::steady_clock::now() + kPlaceWait;
   for (int peer = 0; peer < size_; ++peer) {
-    const std::atomic<std::uint64_t>& placed = control(peer).places[sequence_ & 1].sequence;
-    const auto known = [&] {
-      return placed.load(std::memory_order_acquire) == sequence_ || std::chrono::steady_clock::now() >= give_up;
-    };
+    const auto& place = control(peer).places[sequence_ & 1];
+    const auto known = [&] { return place.is_of(sequence_) || std::chrono::steady_clock::now() >= give_up; };
     control(peer).event.wait_until(known, {}, [] {});
   }
 }

@@ -44,6 +44,8 @@ class ShmCommunicator final : public Communicator {
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
   void leave() noexcept override;
+  std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
+  void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
   void abort(const std::string& reason) noexcept override;
 
  private:

@@ -1,6 +1,7 @@
 #include "core/comm/shm/shm_gradient_exchange.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/check.h"
 #include "core/base/round_up.h"
@@ -49,7 +50,7 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
   }
   block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
   segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
-  begin({});
+  set_options({});
 
   struct Home {
     std::uint64_t layout;
@@ -76,6 +77,7 @@ ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::sha
   }
   identity_ = places[0].segment << 32;
   communicator.barrier(deadline);  // nobody may drop a segment that a peer has yet to map
+  interruptions_ = group_->interruptions();
 }
 
 MemoryView ShmGradientExchange::bucket(std::size_t index) {
@@ -95,7 +97,19 @@ std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64
   return reinterpret_cast<std::uint8_t*>(base(rank) + used_offset_) + slot_place(index, round);
 }
 
-void ShmGradientExchange::begin(const RoundOptions& options) {
+void ShmGradientExchange::begin(const RoundOptions& options, Deadline deadline) {
+  group_->check_usable([](const char* text) { return std::string(text); }, "gradient averaging");
+  if (const std::uint64_t interruptions = group_->interruptions(); interruptions != interruptions_) {
+    group_->await_interruptions(deadline);  // then no rank writes into the buckets for the sake of an older round
+    round_ += interruptions - std::exchange(interruptions_, interruptions);
+    for (Bucket& bucket : buckets_) {
+      bucket.reduced = false;
+    }
+  }
+  set_options(options);
+}
+
+void ShmGradientExchange::set_options(const RoundOptions& options) {
   RoundHeader& own = header(group_->rank(), round_);
   own.weight = options.weight ? checked_weight(*options.weight) : 1.0;
   own.measures = options.measures ? 1 : 0;
@@ -109,10 +123,10 @@ std::optional<amp::GradientStatistics> ShmGradientExchange::statistics(std::size
   check_slot(index, slot);
   amp::GradientStatistics all;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (header(rank, round_ - 1).measures == 0) {
+    if (header(rank, finished_).measures == 0) {
       return std::nullopt;
     }
-    all += statistics(rank, index, round_ - 1)[slot];
+    all += statistics(rank, index, finished_)[slot];
   }
   return all;
 }
@@ -129,7 +143,7 @@ void ShmGradientExchange::check_slot(std::size_t index, std::size_t slot) const 
 bool ShmGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
   check_slot(index, slot);
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (used(rank, index, round_ - 1)[slot] != 0) {
+    if (used(rank, index, finished_)[slot] != 0) {
       return true;
     }
   }
@@ -200,6 +214,14 @@ void ShmGradientExchange::reduce_slice(std::size_t index) {
 }
 
 void ShmGradientExchange::progress() {
+  group_->try_between_operations([&] {
+    if (group_->interruptions() == interruptions_) {
+      reduce_ready();
+    }
+  });
+}
+
+void ShmGradientExchange::reduce_ready() {
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     if (!buckets_[index].reduced && ready_everywhere(index)) {
       reduce_slice(index);
@@ -218,7 +240,8 @@ void ShmGradientExchange::finish(Deadline deadline) {
   operation.round = identity_ + round_;
   group_->run(operation, deadline, [&] {
     group_->announce();
-    progress();
+    group_->set_may_withdraw(true);
+    reduce_ready();
     group_->await_announcements(deadline);
     for (std::size_t index = 0; index < buckets_.size(); ++index) {
       for (int peer = 0; peer < group_->size(); ++peer) {
@@ -228,6 +251,7 @@ void ShmGradientExchange::finish(Deadline deadline) {
         reduce_slice(index);
       }
     }
+    group_->set_may_withdraw(false);
     done(group_->rank()).store(round_, std::memory_order_release);
     group_->own().event.notify();
     for (int peer = 0; peer < group_->size(); ++peer) {
@@ -238,8 +262,8 @@ void ShmGradientExchange::finish(Deadline deadline) {
     bucket.reduced = false;
   }
   divisor_ = sum_of_weights();
-  ++round_;
-  begin({});
+  finished_ = round_++;
+  set_options({});
 }
 
 }  // namespace accelerate_cpp::comm

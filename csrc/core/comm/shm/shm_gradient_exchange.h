@@ -35,7 +35,7 @@ class ShmGradientExchange final : public GradientExchange {
   MemoryView bucket(std::size_t index) override;
   std::uint8_t* used_slots(std::size_t index) override;
   bool used_anywhere(std::size_t index, std::size_t slot) const override;
-  void begin(const RoundOptions& options) override;
+  void begin(const RoundOptions& options, Deadline deadline) override;
   std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const override;
   double divisor() const override { return divisor_; }
   void publish(std::size_t index) override;
@@ -67,6 +67,7 @@ class ShmGradientExchange final : public GradientExchange {
   // Those of the first slot of the bucket; the others follow.
   amp::GradientStatistics* statistics(int rank, std::size_t index, std::uint64_t round) const;
   std::uint8_t* used(int rank, std::size_t index, std::uint64_t round) const;
+  void set_options(const RoundOptions& options);
   void check_slot(std::size_t index, std::size_t slot) const;
   bool ready_everywhere(std::size_t index) const;
   double sum_of_weights() const;
@@ -74,6 +75,8 @@ class ShmGradientExchange final : public GradientExchange {
   void reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count, double scale);
   void reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end, double scale);
   void reduce_slice(std::size_t index);
+  // Reduces its slices of the buckets that all ranks have published.
+  void reduce_ready();
 
   std::shared_ptr<Group> group_;
   std::vector<Bucket> buckets_;
@@ -85,9 +88,13 @@ class ShmGradientExchange final : public GradientExchange {
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<void*> places_;   // where the ranks have what is being reduced
   std::uint64_t identity_ = 0;  // distinguishes this exchange from others of the group
+  // The next round; skips one for each interruption of the group, so that ranks agree on it whether they had begun the
+  // interrupted round or not.
   std::uint64_t round_ = 1;
-  RoundOptions options_;  // of this round
-  double divisor_ = 1.0;  // of the finished round
+  std::uint64_t finished_ = 0;       // the last round that was finished
+  std::uint64_t interruptions_ = 0;  // of the group, until the last round began
+  RoundOptions options_;             // of this round
+  double divisor_ = 1.0;             // of the finished round
 };
 
 }  // namespace accelerate_cpp::comm

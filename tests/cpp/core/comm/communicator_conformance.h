@@ -267,7 +267,7 @@ inline void check_gradient_exchange(Communicator& communicator) {
   for (int round = 0; round < 4; ++round) {
     const bool weighted = round % 2 == 1;
     if (weighted) {
-      exchange->begin({communicator.rank() + 0.5, true});
+      exchange->begin({communicator.rank() + 0.5, true}, soon());
     }
     fill_buckets(communicator, *exchange, specs, round);
     exchange->finish(soon());
@@ -289,7 +289,7 @@ inline void check_gradient_exchange(Communicator& communicator) {
     }
     check_statistics(*exchange, specs);
   }
-  EXPECT_THROW(exchange->begin({-1.0, false}), InvalidArgument);
+  EXPECT_THROW(exchange->begin({-1.0, false}, soon()), InvalidArgument);
 }
 
 inline void check_reductions(Communicator& communicator) {

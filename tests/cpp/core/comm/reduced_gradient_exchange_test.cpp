@@ -94,7 +94,7 @@ TEST(ReducedGradientExchange, DividesByTheSumOfTheWeightsWhereRanksGiveThem) {
   WithATwin communicator;
   ReducedGradientExchange exchange(communicator, kBuckets);
   put(exchange.bucket(1), 0, 6);
-  exchange.begin({3.0, false});
+  exchange.begin({3.0, false}, soon());
   publish_all(exchange);
   exchange.finish(soon());
   EXPECT_THAT(communicator.calls, ElementsAre("sum of 1 float64", "premul_sum of 2 float32", "premul_sum of 1 float64",

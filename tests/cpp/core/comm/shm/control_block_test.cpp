@@ -88,10 +88,10 @@ TEST(Operations, AreDescribedByTheirShapeWhenItIsKnown) {
 
 TEST(Operations, OfEveryKindHaveTheirOwnName) {
   std::set<std::string> names;
-  for (int kind = 0; kind <= static_cast<int>(OperationKind::kGradients); ++kind) {
+  for (int kind = 0; kind <= static_cast<int>(OperationKind::kWithdrawal); ++kind) {
     names.insert(name(static_cast<OperationKind>(kind)));
   }
-  EXPECT_EQ(names.size(), static_cast<std::size_t>(OperationKind::kGradients) + 1);
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(OperationKind::kWithdrawal) + 1);
   EXPECT_EQ(names.count("unknown operation"), 0u);
 }
 
@@ -109,6 +109,9 @@ TEST(ControlBlocks, AreFreshWhenTheirMemoryIsZero) {
   EXPECT_EQ(control->outbox.load(), 0u);
   EXPECT_EQ(control->places[0].sequence.load(), 0u);
   EXPECT_EQ(control->places[1].sequence.load(), 0u);
+  EXPECT_EQ(control->interruptions.load(), 0u);
+  EXPECT_EQ(control->withdrawals[0].sequence.load(), 0u);
+  EXPECT_EQ(control->withdrawals[1].sequence.load(), 0u);
 }
 
 TEST(ControlBlocks, HaveTheLayoutThatTheirHeaderDescribes) {
@@ -121,7 +124,8 @@ TEST(ControlBlocks, HaveTheLayoutThatTheirHeaderDescribes) {
   EXPECT_EQ(offsetof(RankControl, failed_in), 40u);
   EXPECT_EQ(offsetof(RankControl, doorbell), 48u);
   EXPECT_EQ(offsetof(RankControl, outbox), 56u);
-  EXPECT_EQ(offsetof(RankControl, operations), 64u);
+  EXPECT_EQ(offsetof(RankControl, interruptions), 64u);
+  EXPECT_EQ(offsetof(RankControl, operations), 128u);
   EXPECT_LE(sizeof(RankControl), 4096u) << "the counts begin there";
 }
 

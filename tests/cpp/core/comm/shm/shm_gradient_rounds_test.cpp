@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "core/base/error.h"
@@ -25,6 +27,7 @@ using testing::Exchange;
 using testing::floats;
 using testing::kFloat;
 using testing::run_ranks;
+using testing::run_threads;
 
 // A round in which every element of every bucket (of floats) is `value`.
 void run_round(GradientExchange& exchange, std::size_t num_buckets, float value) {
@@ -52,7 +55,7 @@ TEST(GradientExchanges, MeasureEachSlotWithoutWhatLiesBetweenSlots) {
   run_ranks(3, [&](Communicator& communicator) {
     const Exchange exchange = communicator.gradient_exchange(buckets, soon());
     for (int round = 0; round < 4; ++round) {
-      exchange->begin({std::nullopt, true});
+      exchange->begin({std::nullopt, true}, soon());
       std::fill_n(floats(*exchange, 0), 5000, static_cast<float>(communicator.rank()));
       floats(*exchange, 0)[7] = NAN;  // between the slots
       std::fill_n(static_cast<BFloat16*>(exchange->bucket(1).data), 64, to_bfloat16(2.0f));
@@ -67,7 +70,7 @@ TEST(GradientExchanges, MeasureEachSlotWithoutWhatLiesBetweenSlots) {
 TEST(GradientExchanges, CountWhatIsNotFiniteOnAnyRankOnAllOfThem) {
   run_ranks(2, [](Communicator& communicator) {
     const Exchange exchange = communicator.gradient_exchange({{kFloat, 4096, {{0, 4096}}}}, soon());
-    exchange->begin({std::nullopt, true});
+    exchange->begin({std::nullopt, true}, soon());
     std::fill_n(floats(*exchange, 0), 4096, 1.0f);
     if (communicator.rank() == 1) {
       floats(*exchange, 0)[5] = INFINITY;
@@ -85,7 +88,7 @@ TEST(GradientExchanges, KnowNoStatisticsUnlessAllRanksWantThem) {
     const Exchange exchange = communicator.gradient_exchange(buckets, soon());
     run_round(*exchange, 1, 1.0f);
     EXPECT_EQ(exchange->statistics(0, 0), std::nullopt);
-    exchange->begin({std::nullopt, communicator.rank() == 0});
+    exchange->begin({std::nullopt, communicator.rank() == 0}, soon());
     run_round(*exchange, 1, 1.0f);
     EXPECT_EQ(exchange->statistics(0, 0), std::nullopt);
   });
@@ -94,7 +97,7 @@ TEST(GradientExchanges, KnowNoStatisticsUnlessAllRanksWantThem) {
 TEST(GradientExchanges, GiveZeroWhereNoRankWeighsAnything) {
   run_ranks(2, [](Communicator& communicator) {
     const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, {{0, 4}}}}, soon());
-    exchange->begin({0.0, false});
+    exchange->begin({0.0, false}, soon());
     run_round(*exchange, 1, 5.0f);
     EXPECT_EQ(*floats(*exchange, 0), 0.0f);
     EXPECT_EQ(exchange->divisor(), 0.0);
@@ -107,11 +110,101 @@ TEST(GradientExchanges, RaiseOnEveryRankWhenOnlySomeGiveWeights) {
   run_ranks(2, [](Communicator& communicator) {
     const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, {{0, 4}}}}, soon());
     if (communicator.rank() == 0) {
-      exchange->begin({2.0, false});
+      exchange->begin({2.0, false}, soon());
     }
     exchange->publish(0);
     EXPECT_THAT([&] { exchange->finish(soon()); }, ThrowsMessage<MismatchedCollective>(AllOf(
                                                        HasSubstr("rank 0: weighted"), HasSubstr("rank 1: gradient"))));
+  });
+}
+
+// One round that rank 1 leaves by `leave(exchange)`, then two that all of them finish.
+template <class Leave>
+void leave_a_round_and_go_on(int size, const Leave& leave) {
+  run_ranks(size, [&](Communicator& communicator) {
+    const Exchange exchange =
+        communicator.gradient_exchange({{kFloat, 5000, {{0, 5000}}}, {kFloat, 3, {{0, 3}}}}, soon());
+    run_round(*exchange, 2, 1.0f);
+    for (int time = 0; time < 3; ++time) {
+      exchange->begin({}, soon());
+      if (communicator.rank() == 1) {
+        leave(communicator, *exchange);
+      } else {
+        EXPECT_THAT([&] { run_round(*exchange, 2, -1.0f); }, ThrowsMessage<PeerWithdrew>(HasSubstr("out of memory")));
+      }
+      for (int round = 0; round < 2; ++round) {
+        exchange->begin({std::nullopt, true}, soon());
+        run_round(*exchange, 2, static_cast<float>(communicator.rank() + round));
+        const float expected = static_cast<float>(size - 1) / 2 + static_cast<float>(round);
+        EXPECT_EQ(floats(*exchange, 0)[4999], expected);
+        EXPECT_EQ(floats(*exchange, 1)[2], expected);
+        EXPECT_DOUBLE_EQ(exchange->statistics(1, 0).value().sum_of_squares, 3.0 * expected * expected);
+      }
+    }
+  });
+}
+
+TEST(GradientExchangesThatAreInterrupted, GoOnAfterARankWithdrewBeforeItPublishedAnything) {
+  leave_a_round_and_go_on(
+      2, [](Communicator& communicator, GradientExchange&) { communicator.withdraw("out of memory", soon()); });
+}
+
+TEST(GradientExchangesThatAreInterrupted, GoOnAfterARankWithdrewWithOneBucketPublished) {
+  leave_a_round_and_go_on(3, [](Communicator& communicator, GradientExchange& exchange) {
+    std::fill_n(floats(exchange, 0), 5000, 7.0f);
+    exchange.publish(0);
+    exchange.progress();
+    communicator.withdraw("out of memory", soon());
+  });
+}
+
+TEST(GradientExchangesThatAreInterrupted, AgreeOnTheNextRoundThoughOneRankHadNotBegunTheLast) {
+  run_ranks(2, [](Communicator& communicator) {
+    const Exchange exchange = communicator.gradient_exchange({{kFloat, 3, {{0, 3}}}}, soon());
+    for (int time = 0; time < 3; ++time) {
+      if (communicator.rank() == 1) {
+        EXPECT_THROW(communicator.barrier(soon()), MismatchedCollective);
+      } else {
+        exchange->begin({}, soon());
+        EXPECT_THROW(run_round(*exchange, 1, -1.0f), MismatchedCollective);
+      }
+      exchange->begin({}, soon());
+      run_round(*exchange, 1, static_cast<float>(communicator.rank()));
+      EXPECT_EQ(floats(*exchange, 0)[0], 0.5f);
+    }
+  });
+}
+
+TEST(GradientExchangesThatAreInterrupted, GoOnAfterAProbeEndedAWait) {
+  struct Interrupted {};
+  std::atomic<bool> interrupts{false};
+  std::atomic<bool> interrupted{false};
+  const auto hooks_of = [&](int rank) {
+    WaitHooks hooks;
+    hooks.probe = [&, rank] {
+      if (rank == 1 && interrupts.exchange(false)) {
+        throw Interrupted();
+      }
+    };
+    return hooks;
+  };
+  run_threads(2, [&](Store& store, int rank) {
+    const auto communicator = ShmCommunicator::connect(store, rank, 2, soon(), hooks_of(rank));
+    const Exchange exchange = communicator->gradient_exchange({{kFloat, 3, {{0, 3}}}}, soon());
+    exchange->begin({}, soon());
+    if (rank == 1) {
+      interrupts = true;
+      EXPECT_THROW(run_round(*exchange, 1, 1.0f), Interrupted);
+      interrupted = true;
+    } else {
+      while (!interrupted) {
+        std::this_thread::yield();
+      }
+      EXPECT_THROW(run_round(*exchange, 1, 1.0f), PeerWithdrew);
+    }
+    exchange->begin({}, soon());
+    run_round(*exchange, 1, static_cast<float>(rank));
+    EXPECT_EQ(floats(*exchange, 0)[0], 0.5f);
   });
 }
 

@@ -1,0 +1,117 @@
+"""Data parallelism: every process holds the whole model, and gradients are averaged while they are computed.
+
+Among CPU processes of one host the averaging is ours (:class:`DataParallel`, over shared memory). Everywhere else
+torch's own ``DistributedDataParallel`` does it, over the backend of the process group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.comm_hooks import hook_for
+from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend
+from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
+
+_HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_state_option": {}}
+
+
+class DataParallelStrategy(SingleStrategy):
+    """Every process holds the whole model; gradients are averaged.
+
+    Args:
+        device: of this process.
+        ddp_kwargs: arguments of torch's wrapper that the user set, and of the communication hook. Ours takes
+            ``bucket_cap_mb``, ``broadcast_buffers`` and the hook; the others concern memory sharing and unused
+            parameters, which it always handles.
+    """
+
+    def __init__(self, device: torch.device, ddp_kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._device = device
+        self._ddp_kwargs = {name: value for name, value in ddp_kwargs.items() if name not in _HOOK_OPTIONS}
+        self._hook_options = tuple(ddp_kwargs.get(name, default) for name, default in _HOOK_OPTIONS.items())
+        self._wrapped: list[weakref.ref[DataParallel]] = []
+
+    def prepare(self, bundle: Bundle) -> Bundle:
+        bundle.models = [self._wrap(model) for model in bundle.models]
+        return bundle
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = (
+            model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model)
+        )
+        return context
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
+        # torch's wrapper knows no weights: it divides by the number of ranks.
+        factor = None if weight is None or not self._models else dist.get_world_size() * self._share(weight)
+        # Torch refuses a loss without a graph, before any rank could wait for another.
+        models = self._prepared() if loss.requires_grad else []
+        for model in models:
+            model.expect_backward()
+            if weight is not None:
+                model.set_weight(weight)
+        try:
+            loss.backward(**kwargs)
+            for model in models:
+                model.backward_ended()
+        except BaseException as error:
+            for model in models:
+                model.backward_failed(f"its backward pass raised {type(error).__name__}: {error}")
+            raise
+        finally:
+            for model in models if weight is not None else ():
+                model.set_weight(None)  # of models that the loss does not depend on
+        if factor is not None:
+            multiply_gradients(self._models, factor)
+
+    @contextmanager
+    def join(self, models: Iterable[Any]) -> Iterator[bool]:
+        models = list(models)
+        with Join(models, divide_by_initial_world_size=False):
+            yield all(isinstance(model, DataParallel) for model in models)
+
+    def _prepared(self) -> list[DataParallel]:
+        """The models that our wrapper averages, in the order in which they were prepared, which all ranks share."""
+        return [model for model in (reference() for reference in self._wrapped) if model is not None]
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def _share(self, weight: float) -> float:
+        """One divided by the sum of the weights of all ranks. Collective."""
+        total = torch.tensor(weight, device=self._device)
+        dist.all_reduce(total)
+        return 1.0 / float(total) if float(total) > 0.0 else 0.0
+
+    def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InvalidArgument(
+                f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to train. For "
+                "evaluation call accelerator.prepare_model(model, evaluation_mode=True)"
+            )
+        backend = core_backend() if self._device.type == "cpu" else None
+        wrapped: DataParallel | DistributedDataParallel
+        if backend is None:
+            device_ids = None if self._device.type == "cpu" else [self._device.index]
+            wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._ddp_kwargs)
+            self._models.add(wrapped)
+        else:
+            known = ("bucket_cap_mb", "broadcast_buffers")
+            options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
+            wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
+            self._wrapped.append(weakref.ref(wrapped, self._wrapped.remove))
+        hook = hook_for(*self._hook_options)
+        if hook is not None:
+            wrapped.register_comm_hook(*hook)
+        return wrapped

@@ -1,0 +1,129 @@
+"""The data-parallel strategy in a group of one process. Several processes are in tests/distributed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerate_cpp.comm.backend import register
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.data_parallel import DataParallel
+from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
+
+pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="backend shm exists on Linux only")
+
+
+@pytest.fixture
+def backend() -> str:
+    return "cpu:shm"
+
+
+@pytest.fixture(autouse=True)
+def _group(backend: str) -> Iterator[None]:
+    register()
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def prepared(model: torch.nn.Module, **ddp_kwargs: Any) -> tuple[DataParallelStrategy, Any]:
+    strategy = DataParallelStrategy(torch.device("cpu"), ddp_kwargs)
+    return strategy, strategy.prepare(Bundle(models=[model])).models[0]
+
+
+def test_over_backend_shm_a_model_gets_our_wrapper_and_can_be_unwrapped() -> None:
+    model = torch.nn.Linear(2, 2)
+    strategy, wrapped = prepared(model)
+    assert type(wrapped) is DataParallel
+    assert strategy.unwrap(wrapped) is model
+    assert strategy.unwrap(model) is model
+    assert list(strategy.model_state(wrapped)) == ["weight", "bias"]
+    strategy.load_model_state(wrapped, {"weight": torch.zeros(2, 2), "bias": torch.ones(2)})
+    assert model.weight.abs().sum() == 0
+
+
+@pytest.mark.parametrize("backend", ["gloo"])
+def test_over_another_backend_it_gets_torchs_wrapper_with_the_users_arguments() -> None:
+    strategy, wrapped = prepared(torch.nn.Linear(2, 2), find_unused_parameters=True, bucket_cap_mb=3)
+    assert type(wrapped) is DistributedDataParallel
+    assert wrapped.find_unused_parameters
+    assert wrapped.bucket_bytes_cap == 3 << 20
+    assert strategy.unwrap(wrapped) is wrapped.module
+    with strategy.no_sync(wrapped):
+        assert not wrapped.require_backward_grad_sync
+
+
+def test_our_wrapper_takes_the_arguments_that_concern_it() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(3)])
+    _, wrapped = prepared(model, bucket_cap_mb=1, broadcast_buffers=False, find_unused_parameters=True)
+    assert wrapped._reducer.bucket_sizes_bytes == [1 << 20] * 3
+    assert wrapped.broadcast_buffers is False
+
+
+def test_a_model_with_nothing_to_train_is_refused_and_the_way_out_named() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"Linear has no parameter .*accelerator\.prepare_model\(model, evaluation_mode=True\)"
+    ):
+        prepared(torch.nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_no_sync_ends_with_its_block_even_when_that_raises() -> None:
+    strategy, wrapped = prepared(torch.nn.Linear(2, 2))
+    with pytest.raises(KeyError), strategy.no_sync(wrapped):
+        assert not wrapped.require_backward_grad_sync
+        with wrapped.no_sync():
+            pass
+        assert not wrapped.require_backward_grad_sync
+        raise KeyError
+    assert wrapped.require_backward_grad_sync
+    with strategy.no_sync(torch.nn.Linear(2, 2)):
+        pass
+
+
+def test_an_exception_in_backward_reaches_the_caller_and_the_next_pass_works() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            hidden = self.body(data)
+            hidden.register_hook(fail)
+            return self.head(hidden)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    strategy, wrapped = prepared(Model())
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        strategy.backward(wrapped(torch.ones(1, 2)).sum())
+    assert all(parameter.grad is None for parameter in wrapped.parameters())
+    dist.barrier()
+    strategy.backward(wrapped.module.head(torch.ones(1, 2)).sum())
+    assert wrapped.module.head.bias.grad.tolist() == [1, 1]
+
+
+def test_backward_passes_its_arguments_on() -> None:
+    strategy, wrapped = prepared(torch.nn.Linear(2, 2))
+    output = wrapped(torch.ones(1, 2))
+    strategy.backward(output, gradient=torch.ones(1, 2), retain_graph=True)
+    strategy.backward(output, gradient=torch.ones(1, 2))
+    assert wrapped.module.bias.grad.tolist() == [2, 2]
+
+
+def test_the_strategy_does_not_keep_models_alive() -> None:
+    import gc
+    import weakref
+
+    _strategy, wrapped = prepared(torch.nn.Linear(2, 2))
+    remains = weakref.ref(wrapped)
+    del wrapped
+    gc.collect()
+    assert remains() is None
