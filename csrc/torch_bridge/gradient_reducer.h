@@ -39,6 +39,7 @@
 #include "core/grad/bucket_plan.h"
 #include "torch_bridge/bound_gradient.h"
 #include "torch_bridge/hooked_gradient_exchange.h"
+#include "torch_bridge/statistics_sources.h"
 
 namespace accelerate_cpp::grad {
 
@@ -55,7 +56,7 @@ struct ReducedParameter {
   bool sparse_gradient = false;  // its gradients are sparse
 };
 
-class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
+class GradientReducer final : public StatisticsSource, public std::enable_shared_from_this<GradientReducer> {
  public:
   // Turns the exception in flight into one that autograd hands to Python with its type; called inside a catch block.
   using Rethrow = std::function<void()>;
@@ -66,9 +67,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                                                  std::vector<ReducedParameter> parameters,
                                                  std::vector<at::Tensor> left_out, ReducerOptions options,
                                                  Rethrow rethrow);
-  ~GradientReducer();
-  GradientReducer(const GradientReducer&) = delete;
-  GradientReducer& operator=(const GradientReducer&) = delete;
+  ~GradientReducer() override;
 
   // Leaves the parameters that both have to `successor`.
   void give_up(GradientReducer& successor);
@@ -97,7 +96,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
   // reduction, and nobody can have changed it since.
-  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
+  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter) override;
 
   // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
   // averages are there. Without, autograd says so, at the end of the pass in which the first gradient arrived; with

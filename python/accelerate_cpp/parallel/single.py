@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp._native import GradientMeter
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.strategy import Strategy
@@ -27,9 +28,12 @@ class SingleStrategy(Strategy):
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._meters: weakref.WeakKeyDictionary[torch.nn.Module, GradientMeter] = weakref.WeakKeyDictionary()
 
     def prepare(self, bundle: Bundle) -> Bundle:
-        self._models.update(bundle.models)
+        for model in bundle.models:
+            self._models.add(model)
+            self._meters[model] = GradientMeter(list(model.parameters()))
         return bundle
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
