@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from accelerate_cpp.data import loaders, sharding
 from accelerate_cpp.data.adapter import DataLoaderAdapter
+from accelerate_cpp.data.cursor import Pass, Start, opened
+from accelerate_cpp.data.dispatch import Dispatch
 from accelerate_cpp.data.loaders import get_sampler
 from accelerate_cpp.data.samplers import (
     BatchSamplerShard,
@@ -21,7 +22,7 @@ from accelerate_cpp.data.samplers import (
     SkipBatchSampler,
 )
 from accelerate_cpp.data.uneven import while_all_have_some
-from accelerate_cpp.errors import InvalidArgument, PeerLost
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index, slice_tensors, world_size
@@ -49,23 +50,26 @@ class _TrackedLoader(DataLoaderAdapter, ABC):
         accumulation = current.accumulation
         self.end_of_dataloader = False
         self.remainder = self._expected_remainder()
+        complete, reading = False, self.progress.begin(self)
         accumulation.push_loader(self)
         try:
             self.set_epoch(self.iteration)
-            for batch, is_last in _agreed(self, self._batches()):
+            for batch, is_last in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader = is_last
+                self.progress.advance(self, reading, is_last)
                 accumulation.rows = _rows(batch) if accumulation.weighs_rows else None
                 yield batch
-            if self.end_of_dataloader:
-                self.iteration += 1
+            # A pass of which everything was left out has been read to its end all the same.
+            complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
         finally:
+            self.progress.end(reading, complete)
             accumulation.remove_loader(self)
 
     def _synchronize(self) -> None:
         """Makes ranks agree on what the pass depends on."""
 
     @abstractmethod
-    def _batches(self) -> Iterator[tuple[Any, bool]]:
+    def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
 
 
@@ -156,11 +160,13 @@ class DataLoaderShard(_TrackedLoader):
             return batch
         return operations.send_to_device(batch, self.device, non_blocking=self._non_blocking)
 
-    def _batches(self) -> Iterator[tuple[Any, bool]]:
-        mine = islice(iter(self.base_dataloader), self.skip_batches, None)
+    def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
+        source, mine = opened(self, reading)
+        shard = loaders.shard_of(source)
+        if shard is None and not self._drops_incomplete():
+            self.remainder = loaders.expected_remainder(source, self.total_batch_size)
         for batch, is_last in sharding.with_last(mine, self._place):
             if is_last and not self._drops_incomplete():
-                shard = loaders.shard_of(self)
                 # What the shard has counted is right even where lengths were unknown or wrong.
                 counted = None if shard is None else shard.remainder
                 self.remainder = self.remainder if counted is None else counted
@@ -180,6 +186,8 @@ class DataLoaderDispatcher(_TrackedLoader):
         kwargs: arguments of the torch ``DataLoader``.
     """
 
+    dispatches = True
+
     def __init__(
         self,
         dataset: Any,
@@ -195,6 +203,7 @@ class DataLoaderDispatcher(_TrackedLoader):
     ) -> None:
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
         _refuse_mesh(torch_device_mesh)
+        self.num_processes = world_size()
         self.split_batches = split_batches
         self.skip_batches = skip_batches
         self.slice_fn = slice_tensors if slice_fn is None else slice_fn
@@ -203,22 +212,23 @@ class DataLoaderDispatcher(_TrackedLoader):
         self.iteration = iteration
 
     @property
-    def _batches_per_step(self) -> int:
+    def batches_per_step(self) -> int:
+        """Batches that process 0 reads for one step of all processes."""
         return 1 if self.split_batches else world_size()
 
     @property
     def total_batch_size(self) -> int | None:
         size: int | None = getattr(loaders.samplers_of(self)[0], "batch_size", None)
-        return None if size is None else size * self._batches_per_step
+        return None if size is None else size * self.batches_per_step
 
     def __len__(self) -> int:
-        steps, rest = divmod(len(self.base_dataloader), self._batches_per_step)
+        steps, rest = divmod(len(self.base_dataloader), self.batches_per_step)
         return max(0, steps + (rest > 0 and not self._drops_incomplete()) - self.skip_batches)
 
-    def _read(self) -> Iterator[tuple[Any, list[int], bool]]:
+    def _read(self, reading: Pass) -> Iterator[tuple[Any, list[int], bool]]:
         """On process 0: yields global batches, the lengths of the batches in each, and whether it is the last."""
-        count = self._batches_per_step
-        unread = islice(iter(self.base_dataloader), self.skip_batches * count, None)
+        count = self.batches_per_step
+        _, unread = opened(self, reading)
         steps = sharding.rounds(unread, count)
         if self._drops_incomplete():
             steps = (step for step in steps if len(step) == count)
@@ -229,61 +239,43 @@ class DataLoaderDispatcher(_TrackedLoader):
                 is_last,
             )
 
-    def _global_batches(self) -> Iterator[tuple[Any, list[int], bool]]:
-        """Yields on every process what :meth:`_read` yields on process 0, on the device."""
+    def _completed(self, reading: Pass, device: torch.device) -> Iterator[tuple[Any, list[int], bool]]:
+        """As :meth:`_read`, on the device, and with rows of the first global batch added to the last one."""
+        first = None
+        for batch, sizes, is_last in self._read(reading):
+            if self._completes and first is None:
+                first = self._take(batch, 0, min(world_size(), sum(sizes)))
+            while self._completes and is_last and operations.find_batch_size(batch) < self._bounds(sizes, is_last)[-1]:
+                batch = operations.concatenate([batch, first])
+            yield operations.send_to_device(batch, device, non_blocking=self._non_blocking), sizes, is_last
+
+    @property
+    def _completes(self) -> bool:
+        return world_size() > 1 and not self._drops_incomplete()
+
+    def _bounds(self, sizes: list[int], is_last: bool) -> list[int]:
+        return sharding.dispatch_bounds(
+            sizes, world_size=world_size(), split=self.split_batches, complete=self._completes and is_last
+        )
+
+    def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         device = operations.collective_device() if self.device is None else self.device
-        reader = self._read() if process_index() == 0 else None
+        rank = process_index()
+        reader = self._completed(reading, device) if rank == 0 else None
         if reader is None and isinstance(self.dataset, IterDataPipe):
             # torch creates a process group with the first iterator over a data pipe, which needs all processes.
             iter(self.base_dataloader)
-        while True:
-            batch, message = None, [None]
-            if reader is not None:
-                batch, message[0] = self._announce(reader)
-            (announced,) = broadcast_object_list(message)
-            if announced is None:
+        dispatch = Dispatch(reader, device, scatters=self.slice_fn is slice_tensors)
+        while (step := dispatch.next_step()) is not None:
+            bounds = self._bounds(step.sizes, step.is_last)
+            part = dispatch.part(step, bounds, operations.broadcast)
+            if not step.scattered:
+                part = self._take(part, bounds[rank], bounds[rank + 1])
+            if step.is_last:
+                self.remainder = sum(step.sizes) if sum(step.sizes) < bounds[-1] else 0
+            yield part, step.is_last
+            if step.is_last:
                 return
-            if isinstance(announced, str):
-                raise PeerLost(
-                    f"rank 0 failed while reading the next batch for all ranks: {announced}; its traceback is on rank 0"
-                )
-            structure, sizes, is_last = announced
-            batch = operations.send_to_device(
-                operations.initialize_tensors(structure) if reader is None else batch,
-                device,
-                non_blocking=self._non_blocking,
-            )
-            yield operations.broadcast(batch), sizes, is_last
-            if is_last:
-                return
-
-    def _announce(self, reader: Iterator[tuple[Any, list[int], bool]]) -> tuple[Any, Any]:
-        """Reads on process 0; returns the batch and what the others must know, having told them of a failure."""
-        try:
-            item = next(reader, None)
-        except Exception as error:
-            broadcast_object_list([f"{type(error).__name__}: {error}"])
-            raise
-        if item is None:
-            return None, None
-        batch, sizes, is_last = item
-        return batch, (operations.get_data_structure(batch), sizes, is_last)
-
-    def _batches(self) -> Iterator[tuple[Any, bool]]:
-        count, rank = world_size(), process_index()
-        completes = count > 1 and not self._drops_incomplete()
-        first = None
-        for batch, sizes, is_last in self._global_batches():
-            total = sum(sizes)
-            if completes and first is None:
-                first = self._take(batch, 0, min(count, total))
-            complete = completes and is_last
-            bounds = sharding.dispatch_bounds(sizes, world_size=count, split=self.split_batches, complete=complete)
-            while operations.find_batch_size(batch) < bounds[-1]:
-                batch = operations.concatenate([batch, first])
-            if is_last:
-                self.remainder = total if total < bounds[-1] else 0
-            yield self._take(batch, bounds[rank], bounds[rank + 1]), is_last
 
     def _take(self, batch: Any, start: int, stop: int) -> Any:
         return self.slice_fn(batch, slice(start, stop), process_index=process_index(), num_processes=world_size())
@@ -347,6 +339,7 @@ def prepare_data_loader(
     if split_batches:
         loaders.check_split(dataloader, num_processes, dispatched=dispatch_batches)
     seedable = use_seedable_sampler and loaders.use_seedable_sampler(dataloader, data_seed)
+    loaders.use_repeatable_sampler(dataloader)
     common = loaders.options_of(dataloader) | {
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
@@ -362,7 +355,9 @@ def prepare_data_loader(
     if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if getattr(kind, "value", kind) != "generator"]
     common |= {"device": device if put_on_device else None, "rng_types": rng_types, "synchronized_generator": generator}
-    return DataLoaderShard(**part, **common)  # type: ignore[return-value]
+    shard = DataLoaderShard(**part, **common)
+    shard.num_processes = num_processes
+    return shard  # type: ignore[return-value]
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
@@ -382,11 +377,13 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             else DataLoaderShard(dataloader.dataset, **loaders.batching_of(dataloader), **options)
         )
         skipping.skip_batches += num_batches
+        skipping.skipped_steps += num_batches
         return skipping
-    batches_per_step = dataloader._batches_per_step if isinstance(dataloader, DataLoaderDispatcher) else 1
-    rest = DataLoader(dataloader.dataset, **loaders.skipping(dataloader, num_batches * batches_per_step), **options)
+    taken = dataloader.batches_per_step if prepared and dataloader.dispatches else 1
+    rest = DataLoader(dataloader.dataset, **loaders.skipping(dataloader, num_batches * taken), **options)
     if not prepared:
         return rest
     skipping = copy.copy(dataloader)
     skipping.base_dataloader = rest
+    skipping.skipped_steps += num_batches
     return skipping

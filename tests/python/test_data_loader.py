@@ -248,6 +248,30 @@ def test_leaving_a_loop_early_leaves_no_active_loader(accumulation):
     assert accumulation.active_loader is None
 
 
+def test_an_abandoned_iterator_leaves_no_active_loader_once_it_is_collected(accumulation):
+    outer, inner = (shards(DataLoader(range(4), batch_size=2), 1)[0] for _ in range(2))
+    for _ in outer:
+        cycle = {"batches": iter(inner)}
+        cycle["itself"] = cycle
+        next(cycle["batches"])
+        assert accumulation.active_loader is inner
+        del cycle
+        gc.collect()
+        assert accumulation.active_loader is outer
+    assert accumulation.active_loader is None
+
+
+def test_an_abandoned_iterator_does_not_end_a_later_one_over_the_same_loader(accumulation):
+    (loader,) = shards(DataLoader(range(4), batch_size=2), 1)
+    abandoned = iter(loader)
+    next(abandoned)
+    for _ in loader:
+        abandoned.close()
+        assert accumulation.active_loader is loader
+    assert accumulation.active_loader is None
+    assert loader.iteration == 1
+
+
 def test_an_error_in_the_dataset_leaves_no_active_loader(accumulation):
     (shard,) = shards(DataLoader({0: 1}, batch_size=1, sampler=[0, 1]), 1)
     with pytest.raises(KeyError):

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_cpp.data import loaders
+from accelerate_cpp.data.cursor import Progress, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -22,25 +23,29 @@ class DataLoaderAdapter:
 
     ``end_of_dataloader`` is true exactly while the last batch is out. ``remainder`` is the number of real samples in
     the last global batch: 0 if nothing was added to it, -1 if unknown or if incomplete batches are dropped.
-    ``iteration`` counts complete passes. ``skip_batches`` are left out at the start of each pass.
+    ``iteration`` counts complete passes. ``skip_batches`` are left out at the start of each pass, ``skipped_steps``
+    counts them and those that the sampler leaves out. ``progress`` is shared with loaders that ``skip_first_batches``
+    made of this one. ``num_processes`` share the data; ``dispatches`` says whether one of them reads for all.
+
+    Args:
+        use_stateful_dataloader: :meth:`load_state_dict` and a restored cursor continue inside a pass.
     """
 
     device: torch.device | None = None
+    dispatches = False
 
     def __init__(
         self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
     ) -> None:
-        if use_stateful_dataloader:
-            raise InvalidArgument(
-                "use_stateful_dataloader=True: loaders of torchdata do not work in accelerate_cpp yet; "
-                "leave it out, and resume with skip_first_batches"
-            )
-        self.use_stateful_dataloader = False
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.progress = Progress()
         self.base_dataloader = DataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+        shard = loaders.shard_of(self)
+        self.num_processes = 1 if shard is None else shard.num_processes
         self.end_of_dataloader = False
         self.remainder = -1
-        self.iteration = 0
         self.skip_batches = 0
+        self.skipped_steps = 0
         self._drop_last = False
         self._non_blocking = False
 
@@ -58,6 +63,41 @@ class DataLoaderAdapter:
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
+
+    @property
+    def iteration(self) -> int:
+        """Complete passes so far, which is the epoch of the next one."""
+        return self.progress.epoch
+
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self.progress.epoch = epoch
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of the user's loader that all processes take together in one step."""
+        shard = loaders.shard_of(self)
+        return 1 if shard is None or shard.split_batches else shard.num_processes
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Where the loader stands, for :meth:`load_state_dict`; what process 0 has is right for all of them."""
+        self._require_stateful("state_dict")
+        return cursor_of(self)
+
+    def load_state_dict(self, state_dict: dict[str, int | str]) -> None:
+        """Has the next pass continue where :meth:`state_dict` was taken, on any number of processes.
+
+        Raises ``InvalidArgument`` for another kind of state, such as that of torchdata's loader.
+        """
+        self._require_stateful("load_state_dict")
+        restore_cursor(self, state_dict)
+
+    def _require_stateful(self, method: str) -> None:
+        if not self.use_stateful_dataloader:
+            raise InvalidArgument(
+                f"{method} of a loader that was prepared without use_stateful_dataloader=True; set it in "
+                "DataLoaderConfiguration, or resume with skip_first_batches"
+            )
 
     @property
     def total_batch_size(self) -> int | None:

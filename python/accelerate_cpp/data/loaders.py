@@ -12,6 +12,7 @@ from accelerate_cpp.data import sharding
 from accelerate_cpp.data.samplers import (
     BatchSamplerShard,
     IterableDatasetShard,
+    RepeatableRandomSampler,
     SeedableRandomSampler,
     SkipBatchSampler,
 )
@@ -118,6 +119,16 @@ def use_seedable_sampler(loader: Any, data_seed: int | None) -> bool:
     return True
 
 
+def use_repeatable_sampler(loader: Any) -> None:
+    """Puts a sampler that remembers its seed, and draws the same, in the place of torch's random one without generator.
+
+    One that is given to the loader without batches has no such place.
+    """
+    sampler = get_sampler(loader)
+    if type(sampler) is RandomSampler and sampler.generator is None and len(samplers_of(loader)) > 1:
+        replace_sampler(loader, RepeatableRandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples))
+
+
 def shared_generator(loader: Any) -> torch.Generator | None:
     """The generator that orders the samples of ``loader``, which processes must agree on; ``None`` without one.
 
@@ -183,7 +194,7 @@ def _shard_iterable(loader: Any, num_processes: int, process_index: int, split_b
             f"an iterable dataset with batch_size=None cannot be divided among {num_processes} processes: "
             "give the DataLoader a batch_size, or let one process read for all with dispatch_batches=True"
         )
-    return IterableDatasetShard(
+    part = IterableDatasetShard(
         dataset,
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
@@ -191,6 +202,9 @@ def _shard_iterable(loader: Any, num_processes: int, process_index: int, split_b
         process_index=process_index,
         split_batches=split_batches,
     )
+    if loader.num_workers == 1:
+        part.share_remainder()
+    return part
 
 
 def skipping(loader: Any, batches: int) -> dict[str, Any]:

@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from accelerate_cpp.data import sharding
+from accelerate_cpp.data.skipping import Ranges, drawn_seed, keeping, random_indices
+
+ALL: Ranges = ((0, None),)
+
+_UNKNOWN = -1
+
+
+class RepeatableRandomSampler(RandomSampler):
+    """torch's random sampler, which remembers the seed that it drew for a pass, and can be given it again.
+
+    Without a generator, each pass is shuffled by a seed that is drawn from torch's global one, as torch does it.
+    ``seed`` is that of the last pass, ``None`` before the first or with a generator. ``next_seed``, if not ``None``, is
+    used by the next pass instead of drawing one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seed: int | None = None
+        self.next_seed: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return self.keeping(ALL)
+
+    def keeping(self, ranges: Ranges) -> Iterator[int]:
+        """The indices at the positions in ``ranges``."""
+        generator = self.generator
+        if generator is None:
+            self.seed, self.next_seed = drawn_seed() if self.next_seed is None else self.next_seed, None
+            generator = torch.Generator()
+            generator.manual_seed(self.seed)
+        yield from random_indices(self, generator, ranges)
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -27,10 +57,14 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
+        return self.keeping(ALL)
+
+    def keeping(self, ranges: Ranges) -> Iterator[int]:
+        """The indices at the positions in ``ranges``."""
         if self.generator is None:
             self.generator = torch.Generator(device=torch.get_default_device())
         self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from super().__iter__()
+        yield from random_indices(self, self.generator, ranges)
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,16 +118,36 @@ class BatchSamplerShard(BatchSampler):
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        return self._after(0)
+
+    def keeping(self, ranges: Ranges) -> Iterator[list[int]]:
+        """The batches at the position in ``ranges``, which is one range to the end."""
+        ((start, stop),) = ranges
+        assert stop is None, "only what follows a position can be taken from a shard"
+        return self._after(start)
+
+    def _after(self, skipped: int) -> Iterator[list[int]]:
+        """This process's batches after the first ``skipped``.
+
+        The first round is made even then: a last one is completed from it. Only of torch's own batch sampler is it
+        known that each round but the last gives this process a batch.
+        """
         self.remainder = None
         deal = sharding.slice_batches if self.split_batches else sharding.deal_batches
-        self.remainder = yield from deal(  # type: ignore[misc]
-            self.batch_sampler,
+        round_size = 1 if self.split_batches else self.num_processes
+        jumps = skipped > 0 and type(self.batch_sampler) is BatchSampler
+        ranges: Ranges = ((0, round_size), (skipped * round_size, None)) if jumps else ALL
+        dealt = deal(
+            keeping(self.batch_sampler, ranges),
             rank=self.process_index,
             world_size=self.num_processes,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             even=self.even_batches,
         )
+        for _ in range(1 if jumps else skipped):
+            next(dealt, None)
+        self.remainder = yield from dealt  # type: ignore[misc]
 
 
 class IterableDatasetShard(IterableDataset[Any]):
@@ -122,7 +176,21 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.process_index = process_index
         self.split_batches = split_batches
         self.epoch = 0
-        self.remainder: int | None = None
+        self._remainder = torch.tensor(_UNKNOWN)
+
+    @property
+    def remainder(self) -> int | None:
+        """See :class:`BatchSamplerShard`."""
+        counted = int(self._remainder)
+        return None if counted == _UNKNOWN else counted
+
+    @remainder.setter
+    def remainder(self, remainder: int | None) -> None:
+        self._remainder.fill_(_UNKNOWN if remainder is None else remainder)
+
+    def share_remainder(self) -> None:
+        """Lets the copy of this dataset in a worker process tell ``remainder`` here."""
+        self._remainder.share_memory_()
 
     @property
     def total_batch_size(self) -> int:
@@ -180,4 +248,11 @@ class SkipBatchSampler(BatchSampler):
         return max(0, len(self.batch_sampler) - self.skip_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return islice(iter(self.batch_sampler), self.skip_batches, None)
+        return self.keeping(ALL)
+
+    def keeping(self, ranges: Ranges) -> Iterator[list[int]]:
+        """The batches at the positions in ``ranges``, counted without the skipped ones."""
+        skipped = self.skip_batches
+        return keeping(
+            self.batch_sampler, [(start + skipped, None if stop is None else stop + skipped) for start, stop in ranges]
+        )

@@ -32,9 +32,21 @@ def test_a_copy_keeps_its_type_and_state(duplicate):
     assert len(other) == 2
 
 
-def test_a_stateful_loader_is_refused():
-    with pytest.raises(InvalidArgument, match="use_stateful_dataloader=True"):
-        DataLoaderAdapter(range(4), use_stateful_dataloader=True)
+def test_only_a_stateful_loader_has_a_state():
+    plain = DataLoaderAdapter(range(4), batch_size=2)
+    with pytest.raises(InvalidArgument, match=r"state_dict .* without use_stateful_dataloader=True"):
+        plain.state_dict()
+    with pytest.raises(InvalidArgument, match=r"load_state_dict .* without use_stateful_dataloader=True"):
+        plain.load_state_dict({})
+
+
+def test_a_state_is_what_another_loader_takes():
+    adapter, other = (DataLoaderAdapter(range(4), use_stateful_dataloader=True, batch_size=2) for _ in range(2))
+    adapter.iteration = 3
+    other.load_state_dict(adapter.state_dict())
+    assert other.iteration == 3
+    with pytest.raises(InvalidArgument, match="batches, epoch, position, samples, seed, world is missing"):
+        other.load_state_dict({"_num_yielded": 3})
 
 
 def test_an_epoch_reaches_sampler_and_dataset():

@@ -1,0 +1,306 @@
+"""Where a prepared loader stands in its data: something to save, from which any number of processes can continue."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from accelerate_cpp.data import loaders
+from accelerate_cpp.data.samplers import (
+    BatchSamplerShard,
+    IterableDatasetShard,
+    RepeatableRandomSampler,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+)
+from accelerate_cpp.data.skipping import keeping
+from accelerate_cpp.errors import InvalidArgument
+
+Cursor = dict[str, int | str]
+
+_KEYS = frozenset({"epoch", "seed", "position", "samples", "batches", "world"})
+_UNKNOWN = -1
+
+
+@dataclass
+class Start:
+    """Where in the data a pass starts: after ``steps`` batches of the training loop, or else after what is global.
+
+    ``samples`` of the index sampler, or ``batches`` of the batch sampler as it was before it was sharded; used where
+    the number of processes changed so that they make up no whole number of steps.
+    """
+
+    steps: int = 0
+    batches: int = 0
+    samples: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pass starts after whole steps."""
+        return self.batches == 0 and self.samples == 0
+
+
+@dataclass
+class Pass:
+    """One pass over a loader: where it starts, and whether it is the rest of one that was restored."""
+
+    start: Start
+    resumes: bool
+
+
+@dataclass
+class Progress:
+    """How far a loader is, which it shares with what ``skip_first_batches`` makes of it.
+
+    ``epoch`` counts complete passes. ``steps`` of the training loop, and over all processes ``batches`` of the user's
+    sampler and ``samples``, have been given out since the latest pass began; ``in_pass`` until its last batch is out,
+    even if the loop was left. ``next_start`` and ``resumes`` are for the next pass.
+    """
+
+    epoch: int = 0
+    in_pass: bool = False
+    last_is_out: bool = False
+    steps: int = 0
+    batches: int = 0
+    samples: int = 0
+    generator_state: torch.Tensor | None = None
+    next_start: Start | None = None
+    resumes: bool = False
+    latest: Pass | None = None
+
+    def begin(self, loader: Any) -> Pass:
+        """A pass over ``loader`` begins."""
+        start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
+        self.latest = Pass(start, self.resumes)
+        self.next_start, self.resumes = None, False
+        self.in_pass, self.last_is_out = True, False
+        generator = _generator_of_order(loader)
+        self.generator_state = None if generator is None else generator.get_state()
+        size, per_step = _batch_size(loader), loader.batches_per_step
+        self.batches = start.batches + (loader.skipped_steps + start.steps) * per_step
+        if start.samples and size:
+            self.batches = start.samples // size
+        self.samples = (start.samples or self.batches * size) if size else _UNKNOWN
+        self.steps = self.batches // per_step
+        return self.latest
+
+    def advance(self, loader: Any, reading: Pass, is_last: bool) -> None:
+        """One more batch of the training loop is out; without effect if another pass has begun since."""
+        if reading is not self.latest:
+            return
+        size, per_step = _batch_size(loader), loader.batches_per_step
+        self.steps += 1
+        self.batches += per_step
+        self.samples = self.samples + per_step * size if size else _UNKNOWN
+        self.last_is_out, self.in_pass = is_last, not is_last
+
+    def end(self, reading: Pass, complete: bool) -> None:
+        """The loop over a pass has ended, after its last batch if ``complete``."""
+        self.epoch += complete
+        if reading is self.latest:
+            self.last_is_out, self.in_pass = False, self.in_pass and not complete
+
+
+def cursor_of(loader: Any) -> Cursor:
+    """Where prepared ``loader`` stands; what rank 0 has is right for all ranks.
+
+    Returns:
+        ``epoch``; ``seed`` of the order, -1 if there is none yet; ``position``, the batches of the training loop that
+        are out in the pass in progress, 0 between passes and while the last batch is out; over all ranks the
+        ``samples`` (-1 if unknown) and the ``batches`` of the user's sampler that they hold; ``world``, the number of
+        processes; and ``generator``, in base64 the state when the pass began of the generator that orders the samples,
+        if there is one.
+    """
+    progress: Progress = loader.progress
+    inside = progress.in_pass
+    cursor: Cursor = {
+        "epoch": progress.epoch + progress.last_is_out,
+        "seed": _seed_of(loader, inside),
+        "position": progress.steps if inside else 0,
+        "samples": progress.samples if inside else 0,
+        "batches": progress.batches if inside else 0,
+        "world": loader.num_processes,
+    }
+    generator = _generator_of_order(loader)
+    if generator is not None:
+        begun = progress.generator_state if inside else None
+        state = generator.get_state() if begun is None else begun
+        cursor["generator"] = base64.b64encode(state.numpy().tobytes()).decode("ascii")
+    return cursor
+
+
+def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> None:
+    """Has the next pass over prepared ``loader`` use the epoch and the order of ``cursor``.
+
+    Args:
+        continues: the next pass also leaves out what was given out already, whatever the number of processes was.
+            Default: if the loader was prepared with ``use_stateful_dataloader=True``; otherwise that is left to
+            ``skip_first_batches``.
+
+    Raises:
+        InvalidArgument: ``cursor`` is not one, or its place does not exist for this loader.
+    """
+    if missing := _KEYS - cursor.keys():
+        raise InvalidArgument(
+            f"a cursor of a loader has {', '.join(sorted(_KEYS))}; {', '.join(sorted(missing))} is missing: restore "
+            "what cursor_of or state_dict returned"
+        )
+    inside = int(cursor["position"]) > 0 or int(cursor["batches"]) > 0
+    continues = loader.use_stateful_dataloader if continues is None else continues
+    start = _converted(loader, cursor) if continues and inside else None
+    loader.set_epoch(int(cursor["epoch"]))
+    _restore_order(loader, cursor)
+    progress: Progress = loader.progress
+    progress.in_pass = progress.last_is_out = False
+    progress.next_start, progress.resumes = start, inside
+
+
+def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
+    """Starts to read prepared ``loader`` where pass ``reading`` starts.
+
+    Returns:
+        The loader that is read, which is another one where the sampler leaves out what precedes the start, and an
+        iterator over its batches.
+    """
+    steps = loader.skip_batches
+    source = loader.base_dataloader
+    if isinstance(loader.dataset, IterableDataset):
+        steps += reading.start.steps
+    elif reading.start != Start():
+        source = DataLoader(loader.dataset, **_rest_of(loader, reading.start), **loaders.options_of(loader))
+    batches = islice(_quietly_iterated(source) if reading.resumes else iter(source), _read_in(loader, steps), None)
+    return source, batches
+
+
+def _read_in(loader: Any, steps: int) -> int:
+    """How many batches the process that reads takes from its loader in ``steps`` steps."""
+    return steps * loader.batches_per_step if loader.dispatches else steps
+
+
+def _quietly_iterated(source: Any) -> Any:
+    """An iterator that draws no seed for its workers from torch's generator: when the pass began one was drawn."""
+    state = torch.get_rng_state()
+    try:
+        return iter(source)
+    finally:
+        torch.set_rng_state(state)
+
+
+def _rest_of(loader: Any, start: Start) -> dict[str, Any]:
+    """The arguments of torch's ``DataLoader`` that give what follows ``start`` in ``loader``, which is of map-style."""
+    shard = loaders.shard_of(loader)
+    if start.is_whole:
+        return loaders.skipping(loader, _read_in(loader, start.steps))
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    inner = getattr(loader, name) if shard is None else shard.batch_sampler  # type: ignore[union-attr]
+    rest: Any = SkipBatchSampler(inner, start.batches)
+    if start.samples and type(inner) is not BatchSampler:
+        raise InvalidArgument(
+            f"the cursor stands at sample {start.samples}, inside a batch of this loader's {type(inner).__name__}: "
+            "only torch's BatchSampler can start there; choose a batch size that divides it"
+        )
+    if start.samples:
+        rest = BatchSampler(_Later(inner.sampler, start.samples), inner.batch_size, inner.drop_last)
+    if isinstance(shard, BatchSamplerShard):
+        rest = BatchSamplerShard(
+            rest, shard.num_processes, shard.process_index, shard.split_batches, shard.even_batches
+        )
+    return {name: rest} if name == "batch_sampler" else {"sampler": rest, "batch_size": None}
+
+
+class _Later:
+    """The indices of a sampler after its first ones."""
+
+    def __init__(self, indices: Any, skipped: int) -> None:
+        self.indices = indices
+        self.skipped = skipped
+
+    def __len__(self) -> int:
+        return max(0, len(self.indices) - self.skipped)
+
+    def __iter__(self) -> Iterator[int]:
+        return keeping(self.indices, [(self.skipped, None)])
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Samples of one batch of the user's sampler; ``None`` if that varies or is not known."""
+    size: int | None = None
+    if isinstance(loader.dataset, IterableDatasetShard):
+        return loader.dataset.batch_size
+    if isinstance(loader.dataset, IterableDataset):
+        # A dataset that deals out its own files may give each process another number of samples.
+        size = loader.batch_size if loader.batches_per_step == loader.num_processes or loader.dispatches else None
+        return size
+    sampler = loaders.samplers_of(loader)[0]
+    while isinstance(sampler, BatchSamplerShard | SkipBatchSampler):
+        sampler = sampler.batch_sampler
+    return sampler.batch_size if type(sampler) is BatchSampler else None
+
+
+def _converted(loader: Any, cursor: Cursor) -> Start:
+    """Where ``loader``, with its number of processes and batch size, continues."""
+    position, batches, samples, world = (int(cursor[key]) for key in ("position", "batches", "samples", "world"))
+    size, per_step, iterable = _batch_size(loader), loader.batches_per_step, isinstance(loader.dataset, IterableDataset)
+    known = samples != _UNKNOWN and size is not None
+    if world == loader.num_processes and not known:
+        return Start(steps=position)
+    if iterable and not known:
+        raise InvalidArgument(
+            f"the cursor of an iterable dataset was made by {world} processes and cannot be continued by "
+            f"{loader.num_processes}, because it is not known how many samples each has read: start {world}, or start "
+            "the epoch anew"
+        )
+    rest = 0
+    if known:
+        batches, rest = divmod(samples, size)  # type: ignore[operator]
+    if rest == 0 and batches % per_step == 0:
+        return Start(steps=batches // per_step)
+    if iterable:
+        raise InvalidArgument(
+            f"the cursor of an iterable dataset stands at sample {samples}, where none of the steps of "
+            f"{per_step} batches of {size} begins: choose a batch size and a number of processes that reach it, or "
+            "start the epoch anew"
+        )
+    return Start(samples=samples) if rest else Start(batches=batches)
+
+
+def _seed_of(loader: Any, inside: bool) -> int:
+    sampler = loader.get_sampler()
+    if isinstance(sampler, SeedableRandomSampler):
+        return sampler.initial_seed
+    if isinstance(sampler, RepeatableRandomSampler) and sampler.generator is None:
+        return sampler.seed if inside and sampler.seed is not None else _UNKNOWN
+    return _UNKNOWN
+
+
+def _generator_of_order(loader: Any) -> torch.Generator | None:
+    """The generator whose state decides the order of the samples; ``None`` if a seed does, or nothing."""
+    if isinstance(loader.dataset, IterableDatasetShard):
+        return None
+    source = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.get_sampler()
+    generator = None if isinstance(source, SeedableRandomSampler) else getattr(source, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
+def _restore_order(loader: Any, cursor: Cursor) -> None:
+    sampler, seed, state = loader.get_sampler(), int(cursor["seed"]), cursor.get("generator")
+    if isinstance(sampler, SeedableRandomSampler):
+        if seed != _UNKNOWN:
+            sampler.initial_seed = seed
+        return
+    generator = _generator_of_order(loader)
+    if isinstance(state, str):
+        if generator is None and isinstance(sampler, RepeatableRandomSampler):
+            generator = sampler.generator = torch.Generator()
+        if generator is not None:
+            generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
+    elif seed != _UNKNOWN and generator is not None:
+        generator.manual_seed(seed)
+    elif seed != _UNKNOWN and isinstance(sampler, RepeatableRandomSampler):
+        sampler.next_seed = seed

@@ -1,0 +1,97 @@
+"""Leaving out items of a sampler without making them, where the sampler allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+Ranges = Sequence[tuple[int, int | None]]
+"""Positions ``start`` to ``stop`` of the items to keep, increasing and disjoint; ``stop=None`` is the end."""
+
+# Few enough that the first index comes soon, many enough that slicing costs nothing per index.
+_INDICES_PER_SLICE = 4096
+
+
+def keeping(sampler: Iterable[Any], ranges: Ranges) -> Iterator[Any]:
+    """The items of ``sampler`` at the positions in ``ranges``; its state ends as if all of them had been taken.
+
+    O(1) before the first item for sequential samplers and samplers of this package, one permutation for torch's random
+    sampler, and a walk over the items for any other. If ``sampler`` is made of batches, every range but the last must
+    end where the sampler can go on with full ones.
+    """
+    if _can_keep(sampler):
+        kept: Iterator[Any] = sampler.keeping(ranges)  # type: ignore[attr-defined]
+        return kept
+    if type(sampler) is SequentialSampler:
+        return _of_sequence(range(len(sampler)), ranges)
+    if type(sampler) is RandomSampler:
+        return random_indices(sampler, sampler.generator, ranges)
+    if type(sampler) is BatchSampler:
+        return iter(BatchSampler(_Kept(sampler, ranges), sampler.batch_size, sampler.drop_last))
+    if isinstance(sampler, Sequence) and type(sampler) in (list, tuple, range):
+        return _of_sequence(sampler, ranges)
+    return _walked(iter(sampler), ranges)
+
+
+def _can_keep(sampler: Any) -> bool:
+    """Whether ``sampler`` has a ``keeping`` that goes with its ``__iter__``, which a subclass may have changed."""
+    owner = next(cls for cls in type(sampler).__mro__ if cls is object or {"__iter__", "keeping"} & vars(cls).keys())
+    return "keeping" in vars(owner)
+
+
+def random_indices(sampler: RandomSampler, generator: torch.Generator | None, ranges: Ranges) -> Iterator[int]:
+    """The indices of torch's random ``sampler``, drawn from ``generator``, at the positions in ``ranges``.
+
+    Without a generator one is made with a seed from torch's, as torch does it.
+    """
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(drawn_seed())
+    if sampler.replacement:
+        yield from _walked(_drawn_with_replacement(sampler, generator), ranges)
+        return
+    samples, drawn = len(sampler.data_source), sampler.num_samples
+    # One permutation more than needed for whole multiples: torch draws it too, and the next pass depends on it.
+    for first in range(0, drawn // samples * samples + 1, samples):
+        permutation = torch.randperm(samples, generator=generator)[: max(0, drawn - first)]
+        for start, stop in ranges:
+            end = len(permutation) if stop is None else max(0, min(stop - first, len(permutation)))
+            for part in permutation[max(0, start - first) : end].split(_INDICES_PER_SLICE):
+                yield from part.tolist()
+
+
+def drawn_seed() -> int:
+    """A seed from torch's global generator, drawn as torch's random sampler draws its own."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def _drawn_with_replacement(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    drawing = RandomSampler(sampler.data_source, True, sampler._num_samples, generator)
+    return iter(drawing)
+
+
+def _of_sequence(items: Sequence[Any], ranges: Ranges) -> Iterator[Any]:
+    return chain.from_iterable(items[start:stop] for start, stop in ranges)
+
+
+def _walked(items: Iterator[Any], ranges: Ranges) -> Iterator[Any]:
+    position = 0
+    for start, stop in ranges:
+        yield from islice(items, start - position, None if stop is None else stop - position)
+        position = start if stop is None else stop
+
+
+class _Kept:
+    """The indices behind a sampler of batches that make up the batches in ``ranges``."""
+
+    def __init__(self, sampler: BatchSampler, ranges: Ranges) -> None:
+        size = sampler.batch_size
+        self.indices = sampler.sampler
+        self.ranges = [(start * size, None if stop is None else stop * size) for start, stop in ranges]
+
+    def __iter__(self) -> Iterator[int]:
+        return keeping(self.indices, self.ranges)

@@ -1,0 +1,280 @@
+"""Cursors: what is saved of a loader, and what a fresh one gives after it was restored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from accelerate_cpp.data.cursor import cursor_of, restore_cursor
+from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
+from accelerate_cpp.errors import InvalidArgument
+
+SHUFFLES = ("no", "torch", "generator", "seedable", "seed of torch")
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        return iter(range(self.samples))
+
+
+def build(
+    samples=20, batch_size=2, world=1, shuffle="no", seed=5, split=False, stateful=True, dispatch=False, workers=0
+):
+    """The prepared loaders of ``world`` simulated ranks, made as processes make them that agree on generators."""
+    prepared = []
+    for rank in range(world):
+        torch.manual_seed(seed)
+        loader = DataLoader(
+            samples if isinstance(samples, IterableDataset) else list(range(samples)),
+            batch_size=batch_size * world if split else batch_size,
+            shuffle=None if isinstance(samples, IterableDataset) else shuffle != "no",
+            generator=torch.Generator().manual_seed(seed) if shuffle == "generator" else None,
+            num_workers=workers,
+        )
+        prepared.append(
+            prepare_data_loader(
+                loader,
+                torch.device("cpu"),
+                num_processes=world,
+                process_index=rank,
+                put_on_device=True,
+                split_batches=split,
+                dispatch_batches=dispatch,
+                use_seedable_sampler=shuffle.startswith("seed"),
+                data_seed=seed if shuffle == "seedable" else None,
+                use_stateful_dataloader=stateful,
+            )
+        )
+    return prepared
+
+
+def gathered(prepared):
+    """What each step of all ranks gives, without what was added to complete the last one."""
+    seen = []
+    for step in zip(*prepared, strict=True):
+        rows = torch.cat(step).tolist()
+        loader = prepared[0]
+        seen.append(rows[: loader.remainder] if loader.end_of_dataloader and loader.remainder > 0 else rows)
+    return seen
+
+
+def flat(batches):
+    return [sample for batch in batches for sample in batch]
+
+
+def stopped(prepared, epochs, position):
+    """Reads ``epochs`` passes and ``position`` steps; returns the cursor then, and all that comes after it."""
+    for _ in range(epochs):
+        gathered(prepared)
+    if position == 0:
+        return cursor_of(prepared[0]), gathered(prepared)
+    cursor, rest = None, []
+    for number, step in enumerate(zip(*prepared, strict=True), start=1):
+        rows, loader = torch.cat(step).tolist(), prepared[0]
+        if number > position:
+            rest.append(rows[: loader.remainder] if loader.end_of_dataloader and loader.remainder > 0 else rows)
+        elif number == position:
+            cursor = cursor_of(loader)
+    return cursor, rest
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    shuffle=st.sampled_from(SHUFFLES),
+    epochs=st.integers(0, 2),
+    position=st.integers(0, 4),
+    world=st.integers(1, 3),
+    batch_size=st.integers(1, 2),
+    split=st.booleans(),
+    stateful=st.booleans(),
+)
+def test_a_fresh_loader_gives_the_remaining_samples_in_their_order(
+    shuffle, epochs, position, world, batch_size, split, stateful
+):
+    options = {"samples": 31, "batch_size": batch_size, "world": world, "shuffle": shuffle, "split": split}
+    cursor, rest = stopped(build(**options, stateful=stateful), epochs, position)
+    fresh = build(**options, stateful=stateful, seed=5 if shuffle == "generator" else 99)
+    for loader in fresh:
+        restore_cursor(loader, json.loads(json.dumps(cursor)))
+    resumed = fresh if stateful else [skip_first_batches(loader, position) for loader in fresh]
+    if shuffle == "torch" and world == 1 and position == 0:
+        assert sorted(flat(gathered(resumed))) == sorted(flat(rest))  # the order is drawn from torch's generator
+    else:
+        assert gathered(resumed) == rest
+    assert {loader.iteration for loader in fresh} == {epochs + 1}
+    assert cursor["position"] == position
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    shuffle=st.sampled_from(SHUFFLES),
+    position=st.integers(1, 4),
+    worlds=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    split=st.booleans(),
+)
+def test_another_number_of_processes_continues_with_the_same_samples(shuffle, position, worlds, sizes, split):
+    options = {"samples": 31, "shuffle": shuffle, "split": split}
+    before = build(**options, world=worlds[0], batch_size=sizes[0])
+    cursor, rest = stopped(before, 1, position)
+    fresh = build(**options, world=worlds[1], batch_size=sizes[1], seed=5 if shuffle == "generator" else 99)
+    for loader in fresh:
+        restore_cursor(loader, cursor)
+    assert flat(gathered(fresh)) == flat(rest)
+    # Drawn from torch's generator in one process, from one that is part of the cursor in several.
+    if shuffle != "torch" or worlds[0] > 1:
+        assert flat(gathered(fresh)) == flat(gathered(before))
+    assert sorted(flat(gathered(fresh))) == list(range(31))
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epochs_after_a_resumed_one_are_those_of_the_uninterrupted_run(shuffle, workers):
+    (loader,) = build(shuffle=shuffle, workers=workers)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    cursor, state = cursor_of(loader), torch.get_rng_state()
+    expected = [[batch.tolist() for batch in batches], *(gathered([loader]) for _ in range(2))]
+    (fresh,) = build(shuffle=shuffle, workers=workers)
+    restore_cursor(fresh, cursor)
+    torch.set_rng_state(state)
+    assert [gathered([fresh]) for _ in range(3)] == expected
+
+
+def test_a_cursor_says_where_the_loop_is():
+    (loader,) = build(samples=6)
+    places = [(cursor_of(loader)["epoch"], cursor_of(loader)["position"])]
+    for _ in loader:
+        cursor = cursor_of(loader)
+        places.append((cursor["epoch"], cursor["position"]))
+    places.append((cursor_of(loader)["epoch"], cursor_of(loader)["position"]))
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 0)]
+    for _ in loader:
+        break
+    assert (cursor_of(loader)["epoch"], cursor_of(loader)["position"], cursor_of(loader)["samples"]) == (1, 1, 2)
+
+
+def test_the_position_counts_what_was_skipped_and_is_that_of_the_loader_it_was_skipped_in():
+    (loader,) = build(samples=10)
+    for _ in skip_first_batches(skip_first_batches(loader, 1), 2):
+        assert cursor_of(loader)["position"] == 4
+        break
+    for _ in skip_first_batches(loader, 2):
+        pass
+    assert (cursor_of(loader)["epoch"], cursor_of(loader)["position"]) == (1, 0)
+    assert list(skip_first_batches(loader, 5)) == []
+    assert cursor_of(loader)["epoch"] == 2
+
+
+def test_an_abandoned_pass_does_not_disturb_the_next_one():
+    (loader,) = build(samples=4)
+    abandoned = iter(loader)
+    next(abandoned)
+    for _ in loader:
+        abandoned.close()
+        position = cursor_of(loader)["position"]
+        break
+    assert position == 1
+
+
+def test_a_pass_in_progress_can_be_resumed_twice():
+    (loader,) = build(samples=12, shuffle="torch")
+    cursor, rest = stopped([loader], 0, 1)
+    (second,) = build(samples=12, shuffle="torch", seed=7)
+    restore_cursor(second, cursor)
+    batches = iter(second)
+    assert next(batches).tolist() == rest[0]
+    (third,) = build(samples=12, shuffle="torch", seed=8)
+    restore_cursor(third, cursor_of(second))
+    assert gathered([third]) == rest[1:]
+
+
+def test_a_loader_that_is_not_stateful_starts_the_epoch_anew():
+    (loader,) = build(samples=12, shuffle="torch", stateful=False)
+    batches = iter(loader)
+    order = [next(batches).tolist() for _ in range(3)]
+    cursor = cursor_of(loader)
+    order += [batch.tolist() for batch in batches]
+    (fresh,) = build(samples=12, shuffle="torch", seed=8, stateful=False)
+    restore_cursor(fresh, cursor)
+    assert gathered([fresh]) == order
+    restore_cursor(fresh, cursor, continues=True)
+    assert gathered([fresh]) == order[3:]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_stream_continues(dispatch):
+    (loader,) = build(Stream(11), dispatch=dispatch)
+    cursor, rest = stopped([loader], 1, 2)
+    (fresh,) = build(Stream(11), dispatch=dispatch)
+    restore_cursor(fresh, cursor)
+    assert gathered([fresh]) == rest == [[4, 5], [6, 7], [8, 9], [10]]
+    assert gathered([fresh])[0] == [0, 1]
+
+
+def test_a_stream_continues_on_fewer_processes_where_a_step_begins():
+    cursor, _ = stopped(build(Stream(17), world=2), 0, 2)
+    (alone,) = build(Stream(17), batch_size=4)
+    restore_cursor(alone, cursor)
+    assert gathered([alone]) == [[8, 9, 10, 11], [12, 13, 14, 15], [16]]
+    with pytest.raises(InvalidArgument, match="stands at sample 8, where none of the steps of 1 batches of 3 begins"):
+        restore_cursor(build(Stream(17), batch_size=3)[0], cursor)
+
+
+def test_batches_of_ones_own_continue_by_their_number():
+    def prepared(world, batches):
+        loader = DataLoader(list(range(20)), batch_sampler=batches)
+        return [
+            prepare_data_loader(loader, num_processes=world, process_index=rank, use_stateful_dataloader=True)
+            for rank in range(world)
+        ]
+
+    batches = [[0], [1, 2], [3], [4, 5, 6], [7], [8, 9], [10]]
+    loaders = prepared(2, batches)
+    for number, _ in enumerate(zip(*loaders, strict=True)):
+        if number == 1:
+            break
+    cursor = cursor_of(loaders[0])
+    assert (cursor["position"], cursor["batches"], cursor["samples"]) == (2, 4, -1)
+    (alone,) = prepared(1, batches)
+    restore_cursor(alone, cursor)
+    assert [batch.tolist() for batch in alone] == batches[4:]
+
+
+def test_a_place_inside_a_batch_needs_a_sampler_that_can_start_there():
+    cursor, _ = stopped(build(20, batch_size=3), 0, 1)
+    skipped = skip_first_batches(DataLoader(list(range(20)), batch_size=2), 1)
+    loader = prepare_data_loader(skipped, use_stateful_dataloader=True)
+    restore_cursor(loader, cursor)
+    with pytest.raises(InvalidArgument, match="inside a batch of this loader's SkipBatchSampler"):
+        list(loader)
+
+
+def test_a_sampler_of_batches_given_as_sampler_continues():
+    class Rows(list):
+        def __getitem__(self, rows):
+            return torch.tensor(rows)
+
+    def over_rows():
+        sampler = BatchSampler(SequentialSampler(range(8)), 2, False)
+        return prepare_data_loader(
+            DataLoader(Rows(range(8)), sampler=sampler, batch_size=None), use_stateful_dataloader=True
+        )
+
+    loader, fresh = over_rows(), over_rows()
+    for _ in loader:
+        break
+    restore_cursor(fresh, cursor_of(loader))
+    assert [batch.tolist() for batch in fresh] == [[2, 3], [4, 5], [6, 7]]
