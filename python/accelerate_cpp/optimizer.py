@@ -10,12 +10,18 @@ import torch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision.grad_scaler import overflowed
 from accelerate_cpp.runtime import current
+from accelerate_cpp.state import AcceleratorState, GradientState
+
+# What is set on the wrapper even where the wrapped optimizer has an attribute of the same name.
+_OWN = frozenset(
+    {"optimizer", "scaler", "device_placement", "_step_was_skipped", "_takes_set_to_none", "_is_accelerate_prepared"}
+)
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer: ``step`` and ``zero_grad`` do nothing in micro-batches that only accumulate gradients.
 
-    Every other attribute is the wrapped optimizer's.
+    Every other attribute is the wrapped optimizer's, to read and to set.
 
     Args:
         device_placement: move the optimizer's state to the device of its parameters.
@@ -42,6 +48,23 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in _OWN or hasattr(type(self), name) or "optimizer" not in self.__dict__
+        if own or not hasattr(self.optimizer, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.optimizer, name, value)
+
+    @property
+    def accelerator_state(self) -> AcceleratorState:
+        """The state of the run."""
+        return AcceleratorState()
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the run stands between two optimizer steps."""
+        return GradientState()
 
     @property
     def state(self) -> Any:
@@ -125,7 +148,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self._step_was_skipped
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        # A scheduler that was made for the wrapper has put a local function, which cannot be pickled, before its step.
+        return {name: value for name, value in self.__dict__.items() if name != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate_cpp.gradient_state import GradientState
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import world_size
+
+# What is set on the wrapper even where the wrapped scheduler has an attribute of the same name.
+_OWN = frozenset({"scheduler", "optimizers", "split_batches", "step_with_optimizer", "_is_accelerate_prepared"})
 
 
 class AcceleratedScheduler:
     """Wraps a scheduler so that it advances with the optimizer, and as fast as with one process.
 
-    Every other attribute is the wrapped scheduler's.
+    Every other attribute is the wrapped scheduler's, to read and to set.
 
     Args:
         optimizers: one or several optimizers; the scheduler waits for all.
         step_with_optimizer: if false, ``step`` always is one step of the wrapped scheduler.
         split_batches: whether a global batch is one batch of the loader. If not, it is one per process, and the
-        schedule
-            advances by as many steps.
+            schedule advances by as many steps.
     """
 
     def __init__(
@@ -33,6 +36,41 @@ class AcceleratedScheduler:
         if name == "scheduler":
             raise AttributeError(name)
         return getattr(self.scheduler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in _OWN or hasattr(type(self), name) or "scheduler" not in self.__dict__
+        if own or not hasattr(self.scheduler, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.scheduler, name, value)
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the run stands between two optimizer steps."""
+        return GradientState()
+
+    def get_last_lr(self) -> list[Any]:
+        """The learning rate of each parameter group, as the wrapped scheduler last set it."""
+        rates: list[Any] = self.scheduler.get_last_lr()
+        return rates
+
+    def get_lr(self) -> list[Any]:
+        """As in the wrapped scheduler."""
+        rates: list[Any] = self.scheduler.get_lr()
+        return rates
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> None:
+        """As in the wrapped scheduler."""
+        self.scheduler.print_lr(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in the wrapped scheduler."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in the wrapped scheduler."""
+        self.scheduler.load_state_dict(state_dict)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advances the schedule if the optimizers stepped; a schedule with ``total_steps`` stops at its end."""

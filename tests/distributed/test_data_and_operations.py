@@ -265,8 +265,10 @@ def schedule_and_skip():
     from accelerate_cpp.optimizer import AcceleratedOptimizer
     from accelerate_cpp.scheduler import AcceleratedScheduler
 
+    # Before the group, because the first optimizer imports torch._dynamo, which keeps a group that exists then: Gloo's
+    # threads would outlive it and could crash the end of the process.
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     with group():
-        inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
         schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
         optimizer = AcceleratedOptimizer(inner)
         optimizer.step()

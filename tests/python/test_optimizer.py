@@ -157,3 +157,66 @@ def test_modes_reach_optimizers_that_have_them(parameter):
     plain = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
     plain.train()
     plain.eval()
+
+
+def test_attributes_of_the_wrapped_optimizer_are_read_and_set_through_the_wrapper(parameter):
+    class Counting(torch.optim.SGD):
+        counted = 0
+
+    inner = Counting([parameter], lr=1.0)
+    optimizer = AcceleratedOptimizer(inner)
+    optimizer.counted = 5
+    optimizer.param_groups = [{**inner.param_groups[0], "lr": 0.25}]
+    optimizer.state = {parameter: {"momentum_buffer": None}}
+    optimizer.defaults = {"lr": 3.0}
+    optimizer.mine = "wrapper's"
+    assert (inner.counted, optimizer.counted) == (5, 5)
+    assert (inner.param_groups[0]["lr"], inner.state, inner.defaults) == (
+        0.25,
+        {parameter: {"momentum_buffer": None}},
+        {"lr": 3.0},
+    )
+    assert not hasattr(inner, "mine")
+    assert (isinstance(optimizer, torch.optim.Optimizer), optimizer.optimizer) == (True, inner)
+    with pytest.raises(AttributeError, match="nowhere"):
+        _ = optimizer.nowhere
+
+
+def test_parameters_that_are_added_are_stepped(parameter):
+    optimizer, added = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0)), torch.nn.Parameter(torch.ones(1))
+    added.grad = torch.ones(1)
+    optimizer.add_param_group({"params": [added], "lr": 0.5})
+    optimizer.step()
+    assert (parameter.item(), added.item()) == (0.0, 0.5)
+
+
+def test_hooks_that_are_registered_on_the_wrapper_run_in_its_step(parameter):
+    optimizer, ran = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0)), []
+    before = optimizer.register_step_pre_hook(lambda *_: ran.append(("before", parameter.item())))
+    optimizer.register_step_post_hook(lambda *_: ran.append(("after", parameter.item())))
+    optimizer.register_state_dict_post_hook(lambda _, state: ran.append("saved"))
+    optimizer.step()
+    before.remove()
+    optimizer.state_dict()
+    assert ran == [("before", 1.0), ("after", 0.0), "saved"]
+
+
+def test_a_scheduler_made_for_the_wrapper_sees_its_steps_and_can_be_pickled_with_it(parameter, recwarn):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0, momentum=0.5))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.step()
+    schedule.step()
+    assert (optimizer.param_groups[0]["lr"], optimizer.optimizer.param_groups[0]["lr"]) == (0.5, 0.5)
+    assert [str(warning.message) for warning in recwarn if "lr_scheduler" in str(warning.message)] == []
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert copied.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert repr(copied) == repr(optimizer)
+    copied.step()
+    assert parameter.item() == 0.0
+
+
+def test_the_states_of_the_run_are_at_hand(parameter, accumulation):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    accumulation.sync_gradients = False
+    assert optimizer.gradient_state.sync_gradients is False
+    assert optimizer.accelerator_state.num_processes == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -94,3 +95,39 @@ def test_everything_else_is_the_wrapped_schedulers(optimizer):
     schedule.load_state_dict({**schedule.state_dict(), "gamma": 0.1})
     assert schedule.scheduler.gamma == 0.1
     assert schedule.optimizers == [optimizer]
+
+
+def test_attributes_of_the_wrapped_scheduler_are_read_and_set_through_the_wrapper(optimizer):
+    schedule = halving(optimizer)
+    schedule.gamma = 0.1
+    schedule.last_epoch = 7
+    schedule.mine = "wrapper's"
+    inner = schedule.scheduler
+    assert (inner.gamma, inner.last_epoch, schedule.base_lrs, schedule.step_size) == (0.1, 7, [1.0], 1)
+    assert not hasattr(inner, "mine")
+    with pytest.raises(AttributeError, match="nowhere"):
+        _ = schedule.nowhere
+
+
+def test_a_saved_state_is_restored(optimizer):
+    schedule = halving(optimizer)
+    saved = schedule.state_dict()
+    schedule.step()
+    schedule.load_state_dict(saved)
+    assert schedule.last_epoch == 0
+    with pytest.warns(UserWarning, match="get_last_lr"):  # torch's own, which only calls to the real method give
+        schedule.get_lr()
+
+
+def test_a_scheduler_is_pickled_with_what_it_wraps(optimizer):
+    schedule = halving(optimizer)
+    schedule.step()
+    copied = pickle.loads(pickle.dumps(schedule))
+    assert copied.get_last_lr() == [0.5]
+    copied.step()
+    assert (copied.get_last_lr(), schedule.get_last_lr()) == ([0.25], [0.5])
+
+
+def test_the_state_of_accumulation_is_at_hand(optimizer, accumulation):
+    accumulation.sync_gradients = False
+    assert halving(optimizer).gradient_state.sync_gradients is False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -196,3 +197,27 @@ VARIABLES: tuple[Variable[Any], ...] = tuple(row for row in list(globals().value
 def render(values: Mapping[Variable[Any], Any]) -> dict[str, str]:
     """The environment that hands ``values`` to a worker; a value of ``None`` leaves its variable out."""
     return {row.name: row.render(value) for row, value in values.items() if value is not None}
+
+
+@contextmanager
+def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iterator[None]:
+    """Within it, ``os.environ`` has ``values`` besides, or instead of, what it had; then it is as it was before.
+
+    With ``clear``, everything else comes back; without, only ``values`` do, and other changes stay.
+    """
+    names = list(os.environ) if clear else list(values)
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    try:
+        if clear:
+            os.environ.clear()
+        os.environ.update(values)
+        yield
+    finally:
+        for name in list(os.environ) if clear else names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def raw(name: str) -> str | None:
+    """The text of any variable, for helpers that look up what the caller names."""
+    return os.environ.get(name)

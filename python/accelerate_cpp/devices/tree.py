@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
 
 
+def rebuild_mapping(mapping: Any, entries: dict[Any, Any]) -> Any:
+    """``entries`` in a mapping of the type of ``mapping``; a ``defaultdict`` keeps its factory."""
+    if isinstance(mapping, defaultdict):
+        return type(mapping)(mapping.default_factory, entries)
+    return type(mapping)(entries)
+
+
 def recursively_apply(
     func: Callable[..., Any],
     data: Any,
@@ -40,7 +48,7 @@ def recursively_apply(
         if isinstance(node, (tuple, list)):
             return honor_type(node, (apply(child) for child in node))
         if isinstance(node, Mapping):
-            return type(node)({key: apply(child) for key, child in node.items()})  # type: ignore[call-arg]
+            return rebuild_mapping(node, {key: apply(child) for key, child in node.items()})
         if test_type(node):
             return func(node, *args, **kwargs)
         if error_on_other_type:
@@ -51,3 +59,30 @@ def recursively_apply(
         return node
 
     return apply(data)
+
+
+def leaves_of(data: Any) -> Iterator[Any]:
+    """What nested ``data`` holds that is no container, in the order in which :func:`recursively_apply` visits it."""
+    if isinstance(data, (tuple, list)):
+        for child in data:
+            yield from leaves_of(child)
+    elif isinstance(data, Mapping):
+        for child in data.values():
+            yield from leaves_of(child)
+    else:
+        yield data
+
+
+def apply_to_all(func: Callable[[list[torch.Tensor]], Sequence[Any]], data: Any, operation: str) -> Any:
+    """Returns nested ``data`` with the results of one ``func(tensors)`` in place of its tensors.
+
+    A leaf that is no tensor raises ``TypeError``, whose message names ``operation``.
+    """
+    tensors = list(leaves_of(data))
+    for leaf in tensors:
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(
+                f"{operation} takes tensors in lists, tuples and mappings; found a leaf of type {type(leaf).__name__}"
+            )
+    results = iter(func(tensors))
+    return recursively_apply(lambda _: next(results), data)

@@ -1,18 +1,67 @@
-"""Pinning this process to its share of the cores of its host."""
+"""Environment variables for a while, what they say, and pinning this process to its share of the cores."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import cache
+from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.affinity import pin_process
 from accelerate_cpp.runtime import current
 
-__all__ = ["override_numa_affinity", "set_numa_affinity"]
+__all__ = [
+    "clear_environment",
+    "get_int_from_env",
+    "override_numa_affinity",
+    "parse_choice_from_env",
+    "parse_flag_from_env",
+    "patch_environment",
+    "set_numa_affinity",
+    "str_to_bool",
+]
 
 _logger = logging.getLogger(__name__)
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int:
+    """1 for ``y yes t true on 1`` and 0 for ``n no f false off 0``, in any case; ``ValueError`` for other texts.
+
+    With ``to_bool``, ``True`` and ``False``.
+    """
+    flag = env_table.parse_flag(value)
+    return flag if to_bool else int(flag)
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """The first of these variables that is not negative, or ``default``."""
+    values = (int(text) for name in env_keys if (text := env_table.raw(name)) is not None)
+    return next((value for value in values if value >= 0), default)
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """The variable as :func:`str_to_bool` reads it, or ``default``."""
+    text = env_table.raw(key)
+    return default if text is None else bool(str_to_bool(text))
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """The text of the variable, or ``default``."""
+    text = env_table.raw(key)
+    return str(default) if text is None else text
+
+
+def patch_environment(**kwargs: Any) -> AbstractContextManager[None]:
+    """Within it these variables, in upper case, have these values as texts."""
+    return env_table.replaced_environment({name.upper(): str(value) for name, value in kwargs.items()})
+
+
+def clear_environment() -> AbstractContextManager[None]:
+    """Within it there are no environment variables; what is set there is forgotten."""
+    return env_table.replaced_environment({}, clear=True)
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:

@@ -14,8 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.comm.gather import all_gather, all_gather_object
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
+from accelerate_cpp.devices.tree import apply_to_all, rebuild_mapping
 from accelerate_cpp.devices.tree import honor_type as honor_type
 from accelerate_cpp.devices.tree import is_namedtuple as is_namedtuple
 from accelerate_cpp.devices.tree import is_torch_tensor as is_torch_tensor
@@ -103,6 +105,19 @@ def find_batch_size(data: Any) -> int:
     return data.shape[0]
 
 
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """:func:`find_batch_size`, but ``None`` where that raises ``ValueError`` or ``TypeError``."""
+    try:
+        return find_batch_size(data)
+    except (ValueError, TypeError):
+        return None
+
+
+def listify(data: Any) -> Any:
+    """Returns nested ``data`` with a nested list of numbers in place of every tensor; a number for a 0-dim one."""
+    return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
+
+
 def find_device(data: Any) -> torch.device | None:
     """Device of the first tensor in nested ``data``, or ``None`` if there is none."""
     if isinstance(data, torch.Tensor):
@@ -134,7 +149,7 @@ def concatenate(data: Any, dim: int = 0) -> Any:
     if isinstance(first, (tuple, list)):
         return honor_type(first, (concatenate([batch[i] for batch in data], dim=dim) for i in range(len(first))))
     if isinstance(first, Mapping):
-        return type(first)({key: concatenate([batch[key] for batch in data], dim=dim) for key in first})  # type: ignore[call-arg]
+        return rebuild_mapping(first, {key: concatenate([batch[key] for batch in data], dim=dim) for key in first})
     if isinstance(first, torch.Tensor):
         return torch.cat(data, dim=dim)
     if len(data) == 1:
@@ -149,6 +164,16 @@ def convert_to_fp32(tensor: Any) -> Any:
         return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
 
     return recursively_apply(lambda leaf: leaf.float(), tensor, test_type=is_half)
+
+
+def convert_outputs_to_fp32(model_forward: Callable[P, Any]) -> Callable[P, Any]:
+    """``model_forward`` with every float16 and bfloat16 tensor of its results as float32."""
+
+    @wraps(model_forward)
+    def forward(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return convert_to_fp32(model_forward(*args, **kwargs))
+
+    return forward
 
 
 def _check_shapes(operation: Callable[P, R]) -> Callable[P, R]:
@@ -176,27 +201,14 @@ def gather(tensor: Any) -> Any:
     A 0-dim tensor counts as one of shape ``(1,)``. Shapes and dtypes must be the same on all ranks; the inputs are not
     changed. A leaf that is no tensor raises ``TypeError``.
     """
-    size = world_size()
-    if size == 1:
-        return tensor
-
-    def gather_one(leaf: torch.Tensor) -> torch.Tensor:
-        local = leaf.detach().reshape(1) if leaf.ndim == 0 else leaf.detach().contiguous()
-        gathered = local.new_empty((size * local.shape[0], *local.shape[1:]))
-        dist.all_gather_single(gathered, local)
-        return gathered
-
-    return recursively_apply(gather_one, tensor, error_on_other_type=True)
+    return tensor if world_size() == 1 else apply_to_all(all_gather, tensor, "gather")
 
 
 def gather_object(object: Any) -> Any:
     """Returns the items of all ranks' lists of picklable objects as one list, in rank order, on every rank."""
-    size = world_size()
-    if size == 1:
+    if world_size() == 1:
         return object
-    lists: list[Any] = [None] * size
-    dist.all_gather_object(lists, object)
-    return [item for items in lists for item in items]
+    return [item for items in all_gather_object(object) for item in items]
 
 
 @_check_shapes
@@ -220,6 +232,22 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     if world_size() > 1:
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
+
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns, on every rank, the tensor of the one rank that has one; the others pass ``None``.
+
+    Raises:
+        InvalidArgument: on every rank: not exactly one has a tensor.
+    """
+    own = None if tensor is None else TensorInformation(tensor.shape, tensor.dtype)
+    everyones = all_gather_object(own, "copy_tensor_to_devices") if world_size() > 1 else [own]
+    owners = [rank for rank, information in enumerate(everyones) if information is not None]
+    if len(owners) != 1:
+        raise InvalidArgument(f"copy_tensor_to_devices: one rank must have a tensor; found one on ranks {owners}")
+    copied = initialize_tensors(everyones[owners[0]]).to(collective_device()) if tensor is None else tensor.clone()
+    received: torch.Tensor = broadcast(copied, from_process=owners[0])
+    return received
 
 
 @_check_shapes
@@ -256,22 +284,34 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     if world_size() == 1:
         return tensor
 
-    def pad_one(leaf: torch.Tensor) -> torch.Tensor:
-        if leaf.is_nested:
-            warnings.warn(
-                "pad_across_processes leaves nested tensors as they are", CannotPadNestedTensorWarning, stacklevel=2
-            )
-            return leaf
-        if not -leaf.ndim <= dim < leaf.ndim:
-            return leaf
-        length = leaf.shape[dim]
-        longest = int(gather(torch.tensor([length], device=leaf.device)).max())
-        if longest == length:
-            return leaf
-        shape = list(leaf.shape)
-        shape[dim] = longest
-        padded = leaf.new_full(shape, pad_index)
-        padded.narrow(dim, longest - length if pad_first else 0, length).copy_(leaf)
-        return padded
+    def pad_all(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        padded = [_has_dimension(leaf, dim) for leaf in leaves]
+        lengths = [leaf.shape[dim] if pads else 0 for leaf, pads in zip(leaves, padded, strict=True)]
+        everyones = torch.tensor([lengths], dtype=torch.int64, device=leaves[0].device if leaves else None)
+        longest = all_gather([everyones], "pad_across_processes")[0].amax(0).tolist()
+        return [
+            _pad(leaf, dim, length, pad_index, pad_first) if pads else leaf
+            for leaf, pads, length in zip(leaves, padded, longest, strict=True)
+        ]
 
-    return recursively_apply(pad_one, tensor, error_on_other_type=True)
+    return apply_to_all(pad_all, tensor, "pad_across_processes")
+
+
+def _has_dimension(tensor: torch.Tensor, dim: int) -> bool:
+    if tensor.is_nested:
+        warnings.warn(
+            "pad_across_processes leaves nested tensors as they are", CannotPadNestedTensorWarning, stacklevel=4
+        )
+        return False
+    return -tensor.ndim <= dim < tensor.ndim
+
+
+def _pad(tensor: torch.Tensor, dim: int, longest: int, pad_index: int, pad_first: bool) -> torch.Tensor:
+    length = tensor.shape[dim]
+    if length == longest:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = longest
+    padded = tensor.new_full(shape, pad_index)
+    padded.narrow(dim, longest - length if pad_first else 0, length).copy_(tensor)
+    return padded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from accelerate_cpp.config import env_table
@@ -77,3 +79,21 @@ def test_the_environment_of_the_process_is_read_when_asked(monkeypatch: pytest.M
     assert env_table.WORLD_SIZE.get() == 3
     monkeypatch.delenv("WORLD_SIZE")
     assert env_table.WORLD_SIZE.get() is None
+
+
+def test_variables_are_replaced_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "before")
+    monkeypatch.delenv("ADDED", raising=False)
+    with pytest.raises(KeyError), env_table.replaced_environment({"KEPT": "within", "ADDED": "1"}):
+        assert (env_table.raw("KEPT"), env_table.raw("ADDED")) == ("within", "1")
+        raise KeyError
+    assert (env_table.raw("KEPT"), env_table.raw("ADDED")) == ("before", None)
+
+
+def test_all_variables_are_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "before")
+    before = dict(os.environ)
+    with env_table.replaced_environment({"ONLY": "1"}, clear=True):
+        assert dict(os.environ) == {"ONLY": "1"}
+        os.environ["MORE"] = "1"
+    assert dict(os.environ) == before

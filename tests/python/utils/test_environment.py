@@ -1,4 +1,4 @@
-"""Pinning a process by hand."""
+"""Environment variables for a while, and pinning a process by hand."""
 
 from __future__ import annotations
 
@@ -88,3 +88,44 @@ def test_an_index_that_is_no_process_of_this_host_is_refused(monkeypatch: pytest
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(InvalidArgument, match="expected 0 to 1"):
         override_numa_affinity(2)
+
+
+def test_patched_variables_are_texts_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTER", "before")
+    with environment.patch_environment(outer=1, inner=True):
+        assert (os.environ["OUTER"], os.environ["INNER"]) == ("1", "True")
+        with environment.clear_environment():
+            assert dict(os.environ) == {}
+    assert os.environ["OUTER"] == "before"
+    assert "INNER" not in os.environ
+
+
+def test_a_function_can_run_with_patched_variables() -> None:
+    @environment.patch_environment(some_variable="x")
+    def read() -> str | None:
+        return os.environ.get("SOME_VARIABLE")
+
+    assert (read(), read(), os.environ.get("SOME_VARIABLE")) == ("x", "x", None)
+
+
+@pytest.mark.parametrize("text", ["yes", "True", "ON", "1", "no", "F", "off", "0", "maybe", ""])
+def test_texts_mean_what_they_mean_in_the_original(text: str) -> None:
+    try:
+        expected = original.str_to_bool(text)
+    except ValueError:
+        with pytest.raises(ValueError, match="expected one of"):
+            environment.str_to_bool(text)
+    else:
+        assert environment.str_to_bool(text) == expected
+        with environment.patch_environment(some_flag=text):
+            assert environment.parse_flag_from_env("SOME_FLAG") is bool(expected)
+
+
+def test_what_is_not_set_has_a_default() -> None:
+    with environment.clear_environment():
+        assert environment.parse_flag_from_env("SOME_FLAG", default=True) is True
+        assert environment.parse_choice_from_env("SOME_CHOICE") == "no"
+        assert environment.get_int_from_env(["FIRST", "SECOND"], 9) == 9
+        with environment.patch_environment(first=-1, second=3, some_choice="eager"):
+            assert environment.get_int_from_env(["FIRST", "SECOND"], 9) == 3
+            assert environment.parse_choice_from_env("SOME_CHOICE") == "eager"

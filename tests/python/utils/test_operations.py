@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import accelerate.utils.operations as original
 import pytest
@@ -21,17 +21,21 @@ Pair = namedtuple("Pair", "a b")
         "broadcast",
         "broadcast_object_list",
         "concatenate",
+        "convert_outputs_to_fp32",
         "convert_to_fp32",
+        "copy_tensor_to_devices",
         "find_batch_size",
         "find_device",
         "gather",
         "gather_object",
         "get_data_structure",
         "honor_type",
+        "ignorant_find_batch_size",
         "initialize_tensors",
         "is_namedtuple",
         "is_tensor_information",
         "is_torch_tensor",
+        "listify",
         "pad_across_processes",
         "reduce",
         "send_to_device",
@@ -125,3 +129,41 @@ def test_data_is_sent_to_a_device():
     sent = operations.send_to_device({"x": [torch.zeros(2)], "y": 1}, "meta")
     assert sent["x"][0].device.type == "meta"
     assert sent["y"] == 1
+
+
+def test_a_batch_size_that_cannot_be_found_can_be_ignored():
+    assert operations.ignorant_find_batch_size({"a": [torch.zeros(3, 1)]}) == 3
+    assert operations.ignorant_find_batch_size(["a"]) is None
+    assert operations.ignorant_find_batch_size([]) is None
+
+
+def test_tensors_become_lists_of_numbers():
+    data = {"a": [torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16), "x"], "b": torch.tensor(3, requires_grad=False)}
+    assert operations.listify(data) == {"a": [[[1.5, 2.0]], "x"], "b": 3}
+
+
+def test_a_forward_can_give_floats():
+    def forward(tensor, *, scale):
+        """Scales."""
+        return {"scaled": tensor * scale}
+
+    converted = operations.convert_outputs_to_fp32(forward)
+    assert converted(torch.ones(1).half(), scale=2)["scaled"].dtype == torch.float32
+    assert converted.__doc__ == "Scales."
+
+
+def test_one_process_copies_its_own_tensor():
+    tensor = torch.arange(3)
+    copied = operations.copy_tensor_to_devices(tensor)
+    assert torch.equal(copied, tensor)
+    assert copied.data_ptr() != tensor.data_ptr()
+    with pytest.raises(InvalidArgument, match="found one on ranks \\[\\]"):
+        operations.copy_tensor_to_devices()
+
+
+def test_mappings_of_other_classes_keep_their_type():
+    batch = defaultdict(list, x=torch.arange(4))
+    parts = [operations.slice_tensors(batch, slice(0, 1)), operations.slice_tensors(batch, slice(1, 4))]
+    joined = operations.concatenate(parts)
+    assert (type(joined), joined.default_factory) == (defaultdict, list)
+    assert torch.equal(joined["x"], batch["x"])
