@@ -80,7 +80,7 @@ lint: $(VENV)/.requirements ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision) build_backend
+	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision checkpoint) build_backend
 	cd python && lint-imports --config ../pyproject.toml --no-cache
 
 format: $(VENV)/.requirements ## format Python and C++
@@ -111,6 +111,9 @@ bench: build ## run the benchmarks; tables on the screen, figures and a plot in 
 	$(BIN)/python benchmarks/step.py --json out/step.json
 	$(BIN)/python benchmarks/precision.py --processes 1 2 --json out/precision.json
 	$(BIN)/python benchmarks/facade.py --json out/facade.json
+	$(BIN)/python benchmarks/data.py --json out/data.json
+	$(BIN)/python benchmarks/checkpoint.py --json out/checkpoint.json
+	$(BIN)/python benchmarks/threads.py --json out/threads.json
 	$(BIN)/python benchmarks/memory.py
 
 clean: ## remove what was built (the environment stays)

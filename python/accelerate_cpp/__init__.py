@@ -19,6 +19,7 @@ _MODULE_OF: dict[str, str] = {
     "PartialState": "state",
     "ProfileKwargs": "utils.dataclasses",
     "debug_launcher": "launchers",
+    "find_executable_batch_size": "utils.memory",
     "is_shared": "shared_memory",
     "notebook_launcher": "launchers",
     "shared_empty": "shared_memory",
@@ -32,12 +33,14 @@ _MODULE_OF: dict[str, str] = {
 _SUBMODULES = frozenset(
     {
         "accelerator",
+        "checkpointing",
         "commands",
         "data_loader",
         "errors",
         "launchers",
         "local_sgd",
         "logging",
+        "memory_utils",
         "optimizer",
         "scheduler",
         "shared_memory",

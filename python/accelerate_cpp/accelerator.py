@@ -9,12 +9,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
+from accelerate_cpp import checkpointing
+from accelerate_cpp.checkpoint.checkpoints import Checkpoints
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze, require_no_dynamo
 from accelerate_cpp.config.session_config import AccumulationConfig
@@ -66,7 +70,7 @@ from accelerate_cpp.utils.operations import (
     recursively_apply,
     reduce,
 )
-from accelerate_cpp.utils.other import extract_model_from_parallel
+from accelerate_cpp.utils.other import extract_model_from_parallel, save
 from accelerate_cpp.utils.recipes import settle_recipe
 
 __all__ = ["Accelerator"]
@@ -164,10 +168,14 @@ class Accelerator:
         handlers: Mapping[type[KwargsHandler], Any],
     ) -> None:
         self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
-        self.dataloader_config, self.rng_types = dataloader_config, rng_types
-        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
+        self.dataloader_config, self.rng_types, self.project_configuration = (
+            dataloader_config,
+            rng_types,
+            project_configuration,
+        )
         self.state, self.gradient_state = AcceleratorState(), GradientState()
-        self.project_configuration, self._prepared, self._trigger = project_configuration, Bundle(), False
+        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
+        self._prepared, self._trigger, self._checkpoints = Bundle(), False, Checkpoints()
 
     def _keep_handlers(
         self,
@@ -341,7 +349,7 @@ class Accelerator:
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether prepared loaders are torchdata's ``StatefulDataLoader``."""
+        """Whether prepared loaders have a state and continue inside an epoch."""
         return self.dataloader_config.use_stateful_dataloader
 
     @property
@@ -353,6 +361,11 @@ class Accelerator:
     def logging_dir(self) -> str | os.PathLike[str] | None:
         """The folder for logs."""
         return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint."""
+        return self.project_configuration.iteration
 
     @property
     def parallelism_config(self) -> None:
@@ -644,6 +657,110 @@ class Accelerator:
         self._trigger = False
         return bool(reduce(flag).item())
 
+    # Checkpoints
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        blocking: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> Path:
+        """Saves everything that was prepared or registered, and the random states, into one folder. A collective.
+
+        The folder appears, or changes, in one step when all files are on the disk; a process that is killed before
+        leaves it as it was. With ``automatic_checkpoint_naming`` it is
+        ``<project_dir>/checkpoints/checkpoint_<iteration>``, and older ones are removed afterwards, beyond
+        ``total_limit``. Files are named as the original's, which can load them, besides ``accelerate_cpp.json``, which
+        has their checksums.
+
+        Args:
+            output_dir: the folder, unless checkpoints are numbered; files of others in it stay.
+            safe_serialization: models in the safetensors format instead of pickles.
+            blocking: if false, returns when everything is copied, and a thread writes the copy; its error is raised by
+                the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``.
+            save_model_func_kwargs: for kinds of training that are not supported yet; without effect.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: the numbered folder exists already; or there is nothing that names it.
+            OSError: here the system refused to write; ``CheckpointError`` on the other ranks names this one.
+        """
+        return checkpointing.save_state(self, output_dir, safe_serialization, blocking)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Restores what :meth:`save_state`, or that of the original, saved. A collective.
+
+        The number of the next checkpoint becomes one that no folder has.
+
+        Args:
+            input_dir: the folder; ``None`` takes the newest numbered one that is whole.
+            load_kwargs: for ``torch.load`` of optimizers and schedulers.
+            load_model_func_kwargs: for ``load_state_dict`` of the models; and ``map_location``, ``"cpu"`` or
+                ``"on_device"``, where states are read to.
+
+        Raises:
+            ValueError: there is no such folder, or none that is whole.
+            CheckpointError: a file is missing or damaged, or asks to run code; or another number of objects is
+                registered.
+        """
+        checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
+
+    def wait_for_checkpoint(self) -> None:
+        """Returns when no checkpoint is being written; raises what stopped the last one, once."""
+        self._checkpoints.wait()
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Has checkpoints hold the states of ``objects``, too; ``ValueError`` without ``state_dict`` or its inverse."""
+        self._checkpoints.register(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, weights, folder)`` in each :meth:`save_state`; weights that it takes are not saved.
+
+        What a hook writes into the folder is there at once, before the checkpoint is whole.
+        """
+        return self._checkpoints.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it takes out are not loaded."""
+        return self._checkpoints.add_load_hook(hook)
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._checkpoints.custom_objects
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Saves ``obj`` once, or once per host with ``save_on_each_node``; see :func:`accelerate_cpp.utils.save`."""
+        save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Saves the weights of ``model`` as ``model.safetensors``, or in shards with an index.
+
+        Args:
+            model: prepared or not.
+            save_directory: a folder, which is made if need be.
+            max_shard_size: of one file, in bytes or as ``"5GB"``; a larger tensor has a file of its own.
+            safe_serialization: if false, pickles, ``pytorch_model*.bin``.
+
+        Raises:
+            ValueError: ``save_directory`` is a file.
+            RuntimeError: parameters are on the meta device.
+        """
+        checkpointing.save_model(self, model, save_directory, max_shard_size, safe_serialization)
+
     # Models and the end
 
     def unwrap_model(
@@ -663,7 +780,7 @@ class Accelerator:
             One ``None`` for each of ``objects``: ``model, optimizer = accelerator.free_memory(model, optimizer)`` drops
             the caller's own references.
         """
-        self._prepared, self.step = Bundle(), 0
+        _forget(self)
         freed = [None] * len(objects)
         del objects
         _release_cache(self.device)
@@ -674,7 +791,8 @@ class Accelerator:
         return self.free_memory(*objects)
 
     def end_training(self) -> None:
-        """Waits for every process. Process groups go when the interpreter exits."""
+        """Waits for every process and its checkpoints. Process groups go when the interpreter exits."""
+        self.wait_for_checkpoint()
         self.wait_for_everyone()
 
 
@@ -944,6 +1062,11 @@ def _write_trace(profiler: torch.profiler.profile, folder: str | None, rank: int
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
         profiler.export_chrome_trace(os.path.join(folder, f"profile_{rank}.json"))
+
+
+def _forget(accelerator: Accelerator) -> None:
+    accelerator._prepared, accelerator.step = Bundle(), 0
+    accelerator._checkpoints.release_memory()
 
 
 def _release_cache(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AccelerateError",
+    "CheckpointError",
     "InternalError",
     "InvalidArgument",
     "MismatchedCollective",
@@ -24,6 +25,10 @@ class InvalidArgument(AccelerateError, ValueError):
 
 class MissingLibrary(InvalidArgument, ImportError):
     """What was asked for needs a Python package that is not installed; the message says how to get it."""
+
+
+class CheckpointError(AccelerateError):
+    """A checkpoint is damaged, incomplete or of another program, or another rank could not write its part of one."""
 
 
 class Timeout(AccelerateError, TimeoutError):

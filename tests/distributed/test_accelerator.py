@@ -84,6 +84,7 @@ def places() -> dict[str, Any]:
             own.on_last_process(lambda: "last")(),
             own.on_process(process_index=1)(lambda: "one")(),
             own.on_local_main_process(lambda: "local")(),
+            own.on_local_process(local_process_index=1)(lambda: "second")(),
         ],
         "printed": printed.getvalue(),
         "part": part,
@@ -95,8 +96,8 @@ def test_each_process_knows_its_place(ranks: list[dict[str, Any]]) -> None:
     assert zero["places"] == (0, 2, 0, False)
     assert one["places"] == (1, 2, 1, True)
     assert zero["labels"] == one["labels"] == ("MULTI_CPU", "gloo", True)
-    assert zero["on"] == ["main", None, None, "local"]
-    assert one["on"] == [None, "last", "one", None]
+    assert zero["on"] == ["main", None, None, "local", None]
+    assert one["on"] == [None, "last", "one", None, "second"]
     assert (zero["printed"], one["printed"]) == ("x\ny\n", "")
     assert (zero["part"], one["part"]) == ([1, 2], [3, 3])
 
@@ -107,6 +108,10 @@ def main_first(folder: str) -> tuple[bool, bool]:
         if own.is_main_process:
             file.write_text("x")
         found = file.exists()
+    with own.local_main_process_first():
+        if own.is_local_main_process:
+            file.with_suffix(".local").write_text("x")
+        found = found and file.with_suffix(".local").exists()
     own.wait_for_everyone()
 
     def fails_on_the_main_process() -> None:

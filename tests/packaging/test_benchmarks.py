@@ -140,6 +140,13 @@ def test_step_measures_a_training_step(runs: Runs) -> None:
     assert rows(done.stdout).keys() == {("digits", "torch DDP over shm"), ("digits", "accelerate_cpp")}
 
 
+@linux_only
+def test_data_measures_batches(runs: Runs) -> None:
+    done = runs.run(BENCHMARKS / "data.py", "--turns", "1", "--contestants", "accelerate_cpp")
+    assert done.returncode == 0, done.stderr
+    assert len(rows(done.stdout)) == 5
+
+
 def test_a_peer_that_is_not_installed_is_a_line_and_the_others_go_on(runs: Runs) -> None:
     bare = {**os.environ, "PATH": str(runs.folder)}
     options = ["--turns", "1", "--processes", "2", "--contestants", "Open MPI", "memcpy", "--only", "*fp32 4 KB"]

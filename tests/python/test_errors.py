@@ -9,6 +9,7 @@ import pytest
 from accelerate_cpp import errors
 
 BUILTIN_TWINS = {
+    "CheckpointError": RuntimeError,
     "InvalidArgument": ValueError,
     "Timeout": TimeoutError,
     "PeerLost": ConnectionError,

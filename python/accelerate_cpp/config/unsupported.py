@@ -27,7 +27,6 @@ class Unsupported:
 
 
 _PLAIN = "leave it out: plain data parallelism over all processes is used"
-_NO_CHECKPOINT = "torch.save `accelerator.get_state_dict(model)` and the other `state_dict()`s on the main process"
 _NO_TRACKER = "call the tracker's own package under `if accelerator.is_main_process:`"
 _COMPILE = "call torch.compile on the model before prepare"
 
@@ -47,13 +46,6 @@ ARGUMENTS: tuple[Unsupported, ...] = (
     ),
 )
 METHODS: tuple[Unsupported, ...] = (
-    Unsupported("save_state", "checkpointing the whole training state", _NO_CHECKPOINT),
-    Unsupported("load_state", "restoring the whole training state", "torch.load what you saved, before prepare"),
-    Unsupported("save_model", "saving in shards", _NO_CHECKPOINT),
-    Unsupported("save", "saving once per machine", "call torch.save under `if accelerator.is_main_process:`"),
-    Unsupported("register_for_checkpointing", "checkpointing the whole training state", _NO_CHECKPOINT),
-    Unsupported("register_save_state_pre_hook", "checkpointing the whole training state", _NO_CHECKPOINT),
-    Unsupported("register_load_state_pre_hook", "restoring the whole training state", _NO_CHECKPOINT),
     Unsupported("init_trackers", "experiment trackers", _NO_TRACKER),
     Unsupported("get_tracker", "experiment trackers", _NO_TRACKER),
     Unsupported("log", "experiment trackers", _NO_TRACKER),

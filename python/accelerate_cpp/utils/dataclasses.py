@@ -190,7 +190,7 @@ class DataLoaderConfiguration:
         use_seedable_sampler: shuffle from ``data_seed`` plus the epoch alone.
         data_seed: the seed of that shuffle; ``None`` takes torch's.
         non_blocking: copy batches to the device without waiting.
-        use_stateful_dataloader: use torchdata's ``StatefulDataLoader``.
+        use_stateful_dataloader: loaders have ``state_dict`` and ``load_state_dict``, and continue inside an epoch.
     """
 
     split_batches: bool = False

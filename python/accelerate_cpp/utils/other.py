@@ -1,16 +1,22 @@
-"""Waiting for all processes, and models without their wrappers."""
+"""Waiting for all processes, models without their wrappers, and files that one process writes for all."""
 
 from __future__ import annotations
 
-from typing import cast
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
+from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.precision import forward
-from accelerate_cpp.utils.operations import world_size
+from accelerate_cpp.runtime import current
+from accelerate_cpp.utils.operations import process_index, world_size
 
 
 def wait_for_everyone() -> None:
@@ -53,3 +59,42 @@ def extract_model_from_parallel(
         return inner
     compiled._orig_mod = inner
     return compiled
+
+
+def saves_here(save_on_each_node: bool = False) -> bool:
+    """Whether this process writes what all have in common: rank 0, or rank 0 of each host."""
+    if save_on_each_node and current.session is not None:
+        return current.session.topology.local_rank == 0
+    return process_index() == 0
+
+
+def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
+    """Saves ``obj`` on the main process, or on that of each host; elsewhere nothing happens.
+
+    Args:
+        f: a path, which is replaced in one step, or, for pickles, a file that is open for writing.
+        safe_serialization: in the safetensors format, for a dict of tensors, instead of by ``torch.save``.
+
+    Raises:
+        ValueError: the safetensors format cannot hold a value of ``obj``.
+        OSError: the system refused to write.
+    """
+    if not saves_here(save_on_each_node):
+        return
+    if not isinstance(f, str | os.PathLike):
+        torch.save(obj, f)
+        return
+    with replacing(Path(f)) as path:
+        if safe_serialization:
+            write_safetensors(path, without_duplicates(cast(Mapping[str, Any], obj)))
+        else:
+            write_pickle(path, obj)
+
+
+def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> Any:
+    """``torch.load`` of a path with ``weights_only=True``, unless ``kwargs`` say otherwise; knows NumPy's arrays.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or asks to run code.
+    """
+    return read_pickle(Path(f), "what torch.save wrote", map_location, **kwargs)

@@ -1,13 +1,18 @@
-"""Models without their wrappers."""
+"""Models without their wrappers, and files of one object."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import Any
 
+import accelerate
 import accelerate.utils.other as original
+import numpy as np
 import pytest
 import torch
 
+from accelerate_cpp.errors import CheckpointError
 from accelerate_cpp.precision import forward
 from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.utils import other
@@ -56,3 +61,19 @@ def test_a_compiled_model_stays_compiled_unless_asked_not_to(keep):
 
 def test_one_process_does_not_wait():
     other.wait_for_everyone()
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(other, original), (original, other)])
+def test_what_one_package_saves_the_other_loads(tmp_path: Path, writer: Any, reader: Any) -> None:
+    accelerate.PartialState(cpu=True)
+    content = {"weights": torch.ones(2), "numpy": np.random.get_state()}
+    writer.save(content, str(tmp_path / "f"))
+    loaded = reader.load(str(tmp_path / "f"))
+    assert torch.equal(loaded["weights"], torch.ones(2))
+    assert np.array_equal(loaded["numpy"][1], content["numpy"][1])
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save(print, tmp_path / "f")
+    with pytest.raises(CheckpointError, match="would call functions"):
+        other.load(tmp_path / "f")

@@ -1,0 +1,218 @@
+"""The checkpoints of one ``Accelerator``: hooks and objects that belong to them, saving, loading, and the writer."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
+
+from accelerate_cpp.checkpoint import finding
+from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.checkpoint.finding import Project
+from accelerate_cpp.checkpoint.manifest import Manifest, check_files, read_manifest
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.saving import Checkpoint, remove_unfinished
+from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
+from accelerate_cpp.checkpoint.state_files import (
+    Parts,
+    StateFile,
+    check_custom,
+    custom_file,
+    load_custom,
+    load_parts,
+    random_states_file,
+    shared_files,
+)
+from accelerate_cpp.errors import InvalidArgument
+
+Weights = list[dict[str, Any]]
+_THREADS = 2  # model and optimizer, while training waits
+
+
+class Checkpoints:
+    """Saves and restores what an ``Accelerator`` prepared, and what the user registered."""
+
+    def __init__(self) -> None:
+        self.custom_objects: list[Any] = []
+        self._save_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self._load_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self._writer, self._memory = BackgroundWriter(), SnapshotMemory()
+        self._group: dist.ProcessGroup | None = None
+
+    def register(self, objects: Sequence[Any]) -> None:
+        """Adds objects with ``state_dict`` and ``load_state_dict``; ``InvalidArgument`` names those without."""
+        wrong = [
+            f"number {index}, a {type(one).__name__}"
+            for index, one in enumerate(objects)
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
+        ]
+        if wrong:
+            raise InvalidArgument(
+                "register_for_checkpointing takes objects with the methods state_dict and load_state_dict, not "
+                + "; ".join(wrong)
+            )
+        self.custom_objects.extend(objects)
+
+    def add_save_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, weights, folder)`` before each save."""
+        return _added(self._save_hooks, hook)
+
+    def add_load_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, folder)`` before each load."""
+        return _added(self._load_hooks, hook)
+
+    def release_memory(self) -> None:
+        """Frees what copies for the background were made into."""
+        self._memory.release()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises the error of the last writing, once."""
+        self._writer.wait()
+
+    def save(
+        self,
+        output_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        weights: Callable[[], Weights],
+        step: int,
+        cursors: Callable[[], list[dict[str, int | str]]],
+        safe_serialization: bool = True,
+        blocking: bool = True,
+    ) -> Path:
+        """Writes everything into one folder, which appears when it is whole. A collective.
+
+        Args:
+            output_dir: the folder, unless ``project`` numbers its checkpoints.
+            weights: gives the state of each model.
+            step: micro-batches since the last forced synchronisation.
+            cursors: gives the position of each loader.
+            blocking: if false, returns once everything is copied; a thread writes the copy, and the next call, or
+                :meth:`wait`, raises its error.
+
+        Returns:
+            The folder.
+        """
+        self.wait()
+
+        # All ranks look for the folder before any of them lets hooks write into it.
+        targets = ranks.together("save_state", lambda: finding.target_of(project, output_dir))
+        target = targets[ranks.rank]
+        existed = any(ranks.gather(target.exists()))
+
+        def prepared() -> Checkpoint:
+            states = self._after_hooks(parts, weights(), target)
+            files = [random_states_file(ranks.rank, step)]
+            if (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0:
+                files += shared_files(parts, states, safe_serialization) + self._custom_files()
+            manifest = Manifest(project.iteration + 1, ranks.world_size, {}, cursors())
+            limit = project.total_limit if project.automatic_checkpoint_naming else None
+            checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed)
+            return checkpoint if blocking else checkpoint.copied(self._memory)
+
+        try:
+            checkpoint = self._agreed("save_state", prepared, ranks)
+        except BaseException:
+            if not existed and ranks.local_rank == 0:
+                remove_unfinished(target)
+            raise
+        if blocking:
+            checkpoint.write(ranks, threads=_THREADS)
+        else:
+            apart = self._apart(ranks)
+            self._writer.start(lambda: checkpoint.write(apart))
+        project.iteration += 1
+        return checkpoint.target
+
+    def load(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        unwrap: Callable[[torch.nn.Module], torch.nn.Module],
+        map_location: Any = "cpu",
+        load_kwargs: Mapping[str, Any] | None = None,
+        **load_model_kwargs: Any,
+    ) -> tuple[dict[str, Any], list[dict[str, int | str]]]:
+        """Restores everything from a folder, and the number of the project's next checkpoint. A collective.
+
+        Args:
+            input_dir: ``None`` takes the newest checkpoint that is whole.
+            unwrap: gives the module that the user prepared, whose names are those of the file.
+
+        Returns:
+            ``{"step": …}`` where the folder knows it, and the cursors of the loaders, none for folders of the original.
+
+        Raises:
+            InvalidArgument: there is no such folder, or none that is whole.
+            CheckpointError: a file is missing, damaged or does not fit. Checksums and the number of registered objects
+                are checked before anything is changed.
+        """
+        self.wait()
+        folder = finding.newest_whole(project, ranks) if input_dir is None else None
+
+        def loaded() -> tuple[dict[str, Any], Manifest | None, int]:
+            chosen = folder or finding.given(input_dir or "")
+            manifest = read_manifest(chosen)
+            if manifest is not None and folder is None:
+                check_files(chosen, manifest)
+            check_custom(chosen, self.custom_objects)
+            models = list(parts.models)
+            for hook in list(self._load_hooks.values()):
+                hook(models, str(chosen) if input_dir is None else os.path.expanduser(input_dir))
+            own = replace(parts, models=[unwrap(model) for model in models])
+            states = load_parts(chosen, own, ranks.rank, map_location, load_kwargs, **load_model_kwargs)
+            load_custom(chosen, self.custom_objects)
+            return states, manifest, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+
+        everyones = ranks.together("load_state", loaded)
+        states, manifest, _ = everyones[ranks.rank]
+        project.iteration = max(iteration for _, _, iteration in everyones)
+        return states, [] if manifest is None else manifest.cursors
+
+    def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
+        """Calls the hooks, which may take weights out of the list, and write into ``target``."""
+        hooks = list(self._save_hooks.values())
+        if hooks:
+            target.mkdir(parents=True, exist_ok=True)
+        for hook in hooks:
+            hook(list(parts.models), weights, str(target))
+        return weights
+
+    def _custom_files(self) -> list[StateFile]:
+        return [custom_file(index, one.state_dict()) for index, one in enumerate(self.custom_objects)]
+
+    def _agreed(self, what: str, prepared: Callable[[], Checkpoint], ranks: Ranks) -> Checkpoint:
+        """Rank 0's token on every rank. An exception on any rank is one on all."""
+        own: list[Checkpoint] = []
+
+        def attempt() -> str:
+            own.append(prepared())
+            return own[0].token
+
+        tokens = ranks.together(what, attempt)
+        return replace(own[0], token=tokens[0])
+
+    def _apart(self, ranks: Ranks) -> Ranks:
+        """The same processes over a group of their own, as the training loop goes on using the default one."""
+        if ranks.world_size > 1 and self._group is None:
+            # Objects are gathered on the CPU: another thread has no current GPU of its own.
+            on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
+            self._group = dist.new_group(backend="gloo" if on_gpus else None)
+        return replace(ranks, group=self._group)
+
+
+def _added(hooks: dict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,188 @@
+"""Files that are checksummed while they are written, and read with errors that name them."""
+
+from __future__ import annotations
+
+import _codecs
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
+
+_PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
+_np_core: Any = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined,unused-ignore]
+# What the states of NumPy's generators need beside what torch lets a pickle load without asking.
+SAFE_GLOBALS: list[Any] = [_np_core.multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode]
+if hasattr(np, "dtypes"):
+    SAFE_GLOBALS.append(np.dtypes.UInt32DType)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file should hold: its length in bytes, and the CRC-32 of all of them."""
+
+    bytes: int
+    crc32: int
+
+
+class ChecksummedFile:
+    """A file that is written from beginning to end; takes what ``torch.save`` writes.
+
+    :meth:`finish` has to be called for the data to survive a power failure. Errors of the system raise
+    ``SystemFailure`` with the path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._bytes, self._crc32 = path, 0, 0
+        self._descriptor = self._ask(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: Any) -> int:
+        """Appends all of ``data``, anything with a buffer, and returns its length in bytes."""
+        view = memoryview(data).cast("B")
+        for begin in range(0, len(view), _PIECE):
+            piece = view[begin : begin + _PIECE]
+            self._crc32 = zlib.crc32(piece, self._crc32)
+            while piece:
+                piece = piece[self._ask(os.write, self._descriptor, piece) :]
+        self._bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
+    def finish(self) -> FileRecord:
+        """Waits until the data is on the disk."""
+        self._ask(_synced, self._descriptor)
+        return FileRecord(self._bytes, self._crc32)
+
+    def __enter__(self) -> ChecksummedFile:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        os.close(self._descriptor)
+
+    def _ask(self, call: Callable[..., int], *arguments: Any) -> int:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            raise SystemFailure(
+                error.errno,
+                f"{os.strerror(error.errno or 0)} while writing {self._path}, after {self._bytes} bytes; make room or "
+                "choose another folder",
+            ) from error
+
+
+def _synced(descriptor: int) -> int:
+    os.fsync(descriptor)
+    return 0
+
+
+def write_bytes(path: Path, data: bytes) -> FileRecord:
+    """Writes a whole file, down to the disk."""
+    with ChecksummedFile(path) as file:
+        file.write(data)
+        return file.finish()
+
+
+def write_pickle(path: Path, content: Any) -> FileRecord:
+    """``torch.save``, down to the disk."""
+    with ChecksummedFile(path) as file:
+        torch.save(content, file)  # type: ignore[arg-type]  # it needs no more than write and flush
+        return file.finish()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a name beside ``path`` to write to; what stands there then takes the place of ``path`` in one step."""
+    waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        yield waiting
+        os.replace(waiting, path)
+    finally:
+        waiting.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def record_of(path: Path) -> FileRecord:
+    """Reads a whole file for its length and checksum."""
+    size, crc32, piece = 0, 0, bytearray(_PIECE)
+    view = memoryview(piece)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            size, crc32 = size + count, zlib.crc32(view[:count], crc32)
+    return FileRecord(size, crc32)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in ``folder`` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_file(path: Path, holds: str) -> None:
+    """Raises ``CheckpointError`` unless there is a file ``path``, which ``holds`` describes."""
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is missing, which should hold {holds}: the checkpoint is not whole, or of a program that prepared "
+            "other objects; load another one, or prepare what it was saved with"
+        )
+
+
+def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs: Any) -> Any:
+    """``torch.load`` with ``weights_only=True`` unless ``load_kwargs`` say otherwise.
+
+    Args:
+        holds: what should be in the file, for errors.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or asks to run code.
+    """
+    require_file(path, holds)
+    options = {"weights_only": True, **load_kwargs}
+    try:
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
+            return torch.load(path, map_location=map_location, **options)
+    except Exception as error:
+        if "Weights only load failed" in str(error) and "Unsupported" in str(error):
+            raise CheckpointError(
+                f"{path}: expected {holds}, made of tensors and plain values; loading it would call functions of the "
+                f"file's choice ({_reason(error)}). If you trust whoever wrote it, pass "
+                "load_kwargs={'weights_only': False} to load_state"
+            ) from error
+        raise CheckpointError(
+            f"{path}: expected {holds}, written by torch.save; it cannot be read ({_reason(error)}). The file is "
+            "damaged or cut short: load another checkpoint"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0] if lines else "")
+    return f"{type(error).__name__}: {telling.split('. Please')[0][:200]}"
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes from ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024)."""
+    if isinstance(size, int):
+        return size
+    text = size.strip().upper()
+    for unit, factor in {
+        **{f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)},
+        **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)},
+    }.items():
+        if text.endswith(unit):
+            try:
+                return int(float(text.removesuffix(unit)) * factor)
+            except ValueError:
+                break
+    raise InvalidArgument(f"max_shard_size={size!r}: expected bytes, or a number with KB, MB, GB or TB (KiB, …) behind")

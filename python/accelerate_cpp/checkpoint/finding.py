@@ -1,0 +1,95 @@
+"""Where the next checkpoint goes, and which one to load."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Protocol
+
+from accelerate_cpp.checkpoint.folder import numbered
+from accelerate_cpp.checkpoint.manifest import why_not_whole
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.errors import InvalidArgument
+
+_log = logging.getLogger(__name__)
+
+
+class Project(Protocol):
+    """Where a project keeps its checkpoints; see ``ProjectConfiguration``."""
+
+    project_dir: str | os.PathLike[str] | None
+    automatic_checkpoint_naming: bool
+    total_limit: int | None
+    iteration: int
+    save_on_each_node: bool
+
+
+def checkpoints_folder(project: Project) -> Path:
+    """The folder of the numbered checkpoints; ``InvalidArgument`` for a project without a folder."""
+    if project.project_dir is None:
+        raise InvalidArgument(
+            "automatic_checkpoint_naming=True needs a folder: pass project_dir to ProjectConfiguration or Accelerator"
+        )
+    return Path(project.project_dir).expanduser() / "checkpoints"
+
+
+def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder of the next checkpoint.
+
+    Raises:
+        InvalidArgument: there is a checkpoint of its number already; or nothing says where to save.
+    """
+    if not project.automatic_checkpoint_naming:
+        if output_dir is None:
+            raise InvalidArgument(
+                "save_state needs output_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) names it"
+            )
+        return Path(output_dir).expanduser()
+    target = checkpoints_folder(project) / f"checkpoint_{project.iteration}"
+    if target.exists():
+        raise InvalidArgument(
+            f"{target} exists already; continue with load_state(), which also sets the number of the next checkpoint, "
+            "or set project_configuration.iteration"
+        )
+    return target
+
+
+def newest_whole(project: Project, ranks: Ranks) -> Path:
+    """The checkpoint with the highest number that is whole for every rank. A collective.
+
+    Raises:
+        InvalidArgument: there is none; the message says what is wrong with each.
+    """
+    if not project.automatic_checkpoint_naming:
+        raise InvalidArgument(
+            "load_state needs input_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) numbers folders"
+        )
+    folder = checkpoints_folder(project)
+    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(folder)))]
+    refused = []
+    for number in sorted(set.intersection(*known), reverse=True):
+        path = folder / f"checkpoint_{number}"
+        reason = next((text for text in ranks.gather(why_not_whole(path, ranks.rank)) if text is not None), None)
+        if reason is None:
+            return path
+        _log.warning("%s is not whole and is left out: %s", path, reason)
+        refused.append(reason)
+    found = "; ".join(refused) if refused else "there is none"
+    raise InvalidArgument(f"load_state: expected a whole checkpoint_<number> in {folder}, found: {found}")
+
+
+def given(input_dir: str | os.PathLike[str]) -> Path:
+    """``input_dir`` as a path; ``InvalidArgument`` if there is no such folder."""
+    path = Path(input_dir).expanduser()
+    if not path.is_dir():
+        raise InvalidArgument(f"load_state: there is no folder {path}; expected one that save_state wrote")
+    return path
+
+
+def next_iteration(project: Project, saved: int | None) -> int:
+    """The number of the next checkpoint after loading one that knows ``saved``: no folder may have it already."""
+    candidates = [project.iteration if saved is None else saved]
+    if project.automatic_checkpoint_naming and project.project_dir is not None:
+        candidates += [number + 1 for number in numbered(checkpoints_folder(project))]
+    return max(candidates)

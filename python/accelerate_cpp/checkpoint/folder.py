@@ -1,0 +1,128 @@
+"""Folders of checkpoints: written beside their place under another name, moved there in one step, counted, pruned."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+from pathlib import Path
+
+from accelerate_cpp.checkpoint.files import sync_folder
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from accelerate_cpp.errors import CheckpointError
+
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+
+
+def temporary_folder(target: Path, token: str) -> Path:
+    """Where the checkpoint ``target`` is written until it is whole."""
+    return target.parent / f".{target.name}.tmp-{token}"
+
+
+def remove_leftovers(target: Path, keep: Path | None = None) -> None:
+    """Removes what killed processes left of unfinished checkpoints beside ``target``, other than ``keep``.
+
+    Beside a numbered checkpoint these are the leftovers of all numbers.
+    """
+    name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
+    pattern = re.compile(rf"\.{name}\.tmp-\w+")
+    for path in target.parent.iterdir() if target.parent.is_dir() else ():
+        if pattern.fullmatch(path.name) and path != keep:
+            # What cannot be removed (files open over NFS) only takes up room; it must not stop training.
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def commit(temporary: Path, target: Path) -> None:
+    """Puts ``temporary`` in the place of ``target``, in one step that survives a power failure.
+
+    Where there is a folder ``target`` already, its files that no earlier checkpoint wrote, or that changed since, go
+    with it into the new one.
+    """
+    existed = target.is_dir()
+    if existed:
+        _carry_over(target, temporary)
+    _sync_tree(temporary)
+    if existed:
+        _exchange(temporary, target)
+    else:
+        os.rename(temporary, target)
+    sync_folder(target.parent)
+    if existed:
+        shutil.rmtree(temporary)
+
+
+def _carry_over(old: Path, new: Path) -> None:
+    replaced = _files_of_earlier_checkpoint(old)
+
+    def link(source: str, copy: str) -> None:
+        if os.path.lexists(copy) or source in replaced:
+            return
+        try:
+            os.link(source, copy, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(source, copy, follow_symlinks=False)
+
+    shutil.copytree(old, new, symlinks=True, copy_function=link, dirs_exist_ok=True)
+
+
+def _files_of_earlier_checkpoint(folder: Path) -> set[str]:
+    """The files that the manifest of ``folder`` names and that are no younger than it, and the manifest."""
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return {str(folder / MANIFEST_NAME)}
+    if manifest is None:
+        return set()
+    written = (folder / MANIFEST_NAME).stat().st_mtime_ns
+    paths = [path for path in (folder / name for name in manifest.files) if path.exists()]
+    return {str(path) for path in paths if path.stat().st_mtime_ns <= written} | {str(folder / MANIFEST_NAME)}
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        sync_folder(Path(parent))
+
+
+def _exchange(first: Path, second: Path) -> None:
+    """Swaps two folders; in one step where the system can (Linux, most file systems), else in three."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = (os.fsencode(first), os.fsencode(second))
+    if rename is not None and rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return
+    aside = first.with_name(f"{first.name}old")
+    os.rename(second, aside)
+    os.rename(first, second)
+    os.rename(aside, first)
+
+
+def numbered(folder: Path) -> dict[int, Path]:
+    """The checkpoints in ``folder`` by their numbers, ascending; whatever else is there is left out."""
+    found = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NUMBERED.fullmatch(path.name)
+        if match and path.is_dir():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def prune(folder: Path, limit: int, newest: Path) -> None:
+    """Removes checkpoints with the lowest numbers until ``limit`` are left, ``newest`` in any case.
+
+    Each loses its name in one step, so that none is ever half there.
+    """
+    paths = list(numbered(folder).values())
+    for path in paths[: max(0, len(paths) - max(limit, 1))]:
+        if path != newest:
+            doomed = temporary_folder(path, "pruned")
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)

@@ -1,0 +1,139 @@
+"""The manifest of a checkpoint: the one file beside the original's, which says what belongs to it and where it stood.
+
+It is written last. It names the length and checksum of every file that was written on this host, and has a checksum of
+its own, so that a folder can be judged without loading anything.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
+from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
+from accelerate_cpp.errors import CheckpointError
+
+MANIFEST_NAME = "accelerate_cpp.json"
+_FORMAT = 1
+_THREADS = 4  # reading and CRC-32 both let go of the interpreter
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Of one checkpoint folder.
+
+    Attributes:
+        iteration: the number of the next checkpoint of the run.
+        world_size: the number of processes that wrote it.
+        files: by name; without those that hooks or others put there.
+        cursors: the position of every prepared loader, in the order of ``prepare``, as plain values.
+    """
+
+    iteration: int
+    world_size: int
+    files: dict[str, FileRecord]
+    cursors: list[dict[str, int | str]]
+
+    def write(self, folder: Path) -> None:
+        """Writes it into ``folder``, down to the disk."""
+        body = {
+            "format": _FORMAT,
+            "iteration": self.iteration,
+            "world_size": self.world_size,
+            "files": {name: asdict(record) for name, record in sorted(self.files.items())},
+            "cursors": self.cursors,
+        }
+        text = json.dumps({**body, "crc32": _checksum(body)}, indent=1) + "\n"
+        write_bytes(folder / MANIFEST_NAME, text.encode())
+
+
+def _checksum(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of ``folder``; ``None`` where there is none, as in checkpoints of the original.
+
+    Raises:
+        CheckpointError: it is damaged, or from a later version of this package.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    try:
+        body = json.loads(path.read_bytes())
+        crc32, version = body.pop("crc32"), body["format"]
+        if version == _FORMAT and crc32 == _checksum(body):
+            files = {name: FileRecord(**record) for name, record in body["files"].items()}
+            return Manifest(body["iteration"], body["world_size"], files, body["cursors"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: expected the manifest of a checkpoint, found {error}; {_ADVICE}") from error
+    if version != _FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, and this version of accelerate_cpp knows {_FORMAT}; update accelerate_cpp"
+        )
+    raise CheckpointError(f"{path}: its checksum does not fit what it says; {_ADVICE}")
+
+
+_ADVICE = f"load another checkpoint, or remove {MANIFEST_NAME} to load the files unchecked"
+
+
+def check_files(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+    """Reads the files of ``manifest`` and compares lengths and checksums.
+
+    Args:
+        names: only these, as far as the manifest has them.
+
+    Raises:
+        CheckpointError: a file is missing or differs.
+    """
+    chosen = {name: manifest.files[name] for name in names or manifest.files if name in manifest.files}
+    for name, record in chosen.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, which {MANIFEST_NAME} names; {_ADVICE}")
+        if path.stat().st_size != record.bytes:
+            raise CheckpointError(f"{path}: expected {record.bytes} bytes, found {path.stat().st_size}; {_ADVICE}")
+    largest_first = sorted(chosen, key=lambda name: -chosen[name].bytes)
+    with ThreadPoolExecutor(min(_THREADS, len(chosen) or 1)) as readers:
+        records = readers.map(lambda name: record_of(folder / name), largest_first)
+        for name, found in zip(largest_first, records, strict=True):
+            if found != chosen[name]:
+                raise CheckpointError(
+                    f"{folder / name}: expected CRC-32 {chosen[name].crc32:08x}, found {found.crc32:08x}; {_ADVICE}"
+                )
+
+
+def check_structure(folder: Path, rank: int) -> None:
+    """Judges a folder without manifest, one of the original's, by what must be there and be whole in outline.
+
+    Raises:
+        CheckpointError: the random states of ``rank``, which are written last, are missing for everyone; or a file is
+            cut short.
+    """
+    if not any((folder / f"random_states_{number}.pkl").is_file() for number in (rank, 0)):
+        raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor random_states_{rank}.pkl: it is not whole")
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors":
+            check_safetensors(path)
+        elif path.suffix in {".bin", ".pkl"} and path.is_file() and not zipfile.is_zipfile(path):
+            raise CheckpointError(f"{path} is cut short")
+
+
+def why_not_whole(folder: Path, rank: int) -> str | None:
+    """The reason why ``folder`` is no whole checkpoint for ``rank``; ``None`` if it is one."""
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            check_structure(folder, rank)
+        else:
+            check_files(folder, manifest)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,58 @@
+"""The processes that save or load a checkpoint together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from accelerate_cpp.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others.
+
+    Attributes:
+        local_rank: on its host; rank 0 of a host moves what is written there.
+        local_world_size: the number of processes on this host.
+        group: what the processes talk over; ``None`` is the default group.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order, on every rank. A collective."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def together(self, what: str, attempt: Callable[[], T]) -> list[T]:
+        """Calls ``attempt`` on every rank and returns what all of them returned. A collective.
+
+        If it raises on any rank, this raises on all: there the same exception, elsewhere ``CheckpointError`` with
+        ``what`` and the name of the rank. Then all ranks have ended their attempts.
+        """
+        error: BaseException | None = None
+        value: T | None = None
+        try:
+            value = attempt()
+        except BaseException as raised:
+            error = raised
+        outcomes = self.gather((value, None if error is None else f"{type(error).__name__}: {error}"))
+        if error is not None:
+            raise error
+        for rank, (_, text) in enumerate(outcomes):
+            if text is not None:
+                raise CheckpointError(f"{what}: rank {rank} failed with {text}")
+        return [value for value, _ in outcomes]

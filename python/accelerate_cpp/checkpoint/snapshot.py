@@ -1,0 +1,85 @@
+"""Copies of states that training does not change any more, for a writer in the background."""
+
+from __future__ import annotations
+
+import copy
+import mmap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from accelerate_cpp.checkpoint.safetensors_file import place_of
+
+_ALIGNMENT = 64  # bytes
+
+
+class SnapshotMemory:
+    """Memory that is kept from one snapshot to the next: getting it from the system takes longer than copying.
+
+    Only one snapshot at a time may lie in it.
+    """
+
+    def __init__(self) -> None:
+        self._block: mmap.mmap | None = None
+
+    def at_least(self, size: int) -> mmap.mmap | None:
+        """A block of ``size`` bytes or more; ``None`` for 0."""
+        if self._block is None or len(self._block) < size:
+            self._block = None if size == 0 else mmap.mmap(-1, size)
+        return self._block
+
+    def release(self) -> None:
+        """Gives it back to the system once no snapshot lies in it any more."""
+        self._block = None
+
+
+def snapshot(state: Any, memory: SnapshotMemory) -> Any:
+    """A deep copy of ``state`` on the CPU, whose plain tensors lie in ``memory``.
+
+    Tensors that shared their memory share it in the copy.
+    """
+    tensors = {id(tensor): tensor for tensor in _tensors_in(state)}
+    owners = {place_of(tensor): tensor for tensor in tensors.values()}
+    sizes = {place: -(-_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT for place, tensor in owners.items()}
+    block = memory.at_least(sum(sizes.values()))
+    copies, begin = {}, 0
+    for place, tensor in owners.items():
+        copies[place] = _copied_into(block, begin, tensor)
+        begin += sizes[place]
+    # deepcopy takes what stands in its memo for an object instead of copying it.
+    memo: dict[int, Any] = {key: copies[place_of(tensor)] for key, tensor in tensors.items()}
+    return copy.deepcopy(state, memo)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _copied_into(block: mmap.mmap | None, begin: int, tensor: torch.Tensor) -> torch.Tensor:
+    if block is None or tensor.numel() == 0:
+        return tensor.detach().to("cpu", copy=True)
+    room = torch.frombuffer(block, dtype=torch.uint8, count=_bytes(tensor), offset=begin)
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        # In one thread: torch's copy meets its other threads after every tensor, which takes long when cores are busy.
+        np.copyto(room.numpy(), tensor.detach().reshape(-1).view(torch.uint8).numpy())
+        return room.view(tensor.dtype).reshape(tensor.shape)
+    return room.view(tensor.dtype).reshape(tensor.shape).copy_(tensor.detach())
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and (
+        value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized
+    )
+
+
+def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    if _is_plain(state):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _tensors_in(value)

@@ -1,0 +1,182 @@
+"""The state of a training run in files: models, optimizers, schedulers, loaders, random generators, and own objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.shards import save_in_shards
+from accelerate_cpp.checkpoint.state_files import (
+    Parts,
+    custom_file,
+    load_custom_object,
+    load_parts,
+    random_states_file,
+    shared_files,
+)
+from accelerate_cpp.data.cursor import cursor_of, restore_cursor
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.state import PartialState
+from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
+
+if TYPE_CHECKING:
+    from accelerate_cpp.accelerator import Accelerator
+
+__all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
+
+
+def save_accelerator_state(
+    output_dir: str | os.PathLike[str],
+    model_states: Sequence[Mapping[str, Any]],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    step: int,
+    scaler: Any = None,
+    save_on_each_node: bool = False,
+    safe_serialization: bool = True,
+) -> Path:
+    """Writes the files of this process straight into ``output_dir``; ``Accelerator.save_state`` does it in one step.
+
+    Args:
+        model_states: a state dict for each model.
+        process_index: the rank, for the name of the file of random states.
+        step: micro-batches since the last forced synchronisation.
+        save_on_each_node: rank 0 of each host writes what is common, instead of rank 0 of all.
+        safe_serialization: models in the safetensors format instead of pickles.
+
+    Returns:
+        ``output_dir`` as a path.
+    """
+    folder = Path(output_dir)
+    parts = Parts((), optimizers, schedulers, dataloaders, scaler)
+    files = shared_files(parts, model_states, safe_serialization) if saves_here(save_on_each_node) else []
+    for file in [*files, random_states_file(process_index, step)]:
+        file.write(folder)
+    return folder
+
+
+def load_accelerator_state(
+    input_dir: str | os.PathLike[str],
+    models: Sequence[torch.nn.Module],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    scaler: Any = None,
+    map_location: str | None = None,
+    load_kwargs: Mapping[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> dict[str, Any]:
+    """Loads what :func:`save_accelerator_state` of this package or of the original wrote.
+
+    Args:
+        map_location: ``"cpu"``, which ``None`` means, too, or ``"on_device"``.
+        load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
+        load_model_func_kwargs: for ``load_state_dict`` of the models.
+
+    Returns:
+        ``{"step": …}``, where the files know it.
+
+    Raises:
+        TypeError: ``map_location`` is something else.
+        CheckpointError: a file is missing or cannot be read.
+    """
+    inner = [extract_model_from_parallel(model) for model in models]
+    parts = Parts(inner, optimizers, schedulers, dataloaders, scaler)
+    where = _device_of(map_location)
+    return load_parts(Path(input_dir), parts, process_index, where, load_kwargs, **load_model_func_kwargs)
+
+
+def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:
+    """Writes ``obj.state_dict()`` to ``custom_checkpoint_<index>.pkl`` in ``path``, on the main process."""
+    if saves_here(save_on_each_node):
+        custom_file(index, obj.state_dict()).write(Path(path))
+
+
+def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
+    """Has ``obj`` load ``custom_checkpoint_<index>.pkl`` of ``path``. The file may run code: load only your own."""
+    load_custom_object(Path(path), obj, index)
+
+
+def save_state(
+    accelerator: Accelerator, output_dir: str | os.PathLike[str] | None, safe_serialization: bool, blocking: bool
+) -> Path:
+    """:meth:`Accelerator.save_state`."""
+    strategy = accelerator._session.strategy
+    return accelerator._checkpoints.save(
+        output_dir,
+        accelerator.project_configuration,
+        _ranks(accelerator),
+        _parts(accelerator),
+        lambda: [strategy.model_state(model) for model in accelerator._models],
+        accelerator.step,
+        lambda: [cursor_of(loader) for loader in accelerator._dataloaders],
+        safe_serialization,
+        blocking,
+    )
+
+
+def load_state(
+    accelerator: Accelerator,
+    input_dir: str | os.PathLike[str] | None,
+    load_kwargs: Mapping[str, Any] | None,
+    load_model_func_kwargs: dict[str, Any],
+) -> None:
+    """:meth:`Accelerator.load_state`."""
+    options = dict(load_model_func_kwargs)
+    on_device = accelerator.use_distributed and accelerator.device.type != "cpu"
+    where = _device_of(options.pop("map_location", None) or ("on_device" if on_device else "cpu"))
+    states, cursors = accelerator._checkpoints.load(
+        input_dir,
+        accelerator.project_configuration,
+        _ranks(accelerator),
+        _parts(accelerator),
+        accelerator._session.strategy.unwrap,
+        where,
+        load_kwargs,
+        **options,
+    )
+    accelerator.step = states.get("step", accelerator.step)
+    for loader, cursor in zip(accelerator._dataloaders, cursors):  # noqa: B905 - a program may read other data now
+        restore_cursor(loader, cursor)
+
+
+def save_model(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    save_directory: str | os.PathLike[str],
+    max_shard_size: int | str,
+    safe_serialization: bool,
+) -> None:
+    """:meth:`Accelerator.save_model`."""
+    folder = Path(save_directory)
+    if folder.is_file():
+        raise InvalidArgument(f"save_model: {folder} is a file; expected a folder, or a name for a new one")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise RuntimeError("save_model: some parameters are on the meta device and have no values; materialise them")
+    state = accelerator.get_state_dict(model)
+    if saves_here(accelerator.project_configuration.save_on_each_node):
+        save_in_shards(state, folder, max_shard_size, safe_serialization)
+
+
+def _device_of(map_location: str | None) -> str | torch.device:
+    if map_location not in (None, "cpu", "on_device"):
+        raise TypeError(f"map_location={map_location!r}: expected None, 'cpu' or 'on_device'")
+    return PartialState().device if map_location == "on_device" else "cpu"
+
+
+def _ranks(accelerator: Accelerator) -> Ranks:
+    topology = accelerator._session.topology
+    return Ranks(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
+
+
+def _parts(accelerator: Accelerator) -> Parts:
+    prepared = accelerator._prepared
+    return Parts(prepared.models, prepared.optimizers, prepared.schedulers, prepared.dataloaders, accelerator.scaler)

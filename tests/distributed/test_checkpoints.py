@@ -1,0 +1,247 @@
+"""Checkpoints of two processes: all of it or nothing, whoever fails or is killed, and whenever."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import Outcome, free_port, run_processes, start_processes
+
+# Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
+
+FAILING = 1  # the rank
+
+
+def started(folder: str, seed: int = 0, package: str = "accelerate_cpp", **project: Any) -> tuple[Any, Any, Any]:
+    """An accelerator that numbers its checkpoints in ``folder``, a model and its optimizer."""
+    import importlib
+
+    import torch
+
+    accelerate = importlib.import_module(package)
+    options = {"project_dir": folder, "automatic_checkpoint_naming": True, **project}
+    configuration = importlib.import_module(f"{package}.utils").ProjectConfiguration(**options)
+    accelerator = accelerate.Accelerator(cpu=True, project_config=configuration)
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 4)
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    return accelerator, model, optimizer
+
+
+def train(accelerator: Any, model: Any, optimizer: Any) -> list[float]:
+    """Three steps on random batches; returns the losses."""
+    import torch
+
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def saves(folder: str, package: str, blocking: bool) -> list[float]:
+    import torch
+
+    accelerator, model, optimizer = started(folder, package=package)
+    torch.manual_seed(accelerator.process_index)
+    train(accelerator, model, optimizer)
+    accelerator.save_state(**({} if blocking else {"blocking": False}))
+    losses = train(accelerator, model, optimizer)
+    accelerator.end_training()
+    return losses
+
+
+def continues(folder: str, package: str) -> tuple[list[float], int]:
+    accelerator, model, optimizer = started(folder, seed=1, package=package)
+    accelerator.load_state()
+    return train(accelerator, model, optimizer), accelerator.save_iteration
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_every_rank_continues_where_it_was(tmp_path: Path, blocking: bool) -> None:
+    expected = run_processes(saves, 2, str(tmp_path), "accelerate_cpp", blocking)
+    assert expected[0] != expected[1]
+    names = set(os.listdir(tmp_path / "checkpoints" / "checkpoint_0"))
+    own = {"random_states_0.pkl", "random_states_1.pkl", "accelerate_cpp.json"}
+    assert names == {"model.safetensors", "optimizer.bin"} | own
+    assert run_processes(continues, 2, str(tmp_path), "accelerate_cpp") == [(losses, 1) for losses in expected]
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("accelerate_cpp", "accelerate"), ("accelerate", "accelerate_cpp")])
+def test_each_package_continues_what_the_other_saved(tmp_path: Path, writer: str, reader: str) -> None:
+    expected = run_processes(saves, 2, str(tmp_path), writer, True)
+    found = run_processes(continues, 2, str(tmp_path), reader)
+    assert [losses for losses, _ in found] == [pytest.approx(losses, rel=1e-5) for losses in expected]
+
+
+def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
+    run_processes(saves, 2, str(tmp_path), "accelerate_cpp", True)
+    assert len(run_processes(continues, 1, str(tmp_path), "accelerate_cpp")) == 1
+    assert len(run_processes(continues, 3, str(tmp_path), "accelerate_cpp")) == 3
+
+
+def fails_on_one_rank(folder: str, blocking: bool) -> list[tuple[str, str]]:
+    """What is raised on this rank when files of rank ``FAILING`` meet a full disk, and that training then goes on."""
+    import torch
+
+    from accelerate_cpp.checkpoint import state_files
+
+    accelerator, model, optimizer = started(folder)
+    accelerator.save_state()
+    write, raised = state_files.write_pickle, []
+    if accelerator.process_index == FAILING:
+        state_files.write_pickle = lambda path, content: write(Path("/dev/full"), [content, torch.zeros(1 << 18)])
+    try:
+        accelerator.save_state(blocking=blocking)
+        train(accelerator, model, optimizer)
+        accelerator.wait_for_checkpoint()
+    except Exception as error:
+        raised.append((type(error).__name__, str(error)))
+    state_files.write_pickle = write
+    train(accelerator, model, optimizer)
+    accelerator.load_state()
+    raised.append(("saved", accelerator.save_state().name))
+    return raised
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_full_disk_of_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path: Path, blocking: bool) -> None:
+    first, failing = run_processes(fails_on_one_rank, 2, str(tmp_path), blocking)
+    assert first[0][0] == "CheckpointError"
+    assert f"rank {FAILING} failed with SystemFailure" in first[0][1]
+    assert "No space left" in first[0][1]
+    assert failing[0][0] == "SystemFailure"
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_0", "checkpoint_1"]
+    assert first[1] == failing[1] == ("saved", "checkpoint_1")
+
+
+def dies_while_saving(folder: str) -> None:
+    from accelerate_cpp.checkpoint import saving
+
+    accelerator, _, _ = started(folder)
+    accelerator.save_state()
+    if accelerator.process_index == FAILING:
+        saving.Checkpoint._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    accelerator.save_state()
+
+
+def test_a_rank_that_dies_while_it_saves_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+    first, dead = start_processes(dies_while_saving, 2, str(tmp_path))
+    assert dead.exit_code == -signal.SIGKILL
+    assert first.exit_code == 1
+    assert f"rank {FAILING}" in first.stderr
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
+
+
+def exits_while_it_is_written(folder: str) -> None:
+    accelerator, _, _ = started(folder)
+    accelerator.save_state(blocking=False)
+
+
+def test_the_end_of_the_program_waits_for_the_writer(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = start_processes(exits_while_it_is_written, 2, str(tmp_path))
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], [outcome.stderr for outcome in outcomes]
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
+
+
+# A run that saves as often as it can, each time with its count as weights, and prints each count once it is saved.
+SAVES_ALWAYS = """
+import os, sys
+import torch
+from accelerate_cpp import Accelerator
+from accelerate_cpp.utils import ProjectConfiguration
+folder, blocking = sys.argv[1], sys.argv[2] == "blocking"
+project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
+accelerator = Accelerator(cpu=True, project_config=project)
+model = torch.nn.Linear(200, 200)
+model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+model(torch.ones(1, 200)).sum().backward()
+optimizer.step()
+count = 0
+checkpoints = folder + "/checkpoints"
+if os.path.isdir(checkpoints) and any(name.startswith("checkpoint_") for name in os.listdir(checkpoints)):
+    accelerator.load_state()
+    values = torch.cat([model_.flatten() for model_ in accelerator.unwrap_model(model).parameters()])
+    count = int(values[0])
+    assert torch.equal(values, torch.full_like(values, count)), "of several checkpoints"
+    accelerator.print("loaded", count, flush=True)
+accelerator.print("begins", flush=True)
+while True:
+    count += 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(count)
+    accelerator.save_state(blocking=blocking)
+    if not blocking:
+        accelerator.wait_for_checkpoint()
+    accelerator.print("saved", count, flush=True)
+"""
+
+
+def killed_at_random(folder: Path, world_size: int, blocking: bool, chance: random.Random) -> tuple[int, int]:
+    """Runs ``SAVES_ALWAYS`` and kills all its ranks at a random moment; what it loaded, and what it surely saved."""
+    port, log = free_port(), folder / "log"
+    workers = []
+    for rank in range(world_size):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-c", SAVES_ALWAYS, str(folder), "blocking" if blocking else "beside"]
+        with (log if rank == 0 else folder / f"log{rank}").open("wb") as output:
+            workers.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        deadline = time.monotonic() + 120
+        while "begins" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            assert all(worker.poll() is None for worker in workers), log.read_text()
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.0, 0.3))  # the moment is what the test is about
+    finally:
+        for worker in chance.sample(workers, world_size):
+            worker.kill()
+        for worker in workers:
+            worker.wait()
+    numbers = [int(line.split()[1]) for line in log.read_text().splitlines() if line[:5] in ("loade", "saved")]
+    loaded = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("loaded")]
+    return (loaded or [0])[0], (numbers or [0])[-1]
+
+
+def survives(folder: Path, kills: int, world_size: int, blocking: bool) -> None:
+    chance, saved = random.Random(world_size), 0
+    for _ in range(kills):
+        loaded, last = killed_at_random(folder, world_size, blocking, chance)
+        assert loaded >= saved, f"checkpoint {saved} was on the disk, and {loaded} was loaded"
+        saved = last
+        checkpoints = [name for name in os.listdir(folder / "checkpoints") if not name.startswith(".")]
+        assert len(checkpoints) <= 3  # two, and the newest if the kill came before the oldest was removed
+    assert saved > 0
+
+
+@pytest.mark.parametrize(("world_size", "blocking"), [(1, True), (1, False), (2, True)])
+def test_no_kill_loses_the_last_checkpoint(tmp_path: Path, world_size: int, blocking: bool) -> None:
+    survives(tmp_path, 3, world_size, blocking)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_fifty_kills_never_lose_the_last_checkpoint(tmp_path: Path, world_size: int) -> None:
+    survives(tmp_path, 50, world_size, blocking=True)

@@ -1,0 +1,121 @@
+"""Files with checksums, and what is said of damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from accelerate_cpp.checkpoint.files import (
+    ChecksummedFile,
+    FileRecord,
+    parse_size,
+    read_pickle,
+    record_of,
+    replacing,
+    write_bytes,
+    write_pickle,
+)
+from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
+
+
+def test_the_record_is_that_of_the_bytes_on_the_disk(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(3 * (1 << 20) + 5)
+    with ChecksummedFile(tmp_path / "data") as file:
+        file.write(data[:7])
+        file.write(memoryview(data)[7:])
+        record = file.finish()
+    assert (tmp_path / "data").read_bytes() == data
+    assert record == FileRecord(len(data), zlib.crc32(data)) == record_of(tmp_path / "data")
+
+
+def test_torch_reads_what_was_written(tmp_path: Path) -> None:
+    record = write_pickle(tmp_path / "state.bin", {"a": torch.arange(1000.0), "b": [1, "x"]})
+    loaded = torch.load(tmp_path / "state.bin", weights_only=True)
+    assert torch.equal(loaded["a"], torch.arange(1000.0))
+    assert loaded["b"] == [1, "x"]
+    assert record == record_of(tmp_path / "state.bin")
+
+
+def test_a_full_disk_is_an_error_with_the_path() -> None:
+    with pytest.raises(SystemFailure, match="/dev/full") as raised:
+        write_pickle(Path("/dev/full"), {"a": torch.zeros(1 << 20)})
+    assert raised.value.errno == errno.ENOSPC
+
+
+def test_a_missing_folder_is_an_error_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no/such"):
+        write_bytes(tmp_path / "no" / "such", b"")
+
+
+def test_random_states_of_numpy_are_safe_to_load(tmp_path: Path) -> None:
+    write_pickle(tmp_path / "random.pkl", {"numpy": np.random.get_state()})
+    before = torch.serialization.get_safe_globals()
+    loaded = read_pickle(tmp_path / "random.pkl", "random states")["numpy"]
+    assert np.array_equal(loaded[1], np.random.get_state()[1])
+    assert torch.serialization.get_safe_globals() == before
+
+
+class Hostile:
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.victim,)
+
+
+def test_a_pickle_that_calls_functions_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:
+    torch.save({"a": Hostile(tmp_path / "touched")}, tmp_path / "optimizer.bin")
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin: expected the state .* call functions .*weights_only"):
+        read_pickle(tmp_path / "optimizer.bin", "the state of optimizer 0")
+    assert not (tmp_path / "touched").exists()
+    read_pickle(tmp_path / "optimizer.bin", "the state of optimizer 0", weights_only=False)
+    assert (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps({"a": 1})[:-3], "half"])
+def test_a_damaged_pickle_is_named_with_what_was_expected(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "scheduler.bin"
+    if content == "half":
+        torch.save({"a": torch.zeros(10_000)}, path)
+        content = path.read_bytes()[:20_000]
+    assert isinstance(content, bytes)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"scheduler\.bin: expected the state of scheduler 0"):
+        read_pickle(path, "the state of scheduler 0")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"scaler\.pt is missing, which should hold a scale"):
+        read_pickle(tmp_path / "scaler.pt", "a scale")
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="halfway"), replacing(path) as waiting:
+        waiting.write_text("ne")
+        raise ValueError("halfway")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+    assert path.read_text() == "old"
+    with replacing(path) as waiting:
+        waiting.write_text("new")
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(7, 7), ("20KB", 20_000), ("1.5 MB", 1_500_000), ("2GiB", 2 << 30), ("3tb", 3 * 10**12)]
+)
+def test_sizes_have_units(text: str | int, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "ten", "GB", "5 parsecs"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="max_shard_size"):
+        parse_size(text)

@@ -1,0 +1,85 @@
+"""Folders that appear whole, replace others in one step, and go when there are too many."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.checkpoint import folder
+from accelerate_cpp.checkpoint.files import write_bytes
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
+
+
+def checkpoint(path: Path, files: dict[str, str]) -> Path:
+    path.mkdir(parents=True)
+    records = {name: write_bytes(path / name, text.encode()) for name, text in files.items()}
+    Manifest(1, 1, records, []).write(path)
+    return path
+
+
+def contents(path: Path) -> dict[str, str]:
+    names = (os.path.relpath(os.path.join(parent, name), path) for parent, _, all in os.walk(path) for name in all)
+    return {name: (path / name).read_text() for name in names if name != MANIFEST_NAME}
+
+
+def test_a_new_checkpoint_gets_its_name(tmp_path: Path) -> None:
+    target = tmp_path / "c"
+    folder.commit(checkpoint(folder.temporary_folder(target, "1"), {"a": "1"}), target)
+    assert contents(target) == {"a": "1"}
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize("system_can_swap", [True, False])
+def test_another_save_into_a_folder_replaces_its_files_and_keeps_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_can_swap: bool
+) -> None:
+    if not system_can_swap:
+        monkeypatch.setattr(folder.ctypes, "CDLL", lambda *_args, **_kwargs: object())
+    target = checkpoint(tmp_path / "c", {"a": "old", "stale": "old", "rewritten": "old"})
+    (target / "sub").mkdir()
+    (target / "sub" / "notes").write_text("mine")
+    (target / "config").write_text("mine")
+    manifest_time = (target / MANIFEST_NAME).stat().st_mtime_ns
+    (target / "rewritten").write_text("by a hook")
+    os.utime(target / "rewritten", ns=(manifest_time + 1, manifest_time + 1))
+    folder.commit(checkpoint(folder.temporary_folder(target, "2"), {"a": "new"}), target)
+    assert contents(target) == {"a": "new", "sub/notes": "mine", "config": "mine", "rewritten": "by a hook"}
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_leftovers_of_the_same_name_go_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".checkpoint_3.tmp-aa", ".checkpoint_4.tmp-bb", "checkpoint_2", ".other.tmp-aa", "checkpoint_3.tmp-x"):
+        (tmp_path / name).mkdir()
+    folder.remove_leftovers(tmp_path / "checkpoint_4", keep=tmp_path / ".checkpoint_4.tmp-bb")
+    assert sorted(os.listdir(tmp_path)) == [
+        ".checkpoint_4.tmp-bb",
+        ".other.tmp-aa",
+        "checkpoint_2",
+        "checkpoint_3.tmp-x",
+    ]
+    folder.remove_leftovers(tmp_path / "other")
+    assert not (tmp_path / ".other.tmp-aa").exists()
+    folder.remove_leftovers(tmp_path / "missing" / "c")
+
+
+def test_checkpoints_are_ordered_by_number_and_foreign_names_left_out(tmp_path: Path) -> None:
+    for name in ("checkpoint_10", "checkpoint_9", "checkpoint_best", "notes", ".checkpoint_11.tmp-aa"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint_12").write_text("a file")
+    assert list(folder.numbered(tmp_path)) == [9, 10]
+    assert folder.numbered(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize(("limit", "left"), [(0, [4]), (1, [4]), (2, [4, 12]), (9, [2, 3, 4, 12])])
+def test_the_lowest_numbers_are_pruned_but_never_the_new_one(tmp_path: Path, limit: int, left: list[int]) -> None:
+    for number in (2, 3, 4, 12):
+        (tmp_path / f"checkpoint_{number}").mkdir()
+    folder.prune(tmp_path, limit, newest=tmp_path / "checkpoint_4")
+    remaining = list(folder.numbered(tmp_path))
+    assert 4 in remaining
+    if limit > 1:
+        assert remaining[-1] == 12
+    assert set(left) <= set(remaining)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

@@ -1,0 +1,36 @@
+"""States of random generators."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from accelerate_cpp.checkpoint.random_states import random_states, restore_random_states
+from accelerate_cpp.errors import CheckpointError
+
+
+def drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_generators_continue_where_they_were() -> None:
+    states = random_states(step=3)
+    first = drawn()
+    assert drawn() != first
+    restore_random_states(states, "here")
+    assert drawn() == first
+    assert states["step"] == 3
+
+
+def test_states_of_devices_that_are_not_here_and_missing_ones_are_left_out() -> None:
+    states = random_states(0)
+    del states["random_state"]
+    restore_random_states({**states, "torch_imaginary_manual_seed": [1]}, "here")
+
+
+def test_a_state_of_another_form_is_named() -> None:
+    with pytest.raises(CheckpointError, match="file: its 'torch_manual_seed' does not fit"):
+        restore_random_states({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, "file")

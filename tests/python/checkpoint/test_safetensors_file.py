@@ -1,0 +1,129 @@
+"""The safetensors format, compared with the library of that name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from accelerate_cpp.checkpoint.files import record_of
+from accelerate_cpp.checkpoint.safetensors_file import (
+    check_safetensors,
+    place_of,
+    read_safetensors,
+    without_duplicates,
+    write_safetensors,
+)
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
+
+DTYPES = (
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 uint16 uint32 uint64 float8_e4m3fn "
+    "float8_e5m2"
+)
+TENSORS = {
+    **{name: torch.arange(6, dtype=torch.float32).reshape(2, 3).to(getattr(torch, name)) for name in DTYPES.split()},
+    "scalar": torch.tensor(7.0),
+    "empty": torch.empty(0, 3),
+    "transposed": torch.arange(6.0).reshape(2, 3).t(),
+    "ünï": torch.ones(1),
+}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert (tensor.dtype, tensor.shape) == (second[name].dtype, second[name].shape), name
+        assert (
+            tensor.contiguous().flatten().view(torch.uint8).equal(second[name].contiguous().flatten().view(torch.uint8))
+        )
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    record = write_safetensors(tmp_path / "f.safetensors", TENSORS)
+    same(load_file(tmp_path / "f.safetensors"), TENSORS)
+    with safe_open(tmp_path / "f.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert record == record_of(tmp_path / "f.safetensors")
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
+    save_file(tensors, tmp_path / "f.safetensors", metadata={"format": "pt"})
+    check_safetensors(tmp_path / "f.safetensors")
+    same(read_safetensors(tmp_path / "f.safetensors"), TENSORS)
+
+
+def test_no_tensors_make_a_file_too(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "f.safetensors", {})
+    assert read_safetensors(tmp_path / "f.safetensors") == {} == load_file(tmp_path / "f.safetensors")
+
+
+def test_changing_what_was_read_does_not_change_the_file(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "f.safetensors", {"a": torch.zeros(4)})
+    read_safetensors(tmp_path / "f.safetensors")["a"].fill_(1)
+    assert torch.equal(read_safetensors(tmp_path / "f.safetensors")["a"], torch.zeros(4))
+
+
+def raw(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def row(dtype: str = "F32", shape: Any = (2,), begin: int = 0, end: int = 8) -> dict[str, Any]:
+    return {"a": {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"abc",
+        (1 << 60).to_bytes(8, "little") + b"{}",
+        raw(b"{nonsense", b""),
+        raw([1], b""),
+        raw({"a": 5}, b""),
+        raw(row("F33"), bytes(8)),
+        raw(row(shape=(-2,)), bytes(8)),
+        raw(row(shape=(3,)), bytes(8)),
+        raw(row(begin=4, end=12), bytes(12)),
+        raw(row(), bytes(7)),
+        raw(row(), bytes(9)),
+        raw({"a": row()["a"], "b": row()["a"]}, bytes(8)),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    for read in (read_safetensors, check_safetensors):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: expected .*, found .*load another"):
+            read(path)
+
+
+def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(raw(json.dumps(row()).encode() + b" " * (len(json.dumps(row())) % 2 + 1), bytes(8)))
+    assert torch.equal(read_safetensors(tmp_path / "f")["a"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("value", ["text", torch.zeros(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)])
+def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"'extra' is a .*safe_serialization=False"):
+        write_safetensors(tmp_path / "f", {"extra": value})
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="meta device"):
+        write_safetensors(tmp_path / "f", {"a": torch.empty(2, device="meta")})
+
+
+def test_tied_weights_are_kept_once_and_slices_of_one_tensor_all() -> None:
+    whole = torch.arange(4.0)
+    tensors = {"a": whole, "b": whole.detach(), "first": whole[:2], "second": whole[2:], "e": torch.empty(0)}
+    tensors["f"] = torch.empty(0)
+    assert list(without_duplicates(tensors)) == ["a", "first", "second", "e", "f"]
+    assert place_of(whole) != place_of(whole.view(2, 2))

@@ -1,0 +1,74 @@
+"""Models in several files, compared with the original."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from accelerate_cpp.checkpoint.shards import save_in_shards, split
+from accelerate_cpp.errors import SystemFailure
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12), limit=st.integers(1, 100))
+def test_tensors_are_dealt_out_as_the_original_does(sizes: list[int], limit: int) -> None:
+    state = {f"t{index}": torch.zeros(size, dtype=torch.uint8) for index, size in enumerate(sizes)}
+    expected = split_torch_state_dict_into_shards(state, max_shard_size=limit).filename_to_tensors.values()
+    assert [list(shard) for shard in split(state, limit) if shard] == [names for names in expected if names]
+
+
+STATE = {name: torch.full((100,), float(index)) for index, name in enumerate("cab")}
+
+
+def test_a_large_model_has_shards_and_an_index(tmp_path: Path) -> None:
+    save_in_shards(STATE, tmp_path, max_shard_size=800)
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert load_file(tmp_path / names[0]).keys() == {"c", "a"}
+    text = (tmp_path / names[2]).read_text()
+    where = {"a": names[0], "b": names[1], "c": names[0]}
+    assert json.loads(text) == {"metadata": {"total_size": 1200}, "weight_map": where}
+    assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
+
+
+def test_shards_of_an_earlier_save_go_and_other_files_stay(tmp_path: Path) -> None:
+    save_in_shards(STATE, tmp_path, max_shard_size=400)
+    (tmp_path / "config.json").write_text("{}")
+    save_in_shards(STATE, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_pickles_are_named_as_the_original_names_them(tmp_path: Path) -> None:
+    save_in_shards(STATE, tmp_path / "one", safe_serialization=False)
+    assert torch.load(tmp_path / "one" / "pytorch_model.bin").keys() == STATE.keys()
+    save_in_shards(STATE, tmp_path / "more", 800, safe_serialization=False)
+    assert sorted(path.name for path in (tmp_path / "more").iterdir()) == [
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model-00002-of-00002.bin",
+        "pytorch_model.bin.index.json",
+    ]
+
+
+def test_a_model_without_tensors_is_one_file(tmp_path: Path) -> None:
+    save_in_shards({}, tmp_path)
+    assert load_file(tmp_path / "model.safetensors") == {}
+
+
+def test_a_failure_leaves_the_earlier_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_in_shards(STATE, tmp_path, max_shard_size=800)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(*_arguments: object) -> None:
+        raise SystemFailure(28, "no space")
+
+    monkeypatch.setattr("accelerate_cpp.checkpoint.shards.write_bytes", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_in_shards({name: tensor + 1 for name, tensor in STATE.items()}, tmp_path, max_shard_size=400)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
