@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict, defaultdict, namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,8 +16,12 @@ from processes import run_processes
 Pair = namedtuple("Pair", "first second")
 
 
-def connected(backend: str) -> int:
-    """The rank of this process, in a group over ``backend``."""
+@contextmanager
+def connected(backend: str) -> Iterator[int]:
+    """The rank of this process, in a group over ``backend``.
+
+    The group ends with the block: threads of Gloo that let go of tensors while the interpreter ends crash the process.
+    """
     import torch.distributed as dist
 
     from accelerate_cpp import Accelerator
@@ -23,7 +29,10 @@ def connected(backend: str) -> int:
 
     register()
     dist.init_process_group(backend)
-    return Accelerator(cpu=True).process_index
+    try:
+        yield Accelerator(cpu=True).process_index
+    finally:
+        dist.destroy_process_group()
 
 
 def batch_of(rank: int) -> dict[str, Any]:
@@ -48,16 +57,16 @@ def gathers(backend: str) -> tuple[list[str], bool]:
     from accelerate_cpp.devices.tree import leaves_of
     from accelerate_cpp.utils import gather
 
-    rank = connected(backend)
-    gathered = gather(batch_of(rank))
-    size = torch.distributed.get_world_size()
-    everyones = [list(leaves_of(batch_of(peer))) for peer in range(size)]
-    for whole, parts in zip(leaves_of(gathered), zip(*everyones, strict=True), strict=True):
-        expected = torch.cat([part.reshape(1) if part.ndim == 0 else part for part in parts])
-        assert whole.dtype == expected.dtype
-        assert torch.equal(whole, expected)
-    types = [type(gathered[key]).__name__ for key in ("pair", "user", "default", "none")]
-    return types, gathered["default"].default_factory is list
+    with connected(backend) as rank:
+        gathered = gather(batch_of(rank))
+        size = torch.distributed.get_world_size()
+        everyones = [list(leaves_of(batch_of(peer))) for peer in range(size)]
+        for whole, parts in zip(leaves_of(gathered), zip(*everyones, strict=True), strict=True):
+            expected = torch.cat([part.reshape(1) if part.ndim == 0 else part for part in parts])
+            assert whole.dtype == expected.dtype
+            assert torch.equal(whole, expected)
+        types = [type(gathered[key]).__name__ for key in ("pair", "user", "default", "none")]
+        return types, gathered["default"].default_factory is list
 
 
 @pytest.mark.parametrize(("backend", "world_size"), [("shm", 2), ("shm", 3), ("gloo", 2)])
@@ -72,13 +81,17 @@ def pads(backend: str) -> list[Any]:
 
     from accelerate_cpp.utils import gather, listify, pad_across_processes
 
-    rank = connected(backend)
-    ragged = {"rows": torch.full((rank + 1, 2), rank), "words": [torch.ones(2 - rank)], "scalar": torch.tensor(rank)}
-    padded = pad_across_processes(ragged, pad_index=-1)
-    columns = pad_across_processes(Pair(torch.ones(1, rank + 1), torch.ones(3)), dim=1, pad_first=True)
-    even = torch.ones(3)
-    same = pad_across_processes(even) is even
-    return [listify(gather(padded)), [list(one.shape) for one in columns], columns[0].tolist(), same]
+    with connected(backend) as rank:
+        ragged = {
+            "rows": torch.full((rank + 1, 2), rank),
+            "words": [torch.ones(2 - rank)],
+            "scalar": torch.tensor(rank),
+        }
+        padded = pad_across_processes(ragged, pad_index=-1)
+        columns = pad_across_processes(Pair(torch.ones(1, rank + 1), torch.ones(3)), dim=1, pad_first=True)
+        even = torch.ones(3)
+        same = pad_across_processes(even) is even
+        return [listify(gather(padded)), [list(one.shape) for one in columns], columns[0].tolist(), same]
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
@@ -99,16 +112,16 @@ def exchanges_objects(backend: str) -> list[Any]:
 
     from accelerate_cpp.utils import broadcast_object_list, copy_tensor_to_devices, gather_object
 
-    rank = connected(backend)
-    found = [gather_object([rank, {"x": "y" * length * rank}]) for length in (0, 10, 9_000)]
-    found.append(gather_object([]))
-    found.append(broadcast_object_list([rank, [rank]], from_process=1))
-    found.append(copy_tensor_to_devices(torch.tensor([[1.5]]) if rank == 1 else None).tolist())
-    try:
-        copy_tensor_to_devices(torch.ones(1))
-    except ValueError as error:
-        found.append(str(error))
-    return found
+    with connected(backend) as rank:
+        found = [gather_object([rank, {"x": "y" * length * rank}]) for length in (0, 10, 9_000)]
+        found.append(gather_object([]))
+        found.append(broadcast_object_list([rank, [rank]], from_process=1))
+        found.append(copy_tensor_to_devices(torch.tensor([[1.5]]) if rank == 1 else None).tolist())
+        try:
+            copy_tensor_to_devices(torch.ones(1))
+        except ValueError as error:
+            found.append(str(error))
+        return found
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
@@ -128,25 +141,25 @@ def mismatches(backend: str) -> list[tuple[str, str]]:
 
     from accelerate_cpp.utils import gather, gather_object
 
-    rank = connected(backend)
-    attempts = [
-        lambda: gather(torch.ones(2 + rank)),
-        lambda: gather([torch.ones(2 + rank), torch.ones(3 - rank)]),
-        lambda: gather([torch.ones(2)] * (1 + rank)),
-        lambda: gather(torch.ones(2, dtype=[torch.float32, torch.int32][rank])),
-        lambda: gather(torch.ones(30_000 + rank)),
-        lambda: gather([torch.ones(2)] if rank else []),
-        lambda: gather(torch.ones(2)) if rank else gather_object([1]),
-    ]
-    raised = []
-    for attempt in attempts:
-        try:
-            attempt()
-            raised.append(("nothing", "was raised"))
-        except Exception as error:
-            raised.append((type(error).__name__, str(error)))
-        assert gather_object([rank]) == [0, 1]
-    return raised
+    with connected(backend) as rank:
+        attempts = [
+            lambda: gather(torch.ones(2 + rank)),
+            lambda: gather([torch.ones(2 + rank), torch.ones(3 - rank)]),
+            lambda: gather([torch.ones(2)] * (1 + rank)),
+            lambda: gather(torch.ones(2, dtype=[torch.float32, torch.int32][rank])),
+            lambda: gather(torch.ones(30_000 + rank)),
+            lambda: gather([torch.ones(2)] if rank else []),
+            lambda: gather(torch.ones(2)) if rank else gather_object([1]),
+        ]
+        raised = []
+        for attempt in attempts:
+            try:
+                attempt()
+                raised.append(("nothing", "was raised"))
+            except Exception as error:
+                raised.append((type(error).__name__, str(error)))
+            assert gather_object([rank]) == [0, 1]
+        return raised
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
