@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "torch_bridge/gradient_meter.h"
 #include "torch_bridge/gradient_reducers.h"
 
 namespace accelerate_cpp::bindings {
@@ -77,9 +76,6 @@ void bind_reducer(py::module_& module) {
 
 void bind_grad(py::module_& module) {
   bind_reducer(module);
-  py::class_<grad::GradientMeter, std::shared_ptr<grad::GradientMeter>>(
-      module, "GradientMeter", "Measures gradients during backward (csrc/torch_bridge/gradient_meter.h).")
-      .def(py::init(&grad::GradientMeter::create), py::arg("parameters"));
   module.def("note_registration", &grad::note_registration,
              "To be called when some module gets a parameter or a submodule.");
   module.def(

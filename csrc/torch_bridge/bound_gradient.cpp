@@ -20,21 +20,15 @@ bool has_python_object(const PyObjectSlot& slot) {
 
 }  // namespace
 
-bool seen_by_python(const at::Tensor& tensor) {
-  return has_python_object(*tensor.unsafeGetTensorImpl()->pyobj_slot());
-}
-
-at::Tensor unseen(const at::Tensor& tensor) {
-  const c10::TensorImpl& one = *tensor.unsafeGetTensorImpl();
-  return at::Tensor(one.shallow_copy_and_detach(one.version_counter(), /*allow_tensor_metadata_change=*/true));
-}
-
 BoundGradient::BoundGradient(const at::Tensor& slot, std::optional<amp::GradientStatistics> statistics)
-    : tensor_(unseen(slot)), version_(tensor_._version()), statistics_(statistics) {}
+    : tensor_(slot.unsafeGetTensorImpl()->shallow_copy_and_detach(slot.unsafeGetTensorImpl()->version_counter(),
+                                                                  /*allow_tensor_metadata_change=*/true)),
+      version_(tensor_._version()),
+      statistics_(statistics) {}
 
 std::optional<amp::GradientStatistics> BoundGradient::statistics() const {
   const bool untouched = statistics_ && tensor_._version() == version_ && tensor_.storage().use_count() == kHolders &&
-                         !seen_by_python(tensor_);
+                         !has_python_object(*tensor_.unsafeGetTensorImpl()->pyobj_slot());
   return untouched ? statistics_ : std::nullopt;
 }
 

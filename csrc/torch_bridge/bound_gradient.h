@@ -14,12 +14,6 @@
 
 namespace accelerate_cpp::grad {
 
-// Whether Python has ever held this very tensor object.
-bool seen_by_python(const at::Tensor& tensor);
-
-// Another tensor object of the same memory and version, which no program has seen.
-at::Tensor unseen(const at::Tensor& tensor);
-
 class BoundGradient {
  public:
   BoundGradient() = default;  // of no slot

@@ -15,6 +15,13 @@ namespace accelerate_cpp::grad {
 
 using torch::autograd::variable_list;
 
+namespace {
+
+// Loops that clip ask for statistics in every step.
+constexpr int kPassesToMeasure = 8;
+
+}  // namespace
+
 std::shared_ptr<GradientReducer> GradientReducer::create(std::shared_ptr<comm::Communicator> communicator,
                                                          std::vector<ReducedParameter> parameters,
                                                          std::vector<at::Tensor> left_out, ReducerOptions options,
@@ -119,7 +126,6 @@ void GradientReducer::take_back() {
 }
 
 GradientReducer::~GradientReducer() {
-  forget_source();
   remove_reducer(*this);
   for (Parameter& parameter : parameters_) {
     remove_hook(parameter);

@@ -39,7 +39,6 @@
 #include "core/grad/bucket_plan.h"
 #include "torch_bridge/bound_gradient.h"
 #include "torch_bridge/hooked_gradient_exchange.h"
-#include "torch_bridge/statistics_sources.h"
 
 namespace accelerate_cpp::grad {
 
@@ -56,7 +55,7 @@ struct ReducedParameter {
   bool sparse_gradient = false;  // its gradients are sparse
 };
 
-class GradientReducer final : public StatisticsSource, public std::enable_shared_from_this<GradientReducer> {
+class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
   // Turns the exception in flight into one that autograd hands to Python with its type; called inside a catch block.
   using Rethrow = std::function<void()>;
@@ -67,7 +66,9 @@ class GradientReducer final : public StatisticsSource, public std::enable_shared
                                                  std::vector<ReducedParameter> parameters,
                                                  std::vector<at::Tensor> left_out, ReducerOptions options,
                                                  Rethrow rethrow);
-  ~GradientReducer() override;
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
 
   // Leaves the parameters that both have to `successor`.
   void give_up(GradientReducer& successor);
@@ -96,7 +97,7 @@ class GradientReducer final : public StatisticsSource, public std::enable_shared
 
   // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
   // reduction, and nobody can have changed it since.
-  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter) override;
+  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
 
   // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
   // averages are there. Without, autograd says so, at the end of the pass in which the first gradient arrived; with

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <vector>
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -57,6 +56,18 @@ void note_registration() noexcept {
 
 std::uint64_t registrations() noexcept {
   return registration_count.load(std::memory_order_relaxed);
+}
+
+std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::optional<amp::GradientStatistics>> all(parameters.size());
+  reducers().for_each([&](GradientReducer& reducer) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!all[i]) {
+        all[i] = reducer.statistics(parameters[i]);
+      }
+    }
+  });
+  return all;
 }
 
 }  // namespace accelerate_cpp::grad

@@ -1,7 +1,11 @@
 // The reducers that there are in this process. Thread-safe.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "torch_bridge/gradient_reducer.h"
 
@@ -14,5 +18,8 @@ void remove_reducer(GradientReducer& reducer);
 // To be called when some module of the program gets a parameter or a submodule; how often it was.
 void note_registration() noexcept;
 std::uint64_t registrations() noexcept;
+
+// GradientReducer::statistics() for each of these parameters, of whichever reducer has it.
+std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters);
 
 }  // namespace accelerate_cpp::grad

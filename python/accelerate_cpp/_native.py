@@ -35,7 +35,6 @@ check_torch_version(TORCH_VERSION, torch.__version__)
 from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch may be loaded)
     C10dBackend,
     Communicator,
-    GradientMeter,
     GradientReducer,
     LossScale,
     choose_device,
@@ -54,7 +53,6 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
 __all__ = [
     "C10dBackend",
     "Communicator",
-    "GradientMeter",
     "GradientReducer",
     "LossScale",
     "check_torch_version",

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp._native import GradientMeter
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.strategy import Strategy
@@ -28,12 +27,9 @@ class SingleStrategy(Strategy):
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._meters: weakref.WeakKeyDictionary[torch.nn.Module, GradientMeter] = weakref.WeakKeyDictionary()
 
     def prepare(self, bundle: Bundle) -> Bundle:
-        for model in bundle.models:
-            self._models.add(model)
-            self._meters[model] = GradientMeter(list(model.parameters()))
+        self._models.update(bundle.models)
         return bundle
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -65,5 +65,22 @@ TEST(GradientReducers, HaveTheirParametersBackWhenTheNewerOneIsGone) {
   });
 }
 
+TEST(GradientReducers, KnowStatisticsOnceTheyHaveBeenAskedForThem) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    const at::Tensor tensor = parameter();
+    const at::Tensor stranger = parameter();
+    const auto reducer = reducer_of(communicator, {tensor});
+    gradient_after(tensor, rank);
+    EXPECT_FALSE(known_statistics({tensor})[0]);
+    gradient_after(tensor, rank);
+    const auto known = known_statistics({stranger, tensor});
+    EXPECT_FALSE(known[0]);
+    ASSERT_TRUE(known[1]);
+    EXPECT_EQ(known[1]->sum_of_squares, 100 * 1.5 * 1.5);
+    tensor.grad().mul_(2);
+    EXPECT_FALSE(known_statistics({tensor})[0]);
+  });
+}
+
 }  // namespace
 }  // namespace accelerate_cpp::grad

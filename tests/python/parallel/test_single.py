@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 import torch
 
-from accelerate_cpp._native import known_statistics
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 
@@ -54,43 +50,3 @@ def test_the_state_of_a_model_travels(model: torch.nn.Linear) -> None:
     assert torch.equal(other.weight, model.weight)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         strategy.load_model_state(other, {**strategy.model_state(model), "extra": torch.ones(1)})
-
-
-def test_gradients_are_measured_while_they_are_computed_once_somebody_has_asked() -> None:
-    model = torch.nn.Linear(3, 2)
-    strategy = SingleStrategy()
-    strategy.prepare(Bundle(models=[model]))
-    parameters = list(model.parameters())
-    known_statistics(parameters)
-    strategy.backward(model(torch.ones(1, 3)).sum())
-    assert known_statistics(parameters) == [(6.0, 0), (2.0, 0)]
-    assert model.weight.grad is not None  # Python takes hold of it
-    assert known_statistics(parameters) == [None, (2.0, 0)]
-
-
-def test_clipping_measured_gradients_gives_the_norm_and_the_gradients_that_torch_gives() -> None:
-    torch.manual_seed(0)
-    models = [torch.nn.Linear(300, 20), torch.nn.Linear(300, 20)]
-    models[1].load_state_dict(models[0].state_dict())
-    strategy = SingleStrategy()
-    strategy.prepare(Bundle(models=[models[0]]))
-    for step in range(3):
-        batch = torch.randn(4, 300)
-        for model in models:
-            model.zero_grad()
-            model(batch).pow(2).sum().backward()
-        own = strategy.clip_grad_norm(models[0].parameters(), 1.0, 2.0)
-        reference = torch.nn.utils.clip_grad_norm_(models[1].parameters(), 1.0)
-        torch.testing.assert_close(own, reference, msg=f"step {step}")
-        for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_the_strategy_does_not_keep_models_alive() -> None:
-    model = torch.nn.Linear(2, 2)
-    strategy = SingleStrategy()
-    strategy.prepare(Bundle(models=[model]))
-    remains = weakref.ref(model)
-    del model
-    gc.collect()
-    assert remains() is None
