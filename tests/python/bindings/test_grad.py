@@ -73,6 +73,7 @@ def test_parameters_that_cannot_be_averaged_are_refused(parameters: list[torch.T
         alone(*parameters)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("caller_tells", [False, True])
 def test_an_error_in_backward_keeps_its_type_and_the_next_pass_works(caller_tells: bool) -> None:
     parameter = torch.nn.Parameter(torch.ones(5))
