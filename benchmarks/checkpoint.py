@@ -12,13 +12,11 @@ import importlib
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import Measurement, command_line, compare, seconds_of_each, serve
 from torch import nn
 from workers import Contestant
 
@@ -43,12 +41,6 @@ def prepared(package: str, megabytes: int, folder: str) -> tuple[Any, nn.Module]
     return accelerator, model
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
 def worker(name: str) -> None:
     """One rank of a contestant."""
     package = "accelerate" if name == NAMES[0] else "accelerate_cpp"
@@ -59,15 +51,15 @@ def worker(name: str) -> None:
     def measure(measurement: str) -> list[float]:
         if measurement == "load":
             expected = [parameter.detach().clone() for parameter in model.parameters()]
-            seconds = seconds_of(accelerator.load_state)
+            seconds = seconds_of_each(accelerator.load_state, 1)
             if not all(torch.equal(own, saved) for own, saved in zip(model.parameters(), expected, strict=True)):
                 raise SystemExit(f"{name} did not load what it saved")
-            return [seconds]
+            return seconds
         if measurement == "stall" and package == "accelerate_cpp":
-            seconds = seconds_of(lambda: accelerator.save_state(blocking=False))
+            seconds = seconds_of_each(lambda: accelerator.save_state(blocking=False), 1)
             accelerator.wait_for_checkpoint()
-            return [seconds]
-        return [seconds_of(accelerator.save_state)]
+            return seconds
+        return seconds_of_each(accelerator.save_state, 1)
 
     serve(measure)
     accelerator.end_training()

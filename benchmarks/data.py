@@ -7,15 +7,12 @@ batch of 500 tensors. The loaders read a data set in memory; theirs is the time 
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import run, seconds_of_each, serve
 from torch.utils.data import DataLoader
-from workers import Contestant
 
 NAMES = ("accelerate 1.15", "accelerate_cpp")
 PACKAGES = dict(zip(NAMES, ("accelerate", "accelerate_cpp"), strict=True))
@@ -68,26 +65,10 @@ def calls(package: str) -> dict[str, Callable[[], object]]:
 def worker(name: str) -> None:
     """One rank of a contestant."""
     by_name = calls(PACKAGES[name])
-
-    def seconds(call: Callable[[], object]) -> Iterator[float]:
-        while True:
-            began = time.perf_counter()
-            call()
-            yield time.perf_counter() - began
-
-    serve(lambda measurement: list(islice(seconds(by_name[measurement]), CALLS_PER_TURN[measurement])))
+    serve(lambda measurement: seconds_of_each(by_name[measurement], CALLS_PER_TURN[measurement]))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def main() -> None:
-    contestants = [Contestant(name) for name in NAMES]
-    arguments = command_line(__doc__, contestants).parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in CALLS_PER_TURN])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, worker, list(CALLS_PER_TURN), NAMES)

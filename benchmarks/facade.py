@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import run, serve
 from torch import nn
-from workers import Contestant
 
 NAMES = ("accelerate 1.15", "accelerate_cpp")
 MEASUREMENTS = ("added to a step", "added to a step within accumulate()")
@@ -64,16 +63,5 @@ def worker(name: str) -> None:
     serve(lambda measurement: [added(measurement) for _ in range(STEPS)])
 
 
-def main() -> None:
-    contestants = [Contestant(name) for name in NAMES]
-    parser = command_line(__doc__, contestants)
-    parser.set_defaults(processes=[1])
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in MEASUREMENTS])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, worker, MEASUREMENTS, NAMES, processes=[1])

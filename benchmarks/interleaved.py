@@ -15,6 +15,7 @@ import os
 import socket
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,40 @@ def command_line(description: str | None, contestants: Sequence[Contestant]) -> 
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser
+
+
+def run(
+    description: str | None,
+    worker: Callable[[str], None],
+    measurements: Sequence[str],
+    names: Sequence[str],
+    processes: Sequence[int] = (2,),
+) -> None:
+    """The whole of a benchmark in which all of ``names`` take part in all of ``measurements``.
+
+    Args:
+        description: what ``--help`` says.
+        worker: what a process of a contestant, whose name it is given, does.
+        processes: how many each contestant has, unless the command line says otherwise.
+    """
+    contestants = [Contestant(name) for name in names]
+    parser = command_line(description, contestants)
+    parser.set_defaults(processes=list(processes))
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments.worker)
+    else:
+        compare(arguments, contestants, lambda _: [Measurement(name, tuple(names)) for name in measurements])
+
+
+def seconds_of_each(call: Callable[[], object], count: int) -> list[float]:
+    """How long each of so many calls takes."""
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def compare(

@@ -16,9 +16,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import run, serve
 from torch import nn
-from workers import Contestant
 
 NAMES = ("torch", "accelerate_cpp")
 MEASUREMENTS = ("gradients", "step", "with backward")
@@ -102,14 +101,5 @@ def worker(name: str) -> None:
         dist.destroy_process_group()
 
 
-def main() -> None:
-    contestants = [Contestant(name) for name in NAMES]
-    arguments = command_line(__doc__, contestants).parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in MEASUREMENTS])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, worker, MEASUREMENTS, NAMES)

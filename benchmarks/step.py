@@ -8,7 +8,6 @@ are random and small, so that communication shows. "alone" is the limit: the pro
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import run, seconds_of_each, serve
 from torch import nn
-from workers import Contestant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -135,26 +133,12 @@ def worker(name: str) -> None:
             model, batch = MODELS[way.model]()
             prepared[measurement] = (prepare(model, way), batch)
         step, batch = prepared[measurement]
-        seconds = []
-        for _ in range(way.steps_per_turn):
-            started = time.perf_counter()
-            step(batch)
-            seconds.append(time.perf_counter() - started)
-        return seconds
+        return seconds_of_each(lambda: step(batch), way.steps_per_turn)
 
     serve(measure)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def main() -> None:
-    contestants = [Contestant(name) for name in NAMES]
-    arguments = command_line(__doc__, contestants).parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(arguments, contestants, lambda _: [Measurement(name, NAMES) for name in WAYS])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, worker, list(WAYS), NAMES)

@@ -7,13 +7,11 @@ there really are (control group, affinity) by the processes of the machine, and 
 from __future__ import annotations
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
-from interleaved import Measurement, command_line, compare, serve
+from interleaved import run, seconds_of_each, serve
 from step import WAYS, accelerated_step, transformer
-from workers import Contestant
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16"}
 STEPS = 3
@@ -35,28 +33,12 @@ def worker(name: str) -> None:
 
     def measure(measurement: str) -> list[float]:
         torch.set_num_threads(thread_counts()[measurement])
-        seconds = []
-        for _ in range(STEPS):
-            began = time.perf_counter()
-            step(batch)
-            seconds.append(time.perf_counter() - began)
-        return seconds
+        return seconds_of_each(lambda: step(batch), STEPS)
 
     serve(measure)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def main() -> None:
-    contestants = [Contestant(name) for name in PRECISIONS]
-    parser = command_line(__doc__, contestants)
-    parser.set_defaults(processes=[1, 2])
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.worker)
-    else:
-        compare(arguments, contestants, lambda _: [Measurement(name, tuple(PRECISIONS)) for name in thread_counts()])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, worker, list(thread_counts()), list(PRECISIONS), processes=[1, 2])

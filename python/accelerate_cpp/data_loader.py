@@ -56,8 +56,8 @@ class _TrackedLoader(DataLoaderAdapter, ABC):
             self.set_epoch(self.iteration)
             for batch, is_last in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader = is_last
-                self.progress.advance(self, reading, is_last)
-                accumulation.rows = _rows(batch) if accumulation.weighs_rows else None
+                self.progress.advance(reading, is_last)
+                accumulation.rows = operations.ignorant_find_batch_size(batch) if accumulation.weighs_rows else None
                 yield batch
             # A pass of which everything was left out has been read to its end all the same.
             complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
@@ -71,14 +71,6 @@ class _TrackedLoader(DataLoaderAdapter, ABC):
     @abstractmethod
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
-
-
-def _rows(batch: Any) -> int | None:
-    """The samples in a batch; ``None`` where that cannot be told."""
-    try:
-        return operations.find_batch_size(batch)
-    except (TypeError, ValueError):  # no tensor where batches have one
-        return None
 
 
 def _agreed(loader: _TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:

@@ -56,7 +56,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _environment(rank: int, world_size: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
+def environment_of(rank: int, world_size: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """What a process needs to know of its place among ``world_size``, and ``extra``."""
     return {
         **os.environ,
         "RANK": str(rank),
@@ -106,7 +107,7 @@ def start_processes(
                             stdin=subprocess.DEVNULL,
                             stdout=out,
                             stderr=err,
-                            env=_environment(rank, world_size, port, environment or {}),
+                            env=environment_of(rank, world_size, port, environment or {}),
                             start_new_session=True,
                         )
                     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from processes import Outcome, free_port, run_processes, start_processes
+from processes import Outcome, environment_of, free_port, run_processes, start_processes
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
@@ -194,16 +194,7 @@ def killed_at_random(folder: Path, world_size: int, blocking: bool, chance: rand
     port, log = free_port(), folder / "log"
     workers = []
     for rank in range(world_size):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = environment_of(rank, world_size, port, {})
         command = [sys.executable, "-c", SAVES_ALWAYS, str(folder), "blocking" if blocking else "beside"]
         with (log if rank == 0 else folder / f"log{rank}").open("wb") as output:
             workers.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))

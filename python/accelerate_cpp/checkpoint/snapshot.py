@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import mmap
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from accelerate_cpp.checkpoint.safetensors_file import place_of
+from accelerate_cpp.devices.tree import leaves_of
 
 _ALIGNMENT = 64  # bytes
 
@@ -40,7 +40,7 @@ def snapshot(state: Any, memory: SnapshotMemory) -> Any:
 
     Tensors that shared their memory share it in the copy.
     """
-    tensors = {id(tensor): tensor for tensor in _tensors_in(state)}
+    tensors = {id(tensor): tensor for tensor in leaves_of(state) if _is_plain(tensor)}
     owners = {place_of(tensor): tensor for tensor in tensors.values()}
     sizes = {place: -(-_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT for place, tensor in owners.items()}
     block = memory.at_least(sum(sizes.values()))
@@ -72,14 +72,3 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and (
         value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized
     )
-
-
-def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
-    if _is_plain(state):
-        yield state
-    elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from _tensors_in(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from _tensors_in(value)

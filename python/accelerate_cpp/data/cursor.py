@@ -48,10 +48,16 @@ class Start:
 
 @dataclass
 class Pass:
-    """One pass over a loader: where it starts, and whether it is the rest of one that was restored."""
+    """One pass over a loader: where it starts, whether it is the rest of one that was restored, and how it advances.
+
+    Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
+    ``None`` if that varies or is not known.
+    """
 
     start: Start
     resumes: bool
+    batches_per_step: int
+    batch_size: int | None
 
 
 @dataclass
@@ -77,12 +83,12 @@ class Progress:
     def begin(self, loader: Any) -> Pass:
         """A pass over ``loader`` begins."""
         start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
-        self.latest = Pass(start, self.resumes)
+        size, per_step = _batch_size(loader), loader.batches_per_step
+        self.latest = Pass(start, self.resumes, per_step, size)
         self.next_start, self.resumes = None, False
         self.in_pass, self.last_is_out = True, False
         generator = _generator_of_order(loader)
         self.generator_state = None if generator is None else generator.get_state()
-        size, per_step = _batch_size(loader), loader.batches_per_step
         self.batches = start.batches + (loader.skipped_steps + start.steps) * per_step
         if start.samples and size:
             self.batches = start.samples // size
@@ -90,14 +96,13 @@ class Progress:
         self.steps = self.batches // per_step
         return self.latest
 
-    def advance(self, loader: Any, reading: Pass, is_last: bool) -> None:
+    def advance(self, reading: Pass, is_last: bool) -> None:
         """One more batch of the training loop is out; without effect if another pass has begun since."""
         if reading is not self.latest:
             return
-        size, per_step = _batch_size(loader), loader.batches_per_step
         self.steps += 1
-        self.batches += per_step
-        self.samples = self.samples + per_step * size if size else _UNKNOWN
+        self.batches += reading.batches_per_step
+        self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else _UNKNOWN
         self.last_is_out, self.in_pass = is_last, not is_last
 
     def end(self, reading: Pass, complete: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp.devices.tree import recursively_apply
+from accelerate_cpp.devices.tree import leaves_of, recursively_apply
 from accelerate_cpp.errors import PeerLost
 
 Read = tuple[Any, list[int], bool]
@@ -179,20 +179,8 @@ def _padded(part: torch.Tensor, rows: int) -> torch.Tensor:
     return whole
 
 
-def _tensors(data: Any) -> Iterator[Any]:
-    """All leaves of nested ``data``."""
-    if isinstance(data, (tuple, list)):
-        for child in data:
-            yield from _tensors(child)
-    elif isinstance(data, Mapping):
-        for child in data.values():
-            yield from _tensors(child)
-    else:
-        yield data
-
-
 def _rows(data: Any) -> int:
-    first = next(_tensors(data), None)
+    first = next(leaves_of(data), None)
     return len(first) if isinstance(first, torch.Tensor) and first.ndim > 0 else -1
 
 
@@ -205,7 +193,7 @@ def _has_rows(data: Any, rows: int) -> bool:
         and not leaf.is_nested
         and leaf.ndim > 0
         and len(leaf) == rows
-        for leaf in _tensors(data)
+        for leaf in leaves_of(data)
     )
 
 

@@ -22,6 +22,8 @@ using testing::meet;
 using testing::message_of;
 using ::testing::Not;
 using testing::passed;
+using testing::run_groups;
+using testing::run_groups_with;
 using testing::soon;
 using ::testing::ThrowsMessage;
 
@@ -29,16 +31,6 @@ Operation all_reduce_of(std::uint64_t count) {
   Operation operation{OperationKind::kAllReduce, DType::kFloat32};
   operation.count = count;
   return operation;
-}
-
-template <class Body>
-void run_groups(int size, const Body& body) {
-  testing::run_groups(size, 0, body);
-}
-
-template <class Hooks, class Body>
-void run_groups(int size, const Hooks& hooks, const Body& body) {
-  testing::run_groups_with(hooks, size, 0, body);
 }
 
 TEST(GroupReports, ShowOnEveryRankWhatEachCalledAndWhere) {
@@ -66,7 +58,7 @@ TEST(GroupReports, AskForThePlaceOfACallThatBroughtNoneOnlyOnceItIsNeeded) {
     result.warn_after = std::chrono::hours(1);
     return result;
   };
-  run_groups(2, hooks, [](Group& group) {
+  run_groups_with(hooks, 2, 0, [](Group& group) {
     const std::string message = message_of<MismatchedCollective>(
         [&] { compare(group, all_reduce_of(static_cast<std::uint64_t>(group.rank())), soon()); });
     EXPECT_THAT(message, AllOf(HasSubstr("rank 0: all_reduce(sum) of 0 float32 at model.py:0"),
@@ -146,7 +138,7 @@ TEST(GroupReports, SayOnTimeoutWhoWaitedForWhomAndWhereEveryoneIs) {
     };
     return result;
   };
-  run_groups(3, hooks, [&](Group& group) {
+  run_groups_with(hooks, 3, 0, [&](Group& group) {
     meet(group, soon());
     formed = true;
     if (group.rank() == 0) {
@@ -234,7 +226,7 @@ std::vector<std::string> warnings_of_long_waits(int waits, std::chrono::millisec
     result.warn_after = warn_after;
     return result;
   };
-  run_groups(2, hooks, [&](Group& group) {
+  run_groups_with(hooks, 2, 0, [&](Group& group) {
     for (int wait = 0; wait < waits; ++wait) {
       meet(group, soon());
       if (group.rank() == 0) {

@@ -16,13 +16,9 @@ using testing::await;
 using testing::compare;
 using ::testing::HasSubstr;
 using testing::meet;
+using testing::run_groups;
 using testing::soon;
 using ::testing::ThrowsMessage;
-
-template <class Body>
-void run_groups(int size, const Body& body) {
-  testing::run_groups(size, 0, body);
-}
 
 TEST(Withdrawals, EndOneOperationForAllRanksAndLeaveTheNextAlone) {
   run_groups(3, [](Group& group) {

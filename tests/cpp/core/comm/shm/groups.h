@@ -34,6 +34,11 @@ void run_groups(int size, std::size_t extra_bytes, const Body& body) {
   run_groups_with([](int) { return WaitHooks(); }, size, extra_bytes, body);
 }
 
+template <class Body>
+void run_groups(int size, const Body& body) {
+  run_groups(size, 0, body);
+}
+
 // One operation that only compares descriptions.
 inline void compare(Group& group, const Operation& operation, const Call& call = soon()) {
   group.run(operation, call, [&] {
