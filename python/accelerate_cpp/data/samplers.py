@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from accelerate_cpp.data import sharding
-from accelerate_cpp.data.skipping import Ranges, drawn_seed, keeping, random_indices
+from accelerate_cpp.data.skipping import Ranges, drawn_seed, keeping, permuted, random_indices
 
 ALL: Ranges = ((0, None),)
 
@@ -46,7 +46,8 @@ class SeedableRandomSampler(RandomSampler):
     """A random sampler whose order depends on ``initial_seed + epoch`` alone, and so is the same on every rank.
 
     Takes the arguments of ``torch.utils.data.RandomSampler`` and ``data_seed``; without it the seed of torch's
-    generator is used. ``epoch`` grows by one after each complete pass.
+    generator is used. ``epoch`` grows by one after each complete pass. Without replacement the order is computed index
+    by index, so that a pass over any number of samples begins anywhere at once; it is another one than torch's.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,10 +62,14 @@ class SeedableRandomSampler(RandomSampler):
 
     def keeping(self, ranges: Ranges) -> Iterator[int]:
         """The indices at the positions in ``ranges``."""
-        if self.generator is None:
-            self.generator = torch.Generator(device=torch.get_default_device())
-        self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from random_indices(self, self.generator, ranges)
+        seed = self.initial_seed + self.epoch
+        if self.replacement:
+            if self.generator is None:
+                self.generator = torch.Generator(device=torch.get_default_device())
+            self.generator.manual_seed(seed)
+            yield from random_indices(self, self.generator, ranges)
+        else:
+            yield from permuted(len(self.data_source), seed, self.num_samples, ranges)
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:

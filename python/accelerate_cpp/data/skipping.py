@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from accelerate_cpp._native import permuted_indices
+
 Ranges = Sequence[tuple[int, int | None]]
 """Positions ``start`` to ``stop`` of the items to keep, increasing and disjoint; ``stop=None`` is the end."""
 
@@ -62,6 +64,20 @@ def random_indices(sampler: RandomSampler, generator: torch.Generator | None, ra
             end = len(permutation) if stop is None else max(0, min(stop - first, len(permutation)))
             for part in permutation[max(0, start - first) : end].split(_INDICES_PER_SLICE):
                 yield from part.tolist()
+
+
+def permuted(length: int, seed: int, count: int, ranges: Ranges) -> Iterator[int]:
+    """Of ``count`` shuffled indices below ``length``, those at the positions in ``ranges``; O(1) before the first.
+
+    Each ``length`` of them are another permutation, computed index by index from ``seed`` (an integer of any size).
+    """
+    for start, stop in ranges:
+        position, end = start, count if stop is None else min(stop, count)
+        while position < end:
+            turn, first = divmod(position, length)
+            last = min(first + _INDICES_PER_SLICE, first + end - position, length)
+            yield from permuted_indices(length, seed % 2**64, turn, first, last).tolist()
+            position += last - first
 
 
 def drawn_seed() -> int:

@@ -33,6 +33,10 @@ def samplers(generator):
         RepeatableRandomSampler(data),
         RepeatableRandomSampler(data, generator=generator, num_samples=25),
         SeedableRandomSampler(data, data_seed=3),
+        SeedableRandomSampler(data, data_seed=-(2**70), num_samples=7),
+        SeedableRandomSampler(data, data_seed=3, num_samples=25),
+        SeedableRandomSampler(data, data_seed=3, num_samples=20),
+        SeedableRandomSampler(data, data_seed=3, num_samples=50, replacement=True),
         WeightedRandomSampler([0.5] * 10, 12, generator=generator),
         list("abcdefghij"),
         BatchSampler(RandomSampler(data, generator=generator), 3, False),
@@ -63,6 +67,24 @@ def test_the_order_is_that_of_torch():
         expected = list(RandomSampler(range(10), **options))
         torch.manual_seed(3)
         assert list(RepeatableRandomSampler(range(10), **options)) == expected
+
+
+def test_a_shuffled_order_may_be_longer_than_any_memory():
+    batches = BatchSampler(SeedableRandomSampler(range(4 * 10**12 + 2), data_seed=1), 4, False)
+    (last,) = keeping(batches, [(10**12, None)])
+    first = next(iter(batches))
+    assert len(last) == 2
+    assert len({*first, *last}) == 6
+
+
+@pytest.mark.parametrize("num_samples", [7, 20, 25])
+def test_a_seed_shuffles_each_round_of_the_samples_anew(num_samples):
+    order = list(SeedableRandomSampler(range(10), data_seed=5, num_samples=num_samples))
+    rounds = [order[start : start + 10] for start in range(0, num_samples, 10)]
+    assert len(order) == num_samples
+    assert all(len(set(one)) == len(one) for one in rounds)
+    assert len({tuple(one) for one in rounds}) == len(rounds)
+    assert order != sorted(order)
 
 
 def test_a_sampler_that_changes_the_order_of_ours_is_walked():
