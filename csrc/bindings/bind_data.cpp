@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "bindings/bindings.h"
+#include "core/base/error.h"
+#include "core/comm/copy.h"
 #include "core/data/permutation.h"
 
 namespace accelerate_cpp::bindings {
@@ -20,6 +24,27 @@ at::Tensor permuted_indices(std::uint64_t size, std::uint64_t seed, std::uint64_
   return indices;
 }
 
+void copy_tensors(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
+  if (targets.size() != sources.size()) {
+    throw InvalidArgument("copy_tensors: expected as many targets as sources, found " + std::to_string(targets.size()) +
+                          " and " + std::to_string(sources.size()));
+  }
+  std::size_t size_bytes = 0;
+  for (std::size_t index = 0; index < sources.size(); ++index) {
+    const at::Tensor &target = targets[index], &source = sources[index];
+    const bool plain = source.is_cpu() && target.is_cpu() && source.is_contiguous() && target.is_contiguous();
+    if (!plain || source.nbytes() != target.nbytes()) {
+      throw InvalidArgument("copy_tensors: expected contiguous CPU tensors of equal size, found others at place " +
+                            std::to_string(index));
+    }
+    size_bytes += source.nbytes();
+  }
+  for (std::size_t index = 0; index < sources.size(); ++index) {
+    comm::copy(targets[index].mutable_data_ptr(), sources[index].const_data_ptr(), sources[index].nbytes(),
+               comm::residency_of(size_bytes));
+  }
+}
+
 }  // namespace
 
 void bind_data(py::module_& module) {
@@ -27,6 +52,10 @@ void bind_data(py::module_& module) {
              py::arg("stop"), py::call_guard<py::gil_scoped_release>(),
              "Positions `start` up to `stop` of a shuffled order of the numbers below `size`, as int64 "
              "(csrc/core/data/permutation.h).");
+  module.def("copy_tensors", &copy_tensors, py::arg("targets"), py::arg("sources"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Copies the bytes of contiguous CPU tensors into others of the same sizes, past the caches where they are "
+             "many (csrc/core/comm/copy.h).");
 }
 
 }  // namespace accelerate_cpp::bindings

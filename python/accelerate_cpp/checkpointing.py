@@ -15,8 +15,9 @@ from accelerate_cpp.checkpoint.state_files import (
     Parts,
     custom_file,
     load_custom_object,
-    load_parts,
     random_states_file,
+    read_states,
+    restore_parts,
     shared_files,
 )
 from accelerate_cpp.data.cursor import cursor_of, restore_cursor
@@ -91,7 +92,9 @@ def load_accelerator_state(
     inner = [extract_model_from_parallel(model) for model in models]
     parts = Parts(inner, optimizers, schedulers, dataloaders, scaler)
     where = _device_of(map_location)
-    return load_parts(Path(input_dir), parts, process_index, where, load_kwargs, **load_model_func_kwargs)
+    folder = Path(input_dir)
+    states = read_states(folder, parts, process_index, where, load_kwargs)
+    return restore_parts(folder, parts, states, where, **load_model_func_kwargs)
 
 
 def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,23 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_cpp.checkpoint import finding
 from accelerate_cpp.checkpoint.background import BackgroundWriter
 from accelerate_cpp.checkpoint.finding import Project
-from accelerate_cpp.checkpoint.manifest import Manifest, check_files, read_manifest
+from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_changed, why_not_whole
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.saving import Checkpoint, remove_unfinished
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.state_files import (
     Parts,
+    SavedStates,
     StateFile,
     check_custom,
     custom_file,
     load_custom,
-    load_parts,
     random_states_file,
+    read_states,
+    restore_parts,
     shared_files,
 )
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
 Weights = list[dict[str, Any]]
 _THREADS = 2  # model and optimizer, while training waits
@@ -159,26 +162,56 @@ class Checkpoints:
                 are checked before anything is changed.
         """
         self.wait()
-        folder = finding.newest_whole(project, ranks) if input_dir is None else None
+        folder, states = self._read(input_dir, project, ranks, parts, map_location, load_kwargs)
 
-        def loaded() -> tuple[dict[str, Any], Manifest | None, int]:
-            chosen = folder or finding.given(input_dir or "")
-            manifest = read_manifest(chosen)
-            if manifest is not None and folder is None:
-                check_files(chosen, manifest)
-            check_custom(chosen, self.custom_objects)
+        def restored() -> tuple[dict[str, Any], Manifest | None, int]:
+            manifest = read_manifest(folder)
+            check_custom(folder, self.custom_objects)
             models = list(parts.models)
             for hook in list(self._load_hooks.values()):
-                hook(models, str(chosen) if input_dir is None else os.path.expanduser(input_dir))
+                hook(models, str(folder) if input_dir is None else os.path.expanduser(input_dir))
             own = replace(parts, models=[unwrap(model) for model in models])
-            states = load_parts(chosen, own, ranks.rank, map_location, load_kwargs, **load_model_kwargs)
-            load_custom(chosen, self.custom_objects)
-            return states, manifest, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+            known = restore_parts(folder, own, states, map_location, **load_model_kwargs)
+            load_custom(folder, self.custom_objects)
+            return known, manifest, finding.next_iteration(project, None if manifest is None else manifest.iteration)
 
-        everyones = ranks.together("load_state", loaded)
-        states, manifest, _ = everyones[ranks.rank]
+        everyones = ranks.together("load_state", restored)
+        known, manifest, _ = everyones[ranks.rank]
         project.iteration = max(iteration for _, _, iteration in everyones)
-        return states, [] if manifest is None else manifest.cursors
+        return known, [] if manifest is None else manifest.cursors
+
+    def _read(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        map_location: Any,
+        load_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[Path, SavedStates]:
+        """Reads states while checksums are compared; what is not whole is found before anything is changed."""
+        read: list[tuple[Path, SavedStates]] = []
+
+        def why_not(folder: Path, check: Callable[[Path, Ranks], str | None]) -> str | None:
+            read.clear()
+            with ThreadPoolExecutor(1) as checker:
+                reason = checker.submit(check, folder, ranks)
+                try:
+                    read.append((folder, read_states(folder, parts, ranks.rank, map_location, load_kwargs)))
+                except CheckpointError:
+                    if reason.result() is None:
+                        raise
+                return reason.result()
+
+        def given() -> None:
+            if reason := why_not(finding.given(input_dir or ""), why_changed):
+                raise CheckpointError(reason)
+
+        if input_dir is None:
+            finding.newest_whole(project, ranks, lambda folder: why_not(folder, why_not_whole))
+        else:
+            ranks.together("load_state", given)
+        return read[0]
 
     def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
         """Calls the hooks, which may take weights out of the list, and write into ``target``."""

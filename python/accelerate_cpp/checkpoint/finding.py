@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from accelerate_cpp.checkpoint.folder import numbered
-from accelerate_cpp.checkpoint.manifest import why_not_whole
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.errors import InvalidArgument
 
@@ -55,8 +56,11 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
     return target
 
 
-def newest_whole(project: Project, ranks: Ranks) -> Path:
+def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path], str | None]) -> Path:
     """The checkpoint with the highest number that is whole for every rank. A collective.
+
+    Args:
+        why_not_whole: called with a folder on all ranks; returns what is wrong with it, or ``None``.
 
     Raises:
         InvalidArgument: there is none; the message says what is wrong with each.
@@ -70,7 +74,8 @@ def newest_whole(project: Project, ranks: Ranks) -> Path:
     refused = []
     for number in sorted(set.intersection(*known), reverse=True):
         path = folder / f"checkpoint_{number}"
-        reason = next((text for text in ranks.gather(why_not_whole(path, ranks.rank)) if text is not None), None)
+        found_wrong = ranks.together("load_state", partial(why_not_whole, path))
+        reason = next((text for text in found_wrong if text is not None), None)
         if reason is None:
             return path
         _log.warning("%s is not whole and is left out: %s", path, reason)

@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate_cpp.checkpoint.files import sync_folder
@@ -13,6 +15,7 @@ from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from accelerate_cpp.errors import CheckpointError
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
+_LARGE = 1 << 20  # bytes
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
@@ -50,7 +53,7 @@ def commit(temporary: Path, target: Path) -> None:
         os.rename(temporary, target)
     sync_folder(target.parent)
     if existed:
-        shutil.rmtree(temporary)
+        _remove(temporary)
 
 
 def _carry_over(old: Path, new: Path) -> None:
@@ -125,4 +128,25 @@ def prune(folder: Path, limit: int, newest: Path) -> None:
         if path != newest:
             doomed = temporary_folder(path, "pruned")
             os.rename(path, doomed)
-            shutil.rmtree(doomed)
+            _remove(doomed)
+
+
+def _remove(folder: Path) -> None:
+    """Removes ``folder`` and all names in it now; a thread lets go of large contents, which takes the disk a while."""
+    large = [path for path in folder.iterdir() if path.is_file() and path.stat().st_size >= _LARGE]
+    descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in large]
+    try:
+        shutil.rmtree(folder)
+    except OSError:  # over NFS, files that are open keep a name
+        _close(descriptors)
+        shutil.rmtree(folder)
+        return
+    try:
+        threading.Thread(target=_close, args=(descriptors,), name="checkpoint-pruner").start()
+    except RuntimeError:  # no thread starts while the interpreter ends
+        _close(descriptors)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import zipfile
-import zlib
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
+from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
 from accelerate_cpp.errors import CheckpointError
 
 MANIFEST_NAME = "accelerate_cpp.json"
 _FORMAT = 1
-_THREADS = 4  # reading and CRC-32 both let go of the interpreter
+_THREADS = 4  # reading and checksums both let go of the interpreter
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Manifest:
             "files": {name: asdict(record) for name, record in sorted(self.files.items())},
             "cursors": self.cursors,
         }
-        text = json.dumps({**body, "crc32": _checksum(body)}, indent=1) + "\n"
+        text = json.dumps({**body, "xxh3": _checksum(body)}, indent=1) + "\n"
         write_bytes(folder / MANIFEST_NAME, text.encode())
 
 
 def _checksum(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    return xxhash.xxh3_64_intdigest(json.dumps(body, sort_keys=True).encode())
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -68,8 +69,8 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     try:
         body = json.loads(path.read_bytes())
-        crc32, version = body.pop("crc32"), body["format"]
-        if version == _FORMAT and crc32 == _checksum(body):
+        checksum, version = body.pop("xxh3"), body["format"]
+        if version == _FORMAT and checksum == _checksum(body):
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
             return Manifest(body["iteration"], body["world_size"], files, body["cursors"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -84,29 +85,29 @@ def read_manifest(folder: Path) -> Manifest | None:
 _ADVICE = f"load another checkpoint, or remove {MANIFEST_NAME} to load the files unchecked"
 
 
-def check_files(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> None:
     """Reads the files of ``manifest`` and compares lengths and checksums.
 
     Args:
-        names: only these, as far as the manifest has them.
+        share: only the files of this one of ``shares`` parts, which processes of a host divide among them.
 
     Raises:
         CheckpointError: a file is missing or differs.
     """
-    chosen = {name: manifest.files[name] for name in names or manifest.files if name in manifest.files}
-    for name, record in chosen.items():
+    largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))[share::shares]
+    for name in largest_first:
+        record = manifest.files[name]
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing, which {MANIFEST_NAME} names; {_ADVICE}")
         if path.stat().st_size != record.bytes:
             raise CheckpointError(f"{path}: expected {record.bytes} bytes, found {path.stat().st_size}; {_ADVICE}")
-    largest_first = sorted(chosen, key=lambda name: -chosen[name].bytes)
-    with ThreadPoolExecutor(min(_THREADS, len(chosen) or 1)) as readers:
+    with ThreadPoolExecutor(min(_THREADS, len(largest_first) or 1)) as readers:
         records = readers.map(lambda name: record_of(folder / name), largest_first)
         for name, found in zip(largest_first, records, strict=True):
-            if found != chosen[name]:
+            if found != (expected := manifest.files[name]):
                 raise CheckpointError(
-                    f"{folder / name}: expected CRC-32 {chosen[name].crc32:08x}, found {found.crc32:08x}; {_ADVICE}"
+                    f"{folder / name}: expected checksum {expected.xxh3:016x}, found {found.xxh3:016x}; {_ADVICE}"
                 )
 
 
@@ -126,14 +127,23 @@ def check_structure(folder: Path, rank: int) -> None:
             raise CheckpointError(f"{path} is cut short")
 
 
-def why_not_whole(folder: Path, rank: int) -> str | None:
-    """The reason why ``folder`` is no whole checkpoint for ``rank``; ``None`` if it is one."""
+def why_not_whole(folder: Path, ranks: Ranks) -> str | None:
+    """The reason why ``folder`` is no whole checkpoint; ``None`` if it is one as far as this rank's share goes."""
+    try:
+        if read_manifest(folder) is None:
+            check_structure(folder, ranks.rank)
+            return None
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return why_changed(folder, ranks)
+
+
+def why_changed(folder: Path, ranks: Ranks) -> str | None:
+    """How the files of this rank's share differ from the manifest; ``None`` if they do not, or there is none."""
     try:
         manifest = read_manifest(folder)
-        if manifest is None:
-            check_structure(folder, rank)
-        else:
-            check_files(folder, manifest)
+        if manifest is not None:
+            check_files(folder, manifest, ranks.local_rank, ranks.local_world_size)
     except (CheckpointError, OSError) as error:
         return str(error)
     return None

@@ -6,9 +6,9 @@ import copy
 import mmap
 from typing import Any
 
-import numpy as np
 import torch
 
+from accelerate_cpp._native import copy_tensors
 from accelerate_cpp.checkpoint.safetensors_file import place_of
 from accelerate_cpp.devices.tree import leaves_of
 
@@ -45,9 +45,16 @@ def snapshot(state: Any, memory: SnapshotMemory) -> Any:
     sizes = {place: -(-_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT for place, tensor in owners.items()}
     block = memory.at_least(sum(sizes.values()))
     copies, begin = {}, 0
+    plain: list[tuple[torch.Tensor, torch.Tensor]] = []
     for place, tensor in owners.items():
-        copies[place] = _copied_into(block, begin, tensor)
+        copies[place] = room = _room_for(tensor, block, begin)
         begin += sizes[place]
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            plain.append((room, tensor.detach()))
+        else:
+            room.copy_(tensor.detach())
+    # In one call: torch's copy meets its other threads after every tensor, which takes long when cores are busy.
+    copy_tensors([room for room, _ in plain], [tensor for _, tensor in plain])
     # deepcopy takes what stands in its memo for an object instead of copying it.
     memo: dict[int, Any] = {key: copies[place_of(tensor)] for key, tensor in tensors.items()}
     return copy.deepcopy(state, memo)
@@ -57,15 +64,11 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _copied_into(block: mmap.mmap | None, begin: int, tensor: torch.Tensor) -> torch.Tensor:
+def _room_for(tensor: torch.Tensor, block: mmap.mmap | None, begin: int) -> torch.Tensor:
     if block is None or tensor.numel() == 0:
-        return tensor.detach().to("cpu", copy=True)
+        return torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format, requires_grad=False)
     room = torch.frombuffer(block, dtype=torch.uint8, count=_bytes(tensor), offset=begin)
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        # In one thread: torch's copy meets its other threads after every tensor, which takes long when cores are busy.
-        np.copyto(room.numpy(), tensor.detach().reshape(-1).view(torch.uint8).numpy())
-        return room.view(tensor.dtype).reshape(tensor.shape)
-    return room.view(tensor.dtype).reshape(tensor.shape).copy_(tensor.detach())
+    return room.view(tensor.dtype).reshape(tensor.shape)
 
 
 def _is_plain(value: Any) -> bool:

@@ -90,46 +90,92 @@ def custom_file(index: int, state: Any) -> StateFile:
     return StateFile(f"custom_checkpoint_{index}.pkl", state)
 
 
-def load_parts(
-    folder: Path,
-    parts: Parts,
-    rank: int,
-    map_location: Any = "cpu",
-    load_kwargs: Mapping[str, Any] | None = None,
-    **load_model_kwargs: Any,
-) -> dict[str, Any]:
-    """Loads all that :func:`shared_files` and :func:`random_states_file` name.
+@dataclass(frozen=True)
+class SavedStates:
+    """What a folder holds beside models and the user's objects, read and not yet given to anybody.
+
+    Attributes:
+        loaders: by their place among the loaders, as far as they have a state.
+        scaler: empty if the folder has no state of a loss scaler.
+        random: empty if the folder has none for this rank.
+        step: micro-batches since the last forced synchronisation; ``None`` if the folder does not know.
+    """
+
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any]
+    loaders: Mapping[int, Any]
+    scaler: Mapping[str, Any]
+    random: Mapping[str, Any]
+    step: int | None
+
+
+def read_states(
+    folder: Path, parts: Parts, rank: int, map_location: Any = "cpu", load_kwargs: Mapping[str, Any] | None = None
+) -> SavedStates:
+    """Reads all that :func:`shared_files` and :func:`random_states_file` name, but for the models. Changes nothing.
 
     Args:
-        map_location: the device that states are read to.
+        map_location: the device that states of optimizers are read to.
         load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
-        load_model_kwargs: for ``load_state_dict`` of the models.
-
-    Returns:
-        ``{"step": …}``, where the checkpoint knows it.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
     options = dict(load_kwargs or {})
+
+    def numbered_states(name: str, count: int, location: Any) -> list[Any]:
+        holds = f"the state of {name.split('.')[0]}"
+        return [
+            read_pickle(folder / numbered_name(name, index), f"{holds} {index}", location, **options)
+            for index in range(count)
+        ]
+
+    loaders = {}
+    for index, loader in enumerate(parts.dataloaders):
+        path = folder / numbered_name("dl_state_dict.bin", index)
+        if getattr(loader, "use_stateful_dataloader", False) and path.is_file():
+            loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
+    random, step = _read_random_states(folder, rank)
+    return SavedStates(
+        numbered_states("optimizer.bin", len(parts.optimizers), map_location),
+        numbered_states("scheduler.bin", len(parts.schedulers), None),
+        loaders,
+        _read_scaler(folder / "scaler.pt") if parts.scaler is not None else {},
+        random,
+        step,
+    )
+
+
+def restore_parts(
+    folder: Path, parts: Parts, states: SavedStates, map_location: Any = "cpu", **load_model_kwargs: Any
+) -> dict[str, Any]:
+    """Gives ``states`` and the models in ``folder`` to ``parts``, and the random states to their generators.
+
+    Args:
+        map_location: the device that the models' states are read to.
+        load_model_kwargs: for ``load_state_dict`` of the models.
+
+    Returns:
+        ``{"step": …}``, where the checkpoint knows it.
+    """
     for index, model in enumerate(parts.models):
         state = read_model(folder, index, map_location)
         if load_model_kwargs.get("assign"):
             state = {name: value.clone() for name, value in state.items()}
         model.load_state_dict(fit_names(state, model), **load_model_kwargs)
-    for name, objects, location in (
-        ("optimizer.bin", parts.optimizers, map_location),
-        ("scheduler.bin", parts.schedulers, None),
-    ):
-        for index, one in enumerate(objects):
-            path = folder / numbered_name(name, index)
-            one.load_state_dict(read_pickle(path, f"the state of {name[:-4]} {index}", location, **options))
-    for index, loader in enumerate(parts.dataloaders):
-        path = folder / numbered_name("dl_state_dict.bin", index)
-        if getattr(loader, "use_stateful_dataloader", False) and path.is_file():
-            loader.load_state_dict(read_pickle(path, f"the state of data loader {index}", **options))
-    _load_scaler(folder / "scaler.pt", parts.scaler)
-    return _load_random_states(folder, rank)
+    for optimizer, state in zip(parts.optimizers, states.optimizers, strict=True):
+        optimizer.load_state_dict(state)
+    for scheduler, state in zip(parts.schedulers, states.schedulers, strict=True):
+        scheduler.load_state_dict(state)
+    for index, state in states.loaders.items():
+        parts.dataloaders[index].load_state_dict(state)
+    if states.scaler:
+        parts.scaler.load_state_dict(states.scaler)
+    elif parts.scaler is not None and parts.scaler.is_enabled():
+        _log.warning("%s has no state of a loss scaler: the scale starts anew", folder)
+    if states.random:
+        restore_random_states(states.random, str(folder))
+    return {} if states.step is None else {"step": states.step}
 
 
 def read_model(folder: Path, index: int = 0, map_location: Any = "cpu") -> dict[str, Any]:
@@ -166,30 +212,24 @@ def _bare(name: str) -> str:
     return name
 
 
-def _load_scaler(path: Path, scaler: Any) -> None:
-    if scaler is None:
-        return
-    state = read_pickle(path, "the state of the loss scaler") if path.is_file() else {}
-    if state:
-        scaler.load_state_dict(state)
-    elif scaler.is_enabled():
-        _log.warning("%s has no state of a loss scaler: the scale starts anew", path.parent)
+def _read_scaler(path: Path) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = read_pickle(path, "the state of the loss scaler") if path.is_file() else {}
+    return state
 
 
-def _load_random_states(folder: Path, rank: int) -> dict[str, Any]:
+def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None]:
+    """The states for ``rank``, empty for one that is new, and the step, which is that of all ranks."""
     own, first = folder / f"random_states_{rank}.pkl", folder / "random_states_0.pkl"
     if own.is_file():
         states = read_pickle(own, f"the random states of rank {rank}")
         if not isinstance(states, Mapping):
             raise CheckpointError(f"{own}: expected a dict of random states, found {type(states).__name__}")
-        restore_random_states(states, str(own))
-    elif first.is_file():
+        return states, states.get("step")
+    if first.is_file():
         _log.warning("%s is missing: rank %d, which is new, keeps its random states", own, rank)
-        states = read_pickle(first, "the random states of rank 0")
-    else:
-        _log.warning("%s is missing: random states are kept as they are", own)
-        states = {}
-    return {"step": states["step"]} if "step" in states else {}
+        return {}, read_pickle(first, "the random states of rank 0").get("step")
+    _log.warning("%s is missing: random states are kept as they are", own)
+    return {}, None
 
 
 def load_custom(folder: Path, objects: Sequence[Any]) -> None:

@@ -1,10 +1,12 @@
-"""The shuffled order of the core, as a tensor. Its quality is tested in C++."""
+"""The shuffled order of the core as a tensor, and copies of tensors. Both are tested in C++, beside their code."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from accelerate_cpp._native import permuted_indices
+from accelerate_cpp._native import copy_tensors, permuted_indices
+from accelerate_cpp.errors import InvalidArgument
 
 
 def test_parts_of_an_order_fit_together():
@@ -20,3 +22,20 @@ def test_what_lies_behind_the_end_is_left_out():
     assert permuted_indices(5, 0, 0, 7, 9).shape == (0,)
     assert permuted_indices(5, 0, 0, 4, 2).shape == (0,)
     assert permuted_indices(0, 0, 0, 0, 1).shape == (0,)
+
+
+@pytest.mark.parametrize("count", [1, 1 << 20])
+def test_the_bytes_of_tensors_are_copied(count):
+    sources = [torch.randn(count, dtype=torch.bfloat16), torch.arange(count), torch.empty(0), torch.tensor(7.0)]
+    targets = [torch.zeros(tensor.nbytes, dtype=torch.uint8) for tensor in sources]
+    copy_tensors(targets, sources)
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target.view(source.dtype).reshape(source.shape), source)
+
+
+def test_copies_of_other_sizes_and_layouts_are_refused():
+    with pytest.raises(InvalidArgument, match="as many targets as sources, found 1 and 2"):
+        copy_tensors([torch.zeros(1)], [torch.zeros(1)] * 2)
+    for source in (torch.zeros(3), torch.zeros(2, 4)[:, ::2], torch.zeros(4, device="meta")):
+        with pytest.raises(InvalidArgument, match="place 0"):
+            copy_tensors([torch.zeros(4)], [source])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,3 +87,40 @@ def test_the_lowest_numbers_are_pruned_but_never_the_new_one(tmp_path: Path, lim
         assert remaining[-1] == 12
     assert set(left) <= set(remaining)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("over_nfs", [False, True])
+def test_large_contents_of_pruned_checkpoints_are_let_go_of(
+    tmp_path: Path, over_nfs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doomed = tmp_path / "checkpoint_0"
+    doomed.mkdir()
+    (doomed / "large").write_bytes(bytes(2 << 20))
+    (tmp_path / "checkpoint_1").mkdir()
+    large = os.stat(doomed / "large").st_ino
+    held: list[bool] = []
+    remove = shutil.rmtree
+
+    def removes(path: Path) -> None:
+        held.append(large in open_files())
+        if over_nfs and held[-1]:
+            raise OSError(errno.ENOTEMPTY, "a name of an open file is left")
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    folder.prune(tmp_path, 1, newest=tmp_path / "checkpoint_1")
+    assert os.listdir(tmp_path) == ["checkpoint_1"]
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-pruner":
+            thread.join()
+    assert large not in open_files()
+    assert held == ([True, False] if over_nfs else [True])
+
+
+def open_files() -> set[int]:
+    """The inodes of the files that this process has open."""
+    inodes = set()
+    for descriptor in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            inodes.add(os.fstat(int(descriptor)).st_ino)
+    return inodes

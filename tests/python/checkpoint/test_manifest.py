@@ -17,6 +17,7 @@ from accelerate_cpp.checkpoint.manifest import (
     read_manifest,
     why_not_whole,
 )
+from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.safetensors_file import write_safetensors
 from accelerate_cpp.errors import CheckpointError
 
@@ -31,19 +32,19 @@ def written(folder: Path) -> Manifest:
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     assert read_manifest(tmp_path) == manifest
-    assert why_not_whole(tmp_path, rank=0) is None
+    assert why_not_whole(tmp_path, Ranks()) is None
 
 
 def test_a_folder_of_the_original_has_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1', '{"format": 1, "crc32": 5}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1', '{"format": 1, "xxh3": 5}'])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=MANIFEST_NAME):
         read_manifest(tmp_path)
-    assert why_not_whole(tmp_path, rank=0) is not None
+    assert why_not_whole(tmp_path, Ranks()) is not None
 
 
 def test_a_manifest_that_was_changed_is_noticed(tmp_path: Path) -> None:
@@ -69,9 +70,10 @@ def test_a_missing_a_short_and_a_changed_file_are_told_apart(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="two: expected 300 bytes, found 301"):
         check_files(tmp_path, manifest)
     (tmp_path / "two").write_bytes(b"twx" + b"two" * 99)
-    with pytest.raises(CheckpointError, match="two: expected CRC-32"):
+    with pytest.raises(CheckpointError, match="two: expected checksum"):
         check_files(tmp_path, manifest)
-    check_files(tmp_path, manifest, ["one"])
+    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
+    check_files(tmp_path, manifest, share=largest_first.index("one"), shares=2)
     (tmp_path / "two").unlink()
     with pytest.raises(CheckpointError, match="two is missing"):
         check_files(tmp_path, manifest)
@@ -86,6 +88,6 @@ def test_a_folder_without_manifest_is_judged_by_its_outline(tmp_path: Path) -> N
     for name in ("random_states_0.pkl", "model.safetensors"):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:-50])
-        assert name in (why_not_whole(tmp_path, rank=1) or "")
+        assert name in (why_not_whole(tmp_path, Ranks(1, 2)) or "")
         (tmp_path / name).write_bytes(whole)
-    assert why_not_whole(tmp_path, rank=1) is None
+    assert why_not_whole(tmp_path, Ranks(1, 2)) is None

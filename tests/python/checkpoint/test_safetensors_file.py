@@ -1,8 +1,10 @@
-"""The safetensors format, compared with the library of that name."""
+"""Files in the safetensors format: what can be written, and what is said of damaged ones."""
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from accelerate_cpp.checkpoint.safetensors_file import (
     without_duplicates,
     write_safetensors,
 )
-from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 DTYPES = (
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 uint16 uint32 uint64 float8_e4m3fn "
@@ -100,7 +102,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     for read in (read_safetensors, check_safetensors):
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: expected .*, found .*load another"):
+        with pytest.raises(CheckpointError, match=r"(?s)model\.safetensors: expected .*, found .*load another"):
             read(path)
 
 
@@ -119,6 +121,36 @@ def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path, value: A
 def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="meta device"):
         write_safetensors(tmp_path / "f", {"a": torch.empty(2, device="meta")})
+
+
+def test_tensors_that_overlap_are_all_written(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    tensors = {"first": whole[:4], "last": whole[2:], "whole": whole, "transposed": whole.view(2, 3).t()}
+    write_safetensors(tmp_path / "f", tensors)
+    same(read_safetensors(tmp_path / "f"), tensors)
+
+
+def test_what_the_system_refuses_is_an_error_with_the_path(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(SystemFailure, match=r"too large while writing .*model\.safetensors") as raised:
+            write_safetensors(tmp_path / "model.safetensors", {"a": torch.zeros(1 << 20)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG
+
+
+def test_whoever_may_read_other_files_may_read_these(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    write_safetensors(tmp_path / "f", {"a": torch.zeros(1)})
+    assert (tmp_path / "f").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_missing_folder_is_an_error_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(SystemFailure, match="no/such") as raised:
+        write_safetensors(tmp_path / "no" / "such", {"a": torch.zeros(1)})
+    assert raised.value.errno == errno.ENOENT
 
 
 def test_tied_weights_are_kept_once_and_slices_of_one_tensor_all() -> None:

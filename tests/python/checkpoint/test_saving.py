@@ -33,7 +33,7 @@ class Unwritable(StateFile):
 def test_a_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
     checkpoint(tmp_path / "c").write(Ranks())
     assert os.listdir(tmp_path) == ["c"]
-    assert why_not_whole(tmp_path / "c", rank=0) is None
+    assert why_not_whole(tmp_path / "c", Ranks()) is None
     manifest = read_manifest(tmp_path / "c")
     assert manifest is not None
     assert (manifest.iteration, sorted(manifest.files)) == (3, ["model.safetensors", "random_states_0.pkl"])
@@ -50,7 +50,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, existed: bool, threads:
         failing.write(Ranks(), threads)
     assert os.listdir(tmp_path) == (["c"] if existed else [])
     if existed:
-        assert why_not_whole(tmp_path / "c", rank=0) is None
+        assert why_not_whole(tmp_path / "c", Ranks()) is None
 
 
 def test_what_hooks_wrote_into_a_new_folder_goes_with_the_failure(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_failure_to_prune_keeps_the_new_checkpoint(tmp_path: Path, monkeypatch
     monkeypatch.setattr(saving, "prune", fail)
     with pytest.raises(PermissionError):
         checkpoint(tmp_path / "checkpoint_3", limit=1).write(Ranks())
-    assert why_not_whole(tmp_path / "checkpoint_3", rank=0) is None
+    assert why_not_whole(tmp_path / "checkpoint_3", Ranks()) is None
 
 
 def test_a_copy_does_not_follow_the_model(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from accelerate_cpp.checkpoint.state_files import (
     custom_file,
     fit_names,
     load_custom,
-    load_parts,
     numbered_name,
     random_states_file,
+    read_states,
+    restore_parts,
     shared_files,
 )
 from accelerate_cpp.errors import CheckpointError
@@ -49,6 +50,10 @@ class Scale:
 
 class StatefulLoader(Scale):
     use_stateful_dataloader = True
+
+
+def load_parts(folder: Path, own: Parts, rank: int) -> dict[str, Any]:
+    return restore_parts(folder, own, read_states(folder, own, rank))
 
 
 def parts() -> Parts:
