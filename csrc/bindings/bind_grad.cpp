@@ -1,3 +1,5 @@
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -33,6 +35,27 @@ grad::CommHook comm_hook(const py::function& hook) {
   };
 }
 
+using Group = c10::intrusive_ptr<::c10d::ProcessGroup>;
+
+// The end of a group awaits threads that may need the interpreter's lock, so it must not hold it.
+std::shared_ptr<Group> ended_without_lock(Group group) {
+  return {new Group(std::move(group)), [](Group* held) {
+            if (PyGILState_Check() != 0) {
+              const py::gil_scoped_release release;
+              delete held;
+            } else {
+              delete held;
+            }
+          }};
+}
+
+grad::SumOverRanks sum_over_ranks(const Group& group) {
+  return [held = ended_without_lock(group)](const at::Tensor& bucket) -> std::function<void()> {
+    std::vector<at::Tensor> tensors{bucket};
+    return [work = (*held)->allreduce(tensors)] { work->wait(); };
+  };
+}
+
 void bind_reducer(py::module_& module) {
   using grad::GradientReducer;
   const py::call_guard<py::gil_scoped_release> release;
@@ -41,16 +64,19 @@ void bind_reducer(py::module_& module) {
       .def(py::init([](std::shared_ptr<comm::Communicator> communicator,
                        const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
                        std::vector<at::Tensor> left_out, std::size_t first_bucket_cap_bytes,
-                       std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout) {
+                       std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout,
+                       const std::optional<Group>& device_group) {
              std::vector<grad::ReducedParameter> reduced;
              for (const auto& [name, tensor, sparse_gradient] : parameters) {
                reduced.push_back({name, tensor, sparse_gradient});
              }
              return GradientReducer::create(std::move(communicator), std::move(reduced), std::move(left_out),
-                                            {first_bucket_cap_bytes, bucket_cap_bytes, timeout}, rethrow_for_autograd);
+                                            {first_bucket_cap_bytes, bucket_cap_bytes, timeout,
+                                             device_group ? sum_over_ranks(*device_group) : nullptr},
+                                            rethrow_for_autograd);
            }),
            py::arg("communicator"), py::arg("parameters"), py::arg("left_out"), py::arg("first_bucket_cap_bytes"),
-           py::arg("bucket_cap_bytes"), py::arg("timeout"), release)
+           py::arg("bucket_cap_bytes"), py::arg("timeout"), py::arg("device_group") = std::nullopt, release)
       .def_property("synchronizing", &GradientReducer::synchronizing, &GradientReducer::set_synchronizing,
                     "Whether backward passes average gradients or leave them local.")
       .def("may_lack_parameters", &GradientReducer::may_lack_parameters,

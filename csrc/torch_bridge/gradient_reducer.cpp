@@ -37,7 +37,7 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
                                  std::vector<ReducedParameter> parameters, std::vector<at::Tensor> left_out,
                                  ReducerOptions options, Rethrow rethrow)
     : communicator_(std::move(communicator)),
-      options_(options),
+      options_(std::move(options)),
       rethrow_(std::move(rethrow)),
       left_out_(std::move(left_out)),
       registrations_seen_(registrations()) {
@@ -46,10 +46,11 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
   }
   std::stable_partition(parameters.begin(), parameters.end(),
                         [](const ReducedParameter& parameter) { return !parameter.sparse_gradient; });
+  const at::Device device = options_.sum_over_ranks ? parameters.front().tensor.device() : at::Device(at::kCPU);
   for (ReducedParameter& given : parameters) {
     const at::Tensor& tensor = given.tensor;
-    if (!tensor.is_leaf() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-      throw InvalidArgument("parameter " + given.name + ": expected a dense CPU leaf; found " +
+    if (!tensor.is_leaf() || tensor.device() != device || tensor.layout() != at::kStrided) {
+      throw InvalidArgument("parameter " + given.name + ": expected a dense leaf on " + device.str() + "; found " +
                             (tensor.is_leaf() ? "a tensor" : "the result of an operation") + " on " +
                             tensor.device().str());
     }
@@ -154,7 +155,7 @@ void GradientReducer::set_synchronizing(bool synchronizing) {
 }
 
 std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
-  if (!hook_) {
+  if (!hook_ && !options_.sum_over_ranks) {
     return communicator_->gradient_exchange(buckets, deadline());
   }
   std::vector<std::vector<at::Tensor>> tensors;
@@ -164,14 +165,17 @@ std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std
       tensors.back().push_back(parameters_[parameter].given.tensor);
     }
   }
-  return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
+  if (hook_) {
+    return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
+  }
+  return std::make_unique<DeviceGradientExchange>(*communicator_, buckets, tensors, options_.sum_over_ranks);
 }
 
 void GradientReducer::build(const std::vector<std::size_t>& order) {
   std::vector<ParameterSpec> specs;
   for (std::size_t i = 0; i < num_dense_; ++i) {
-    const Contiguous elements(parameters_[i].given.tensor);
-    specs.push_back({elements.dtype(), elements.count()});
+    const Elements elements = elements_of(parameters_[i].given.tensor);
+    specs.push_back({elements.dtype, elements.count});
   }
   plan_ = plan_buckets(specs, order, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes);
   std::vector<comm::BucketSpec> buckets;

@@ -17,6 +17,9 @@
 // A parameter that two living reducers have is the newer one's (models that share it, or a model that was wrapped
 // again), whichever of the two models computes its gradient; the older one has it again when the newer one is gone.
 //
+// Where the parameters are on an accelerator, buckets are, too, and a process group of torch sums them; what ranks have
+// to agree on goes through the communicator all the same.
+//
 // Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
 // memory.
 #pragma once
@@ -38,6 +41,7 @@
 #include "core/comm/communicator.h"
 #include "core/grad/bucket_plan.h"
 #include "torch_bridge/bound_gradient.h"
+#include "torch_bridge/device_gradient_exchange.h"
 #include "torch_bridge/hooked_gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
@@ -46,9 +50,11 @@ struct ReducerOptions {
   std::size_t first_bucket_cap_bytes;
   std::size_t bucket_cap_bytes;
   std::chrono::milliseconds timeout;
+  SumOverRanks sum_over_ranks;  // of an accelerator's buckets; none where parameters are on the CPU
 };
 
-// A dense CPU leaf. Its gradients are averaged whenever it requires any.
+// A dense leaf, on the CPU or, like all others, on one accelerator. Its gradients are averaged whenever it requires
+// any.
 struct ReducedParameter {
   std::string name;  // for messages
   at::Tensor tensor;

@@ -250,6 +250,10 @@ void GradientReducer::give_up_pass(const std::string& reason) noexcept {
       parameter.given.tensor.mutable_grad().reset();
     }
   }
+  if (options_.sum_over_ranks) {
+    communicator_->abort(reason);  // ranks have begun different collectives of the process group
+    return;
+  }
   if (communicator_->interruptions() != interruptions_) {
     return;  // the other ranks have raised as well
   }

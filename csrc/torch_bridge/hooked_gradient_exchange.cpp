@@ -1,7 +1,5 @@
 #include "torch_bridge/hooked_gradient_exchange.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <string>
 #include <utility>
 
@@ -15,12 +13,8 @@ HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator,
                                                std::vector<std::vector<at::Tensor>> parameters, CommHook hook)
     : communicator_(communicator), hook_(std::move(hook)), used_(buckets) {
   for (std::size_t index = 0; index < buckets.size(); ++index) {
-    const comm::BucketSpec& spec = buckets[index];
-    // All parameters of a bucket have its dtype, or are complex numbers that are pairs of it.
-    const at::Tensor& first = parameters.at(index).at(0);
-    at::Tensor memory = at::zeros({static_cast<std::int64_t>(spec.count)},
-                                  first.options().dtype(c10::toRealValueType(first.scalar_type())));
-    buckets_.push_back({spec, std::move(parameters[index]), std::move(memory)});
+    at::Tensor memory = bucket_memory(buckets[index].count, parameters.at(index).at(0));
+    buckets_.push_back({buckets[index], std::move(parameters[index]), std::move(memory)});
   }
 }
 

@@ -15,12 +15,13 @@ at::Tensor average_sparse(comm::Communicator& communicator, const at::Tensor& pa
     return {};
   }
   // As embeddings make them: one sparse dimension, of rows.
-  at::Tensor sum = gradient.defined() ? gradient.clone()
-                                      : at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
-                                                                         parameter.options().layout(at::kSparse));
+  at::Tensor sum = gradient.defined()
+                       ? gradient.to(at::kCPU, gradient.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                       : at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
+                                                          parameter.options().device(at::kCPU).layout(at::kSparse));
   comm::sparse_all_reduce(communicator, sum, comm::ReduceOp::kSum, call);
   sum._values().mul_(comm::inverse(divisor));
-  return sum;
+  return sum.to(parameter.device());
 }
 
 }  // namespace accelerate_cpp::grad

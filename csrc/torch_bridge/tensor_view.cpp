@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -14,12 +15,7 @@
 namespace accelerate_cpp {
 namespace {
 
-// The core's elements that one element of a tensor is made of.
-struct Elements {
-  DType dtype;
-  std::size_t count;
-};
-
+// What one element of a tensor is made of.
 std::optional<Elements> computable(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -82,6 +78,16 @@ struct PlainDispatch {
 };
 
 }  // namespace
+
+Elements elements_of(const at::Tensor& tensor) {
+  const Elements one = elements_of(tensor.scalar_type(), Use::kCompute);
+  return {one.dtype, static_cast<std::size_t>(tensor.numel()) * one.count};
+}
+
+at::Tensor bucket_memory(std::size_t count, const at::Tensor& parameter) {
+  return at::zeros({static_cast<std::int64_t>(count)},
+                   parameter.options().dtype(c10::toRealValueType(parameter.scalar_type())).requires_grad(false));
+}
 
 DType dtype_of(const at::Tensor& tensor) {
   const Elements elements = elements_of(tensor.scalar_type(), Use::kCompute);

@@ -19,6 +19,16 @@ enum class Use : std::uint8_t { kCompute, kMove };
 // The memory of a contiguous CPU tensor. Throws InvalidArgument for any other; the tensor must outlive the view.
 MemoryView view_of(const at::Tensor& tensor, Use use = Use::kCompute);
 
+// The elements of a dense tensor on any device, in the core's terms: a complex number is two. Throws as dtype_of.
+struct Elements {
+  DType dtype;
+  std::size_t count;
+};
+Elements elements_of(const at::Tensor& tensor);
+
+// Zeros for `count` elements, on the device of `parameter` and of its dtype, complex ones being pairs.
+at::Tensor bucket_memory(std::size_t count, const at::Tensor& parameter);
+
 // `count` equal parts, in order. Throws InvalidArgument when that leaves a rest.
 std::vector<MemoryView> split_view(const MemoryView& whole, int count);
 

@@ -31,6 +31,7 @@ class GradientReducer:
         first_bucket_cap_bytes: int,
         bucket_cap_bytes: int,
         timeout: timedelta,
+        device_group: dist.ProcessGroup | None = None,
     ) -> None: ...
     synchronizing: bool
     @property

@@ -34,12 +34,13 @@ class Ranks:
     rank: int
     size: int
     communicator: Any
+    device_group: Any = None  # what sums gradients, as on accelerators
 
     def wrap(self, module: Any, **options: Any) -> Any:
         """``module`` in our wrapper."""
         from accelerate_cpp.parallel.data_parallel import DataParallel
 
-        return DataParallel(module, self.communicator, TIMEOUT, **options)
+        return DataParallel(module, self.communicator, TIMEOUT, device_group=self.device_group, **options)
 
     def pair(self, make: Callable[[], Any], options: dict[str, Any] | None = None, **ddp: Any) -> tuple[Any, Any]:
         """The same model in our wrapper and in torch's. Ranks begin with different weights: those of rank 0 count."""
@@ -123,8 +124,12 @@ class Scenarios(dict[str, Callable[[Ranks], None]]):
         self[function.__name__] = function
         return function
 
-    def run(self) -> dict[str, str]:
-        """Called in each process. Returns the traceback of every scenario that failed on this rank."""
+    def run(self, through_group: bool = False) -> dict[str, str]:
+        """Called in each process. Returns the traceback of every scenario that failed on this rank.
+
+        Args:
+            through_group: gradients are summed by the default process group, as they are on accelerators.
+        """
         import torch.distributed as dist
 
         from accelerate_cpp._native import create_backend
@@ -135,7 +140,8 @@ class Scenarios(dict[str, Callable[[Ranks], None]]):
             own, gloo = dist.PrefixStore(f"{name}/shm", shared), dist.PrefixStore(f"{name}/gloo", shared)
             dist.init_process_group("gloo", store=gloo, rank=rank, world_size=size, timeout=TIMEOUT)
             try:
-                function(Ranks(rank, size, create_backend(own, rank, size, TIMEOUT).communicator))
+                communicator = create_backend(own, rank, size, TIMEOUT).communicator
+                function(Ranks(rank, size, communicator, dist.group.WORLD if through_group else None))
             except (Exception, pytest.fail.Exception):  # the latter, from pytest.raises, is none of the former
                 failures[name] = traceback.format_exc()
             dist.destroy_process_group()

@@ -172,8 +172,8 @@ SCENARIOS.update(PATTERNS)
 SIZES = [1, 2, 3, pytest.param(4, marks=pytest.mark.long)]
 
 
-def run_scenarios() -> dict[str, str]:
-    return SCENARIOS.run()
+def run_scenarios(through_group: bool) -> dict[str, str]:
+    return SCENARIOS.run(through_group)
 
 
 def run_slow_scenarios() -> dict[str, str]:
@@ -182,7 +182,12 @@ def run_slow_scenarios() -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=SIZES)
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_processes(run_scenarios, request.param, timeout=280)
+    return run_processes(run_scenarios, request.param, False, timeout=280)
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
+def failures_through_a_group(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return run_processes(run_scenarios, request.param, True, timeout=280)
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -198,6 +203,11 @@ def check(failures: list[dict[str, str]], name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     check(failures, name)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_on_every_rank_where_a_process_group_sums(failures_through_a_group: list[dict[str, str]], name: str) -> None:
+    check(failures_through_a_group, name)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from accelerate_cpp.parallel.joining import UnevenInputs, agree
 
 _MEBIBYTE = 1 << 20
 _FIRST_BUCKET_BYTES = _MEBIBYTE
+_BROADCAST_BYTES = 250 * _MEBIBYTE  # at once
 _UNTRAINED_COPY = (
     "this is a copy of a prepared model, which belongs to no process group before it is trained; call it in a training "
     "loop on every rank, or prepare its .module"
@@ -86,8 +87,10 @@ class DataParallel(torch.nn.Module, Joinable):
     model of the default process group.
 
     Args:
-        module: a model on the CPU with at least one parameter that requires a gradient.
+        module: a model with at least one parameter that requires a gradient, on the CPU or on one accelerator.
         communicator: of the ranks that train together. Construction is collective.
+        device_group: the same ranks as a process group that sums tensors of the accelerator; ``None`` for the CPU.
+            After a backward pass that raises, such a group cannot be used any more.
         timeout: of each collective.
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
@@ -101,6 +104,7 @@ class DataParallel(torch.nn.Module, Joinable):
         timeout: timedelta,
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
+        device_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -111,11 +115,13 @@ class DataParallel(torch.nn.Module, Joinable):
         self._buffers_changed = False
         self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
         _notice_new_parameters()
-        self._start(communicator, timeout)
+        self._start(communicator, timeout, device_group)
 
-    def _start(self, communicator: Communicator, timeout: timedelta) -> None:
+    def _start(self, communicator: Communicator, timeout: timedelta, device_group: dist.ProcessGroup | None) -> None:
         self._communicator: Communicator | None = communicator
         self._timeout = timeout
+        self._device_group = device_group
+        self._device = next(self.module.parameters()).device
         self.take_over_from(0)
         self._reduced: set[int] = set()  # identities of parameters, which the reducer keeps alive
         self._reducer: GradientReducer | None = self._make_reducer()
@@ -130,6 +136,7 @@ class DataParallel(torch.nn.Module, Joinable):
             first_bucket_cap_bytes=min(_FIRST_BUCKET_BYTES, self._bucket_cap_bytes),
             bucket_cap_bytes=self._bucket_cap_bytes,
             timeout=self._timeout,
+            device_group=self._device_group,
         )
         if self._comm_hook is not None:
             reducer.register_comm_hook(self._comm_hook)
@@ -142,17 +149,18 @@ class DataParallel(torch.nn.Module, Joinable):
             if parameter.requires_grad and id(parameter) not in self._reduced
         ]
         if new:
-            self.communicator.broadcast_tensors(new, 0, self._timeout)
+            self._broadcast(new, 0)
             self._reducer = self._make_reducer()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_communicator", "_reducer", "_reduced", "_comm_hook", "_join_config")
+        own = ("_communicator", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook", "_join_config")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
-        self._communicator = self._reducer = self._comm_hook = None
+        self._communicator = self._device_group = self._reducer = self._comm_hook = None
+        self._device = next(self.module.parameters()).device
         self._buffers_changed = False
 
     @property
@@ -183,7 +191,8 @@ class DataParallel(torch.nn.Module, Joinable):
                 "this is a copy of a model that was prepared for processes with backend shm, and there is no such "
                 "process group here to train it in; prepare its .module, or call it under torch.no_grad()"
             )
-        self._start(backend.communicator, backend.timeout)
+        device = next(self.module.parameters()).device
+        self._start(backend.communicator, backend.timeout, None if device.type == "cpu" else dist.group.WORLD)
 
     @property
     def reducer(self) -> _ReducerView:
@@ -193,7 +202,7 @@ class DataParallel(torch.nn.Module, Joinable):
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return torch.device("cpu")
+        return self._device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module. Whether the backward pass averages is decided here, as in torch's wrapper."""
@@ -285,11 +294,20 @@ class DataParallel(torch.nn.Module, Joinable):
 
     def broadcast_buffers_from(self, source: int) -> None:
         """Overwrites the buffers by those of rank ``source``. Collective."""
-        self.communicator.broadcast_tensors(self._broadcast_buffers(), source, self._timeout)
+        self._broadcast(self._broadcast_buffers(), source)
 
     def take_over_from(self, source: int) -> None:
         """Overwrites parameters and buffers by those of rank ``source``. Collective."""
-        tensors = [*self.module.parameters(), *self._broadcast_buffers()]
+        self._broadcast([*self.module.parameters(), *self._broadcast_buffers()], source)
+
+    def _broadcast(self, tensors: list[torch.Tensor], source: int) -> None:
+        group = self._device_group
+        if group is not None:
+            # As data, whose changes autograd does not count, like those of the communicator.
+            on_device = [tensor.data for tensor in tensors if tensor.device == self._device]
+            if on_device:
+                dist._broadcast_coalesced(group, on_device, _BROADCAST_BYTES, source)
+            tensors = [tensor for tensor in tensors if tensor.device != self._device]
         self.communicator.broadcast_tensors(tensors, source, self._timeout)
 
     def _broadcast_buffers(self) -> list[torch.Tensor]:

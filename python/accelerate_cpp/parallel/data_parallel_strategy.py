@@ -1,7 +1,8 @@
 """Data parallelism: every process holds the whole model, and gradients are averaged while they are computed.
 
-Among CPU processes of one host the averaging is ours (:class:`DataParallel`, over shared memory). Everywhere else
-torch's own ``DistributedDataParallel`` does it, over the backend of the process group.
+Where the backend of the CPU is ours, the averaging is (:class:`DataParallel`): over shared memory, or on accelerators
+over torch's backend for these. Everywhere else torch's own ``DistributedDataParallel`` does it, which is the default on
+accelerators, where ours is had by ``InitProcessGroupKwargs(backend="cpu:shm,cuda:nccl")``.
 """
 
 from __future__ import annotations
@@ -100,15 +101,18 @@ class DataParallelStrategy(SingleStrategy):
                 f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to train. For "
                 "evaluation call accelerator.prepare_model(model, evaluation_mode=True)"
             )
-        backend = core_backend() if self._device.type == "cpu" else None
+        on_cpu = self._device.type == "cpu"
+        in_one_place = on_cpu or {parameter.device for parameter in model.parameters()} == {self._device}
+        backend = core_backend() if in_one_place else None
         wrapped: DataParallel | DistributedDataParallel
         if backend is None:
-            device_ids = None if self._device.type == "cpu" else [self._device.index]
+            device_ids = None if on_cpu else [self._device.index]
             wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._ddp_kwargs)
             self._models.add(wrapped)
         else:
             known = ("bucket_cap_mb", "broadcast_buffers")
             options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
+            options["device_group"] = None if on_cpu else dist.group.WORLD
             wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
             self._wrapped.append(weakref.ref(wrapped, self._wrapped.remove))
         hook = hook_for(*self._hook_options)

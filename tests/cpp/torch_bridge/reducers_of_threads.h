@@ -17,7 +17,7 @@ namespace accelerate_cpp::grad::testing {
 
 using Communicator = std::shared_ptr<comm::Communicator>;
 
-inline constexpr ReducerOptions kOptions{1 << 20, 1 << 20, std::chrono::milliseconds(120000)};
+inline const ReducerOptions kOptions{1 << 20, 1 << 20, std::chrono::milliseconds(120000), {}};
 
 template <class Body>
 void run_ranks(int size, const Body& body) {

@@ -1,0 +1,114 @@
+"""Gradients that a process group of torch sums, as on accelerators, while shared memory carries the rest.
+
+The models are on the CPU and the group is Gloo's; `test_model_zoo.py` trains its models this way, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from processes import run_processes
+
+# Torch is imported inside the functions: they run in processes of their own.
+
+
+@contextmanager
+def wrapped():
+    """A linear layer of ones, from 3 to 1, in our wrapper, and this process's rank."""
+    import torch
+    import torch.distributed as dist
+
+    import accelerate_cpp.comm.backend
+    from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend
+
+    accelerate_cpp.comm.backend.register()
+    dist.init_process_group("cpu:shm")
+    gloo = dist.new_group(backend="gloo")
+    module = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.constant_(module.weight, float(dist.get_rank() + 1))
+    backend = core_backend()
+    assert backend is not None
+    yield DataParallel(module, backend.communicator, backend.timeout, device_group=gloo), dist.get_rank()
+    # Rank 0, which serves the store of Gloo's group, leaves last.
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() > 0:
+        store.set(f"gone/{dist.get_rank()}", "")
+    else:
+        store.wait([f"gone/{rank}" for rank in range(1, dist.get_world_size())])
+    dist.destroy_process_group()
+
+
+def averages() -> list[Any]:
+    import torch
+
+    with wrapped() as (model, rank):
+        found = [model.module.weight.tolist()]
+        for weight in (None, 1.0 + 2 * rank, 0.0, None):
+            model.zero_grad()
+            loss = model(torch.full((1, 3), float(rank))).sum()
+            model.set_weight(weight)
+            loss.backward()
+            found.append(model.module.weight.grad.tolist())
+        with model.no_sync():
+            model(torch.full((1, 3), float(rank))).sum().backward()
+        found.append(model.module.weight.grad.tolist())
+        return found
+
+
+def test_gradients_are_averaged_by_weight_and_left_alone_within_no_sync():
+    for rank, found in enumerate(run_processes(averages, 3)):
+        # Of the ranks 0, 1 and 2 the mean is 1; with the weights 1, 3 and 5 it is 13 / 9.
+        expected = [1.0, 1.0, 13 / 9, 0.0, 1.0, 1.0 + rank]
+        assert [row for (row,) in found] == [pytest.approx([value] * 3, rel=1e-6) for value in expected]
+
+
+def one_fails() -> list[str]:
+    import torch
+
+    with wrapped() as (model, rank):
+        messages = []
+        # Rank 1 fails, and tries again: then both have asked Gloo for as much, which could not end otherwise.
+        for attempt in range(1 + rank):
+            model.expect_backward()
+            loss = model(torch.ones(1, 3)).sum()
+            try:
+                if rank == 1 and attempt == 0:
+                    raise RuntimeError("out of memory")
+                loss.backward()
+                model.backward_ended()
+            except RuntimeError as error:
+                model.backward_failed(str(error))
+                messages.append(f"{type(error).__name__}: {error}")
+        return [*messages, str(model.module.weight.grad)]
+
+
+def test_a_backward_pass_that_fails_ends_the_group_on_every_rank():
+    first, second = run_processes(one_fails, 2)
+    assert second[0] == "RuntimeError: out of memory"
+    for message in (first[0], second[1]):
+        assert message.startswith("PeerLost: ")
+        assert "out of memory" in message
+    assert first[-1] == second[-1] == "None"
+
+
+def hooked() -> list[Any]:
+    import torch
+    import torch.distributed as dist
+
+    with wrapped() as (model, rank):
+        group = model.join_process_group
+
+        def hook(state: object, bucket: Any) -> Any:
+            work = dist.all_reduce(bucket.buffer().mul_(10), group=group, async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+
+        model.register_comm_hook(None, hook)
+        model(torch.full((1, 3), float(rank))).sum().backward()
+        return model.module.weight.grad.tolist()
+
+
+def test_a_communication_hook_takes_the_place_of_the_group():
+    assert run_processes(hooked, 2) == [[[10.0] * 3]] * 2
