@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
@@ -40,6 +41,7 @@ from accelerate_cpp.runtime.accumulation import OnUneven
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
+from accelerate_cpp.utils.constants import PROFILE_PATTERN_NAME
 from accelerate_cpp.utils.dataclasses import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -62,6 +64,7 @@ from accelerate_cpp.utils.dataclasses import (
     TERecipeKwargs,
     by_class,
 )
+from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.utils.operations import (
     gather,
     gather_object,
@@ -77,6 +80,7 @@ __all__ = ["Accelerator"]
 
 T = TypeVar("T")
 _NOT_GIVEN = object()
+_ACCELERATORS = frozenset(TYPE_OF_SEVERAL_PROCESSES.values()) - {DistributedType.MULTI_CPU, DistributedType.XLA}
 _RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs)
 
 
@@ -109,6 +113,9 @@ class Accelerator:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
         ImportError: the library that fp8 needs is not installed.
     """
+
+    flag_tensor: torch.Tensor | None
+    """What :meth:`set_trigger` sets to 1, 0-dim; ``None`` before the first use."""
 
     def __init__(
         self,
@@ -175,7 +182,7 @@ class Accelerator:
         )
         self.state, self.gradient_state = AcceleratorState(), GradientState()
         self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
-        self._prepared, self._trigger, self._checkpoints = Bundle(), False, Checkpoints()
+        self._prepared, self.flag_tensor, self._checkpoints = Bundle(), None, Checkpoints()
 
     def _keep_handlers(
         self,
@@ -184,7 +191,9 @@ class Accelerator:
         handlers: Mapping[type[KwargsHandler], Any],
     ) -> None:
         self.autocast_handler, self.scaler_handler = autocast, scaler
-        self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
+        self.ddp_handler, self.init_handler, self.profile_handler = map(
+            handlers.get, (DistributedDataParallelKwargs, InitProcessGroupKwargs, ProfileKwargs)
+        )
         self.ao_recipe_handler, self.te_recipe_handler = handlers.get(AORecipeKwargs), handlers.get(TERecipeKwargs)
         self.msamp_recipe_handler, self.fp8_recipe_handler = map(handlers.get, (MSAMPRecipeKwargs, FP8RecipeKwargs))
         self.scaler = self._session.precision.make_scaler(scaler.to_kwargs() if scaler else None)
@@ -225,6 +234,11 @@ class Accelerator:
     def use_distributed(self) -> bool:
         """Whether there is more than one process."""
         return self.num_processes > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there is more than one process, and each has an accelerator."""
+        return self.use_distributed and self.distributed_type in _ACCELERATORS
 
     @property
     def is_main_process(self) -> bool:
@@ -447,6 +461,11 @@ class Accelerator:
         return rest
 
     @property
+    def has_lomo_optimizer(self) -> bool:
+        """Whether an optimizer of the package ``lomo_optim`` was prepared, whose fused backward is not supported."""
+        return any(_is_of_package(wrapped.optimizer, "lomo_optim") for wrapped in self._optimizers)
+
+    @property
     def _models(self) -> list[torch.nn.Module]:
         return self._prepared.models
 
@@ -514,6 +533,17 @@ class Accelerator:
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Within it, backward passes through ``model`` keep their gradients local."""
         return self._session.strategy.no_sync(model)
+
+    @staticmethod
+    def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Within it, backward passes through ``model`` synchronise gradients, though the forward pass was in no_sync.
+
+        What accumulated before is synchronised along with them. Nothing happens with one process.
+
+        Args:
+            model: as :meth:`prepare` returned it.
+        """
+        return _synchronising(model)
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
         """``loss.backward(**kwargs)``; in fp16 the loss is scaled.
@@ -649,12 +679,12 @@ class Accelerator:
 
     def set_trigger(self) -> None:
         """Raises a flag here that the next :meth:`check_trigger` sees on every process."""
-        self._trigger = True
+        self.flag_tensor = torch.tensor(1, device=self.device)
 
     def check_trigger(self) -> bool:
         """Whether any process has called :meth:`set_trigger` since the last check. Every process has to call it."""
-        flag = torch.tensor(int(self._trigger), device=self.device)
-        self._trigger = False
+        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        self.flag_tensor = torch.zeros_like(flag)
         return bool(reduce(flag).item())
 
     # Checkpoints
@@ -733,6 +763,11 @@ class Accelerator:
         return self._checkpoints.add_load_hook(hook)
 
     @property
+    def should_save_model(self) -> bool:
+        """Whether this process is the one of its host that holds a model to be saved: rank 0 of the host."""
+        return self.is_local_main_process
+
+    @property
     def _custom_objects(self) -> list[Any]:
         return self._checkpoints.custom_objects
 
@@ -804,6 +839,25 @@ def _weighted(
         return loss, float(weight)
     rows = current.accumulation.rows if current.accumulation.weighs_rows else None
     return (loss / num_steps, None) if rows is None else (loss * rows, float(rows))
+
+
+@contextmanager
+def _synchronising(model: torch.nn.Module) -> Iterator[None]:
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    switches = ("require_backward_grad_sync", "require_forward_param_sync")
+    before = {name: getattr(model, name) for name in switches if hasattr(model, name)}
+    model.__dict__.update(dict.fromkeys(before, True))
+    model.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        model.__dict__.update(before)
+
+
+def _is_of_package(optimizer: Any, package: str) -> bool:
+    return any(kind.__module__.partition(".")[0] == package for kind in type(optimizer).__mro__)
 
 
 def _have_no_gradients(models: Iterable[torch.nn.Module]) -> bool:
@@ -1061,7 +1115,7 @@ def _drop_repeated(gathered: Any, local: Any, pickled: bool, lengths: frozenset[
 def _write_trace(profiler: torch.profiler.profile, folder: str | None, rank: int) -> None:
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
-        profiler.export_chrome_trace(os.path.join(folder, f"profile_{rank}.json"))
+        profiler.export_chrome_trace(os.path.join(folder, PROFILE_PATTERN_NAME.format(suffix=rank)))
 
 
 def _forget(accelerator: Accelerator) -> None:

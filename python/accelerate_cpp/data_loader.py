@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from accelerate_cpp.data import loaders, sharding
 from accelerate_cpp.data.adapter import DataLoaderAdapter
-from accelerate_cpp.data.cursor import Pass, Start, opened
+from accelerate_cpp.data.cursor import Pass, opened
 from accelerate_cpp.data.dispatch import Dispatch
 from accelerate_cpp.data.loaders import get_sampler
 from accelerate_cpp.data.samplers import (
@@ -21,9 +20,10 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
-from accelerate_cpp.data.uneven import while_all_have_some
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.runtime import current
+from accelerate_cpp.state import PartialState
+from accelerate_cpp.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
+from accelerate_cpp.tracked_loader import TrackedLoader
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index, slice_tensors, world_size
 from accelerate_cpp.utils.random import synchronize_rng_states
@@ -33,66 +33,18 @@ __all__ = [
     "DataLoaderAdapter",
     "DataLoaderDispatcher",
     "DataLoaderShard",
+    "DataLoaderStateMixin",
     "IterableDatasetShard",
     "SeedableRandomSampler",
     "SkipBatchSampler",
+    "SkipDataLoader",
     "get_sampler",
     "prepare_data_loader",
     "skip_first_batches",
 ]
 
 
-class _TrackedLoader(DataLoaderAdapter, ABC):
-    """A loader that is the active one while an iterator over it lives, however that ends."""
-
-    def __iter__(self) -> Iterator[Any]:
-        self._synchronize()
-        accumulation = current.accumulation
-        self.end_of_dataloader = False
-        self.remainder = self._expected_remainder()
-        complete, reading = False, self.progress.begin(self)
-        accumulation.push_loader(self)
-        try:
-            self.set_epoch(self.iteration)
-            for batch, is_last in _agreed(self, self._batches(reading)):
-                self.end_of_dataloader = is_last
-                self.progress.advance(reading, is_last)
-                accumulation.rows = operations.ignorant_find_batch_size(batch) if accumulation.weighs_rows else None
-                yield batch
-            # A pass of which everything was left out has been read to its end all the same.
-            complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
-        finally:
-            self.progress.end(reading, complete)
-            accumulation.remove_loader(self)
-
-    def _synchronize(self) -> None:
-        """Makes ranks agree on what the pass depends on."""
-
-    @abstractmethod
-    def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
-        """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
-
-
-def _agreed(loader: _TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
-    """``batches``; within ``join_uneven_inputs`` that stops or raises, those that all processes have."""
-    mode = current.accumulation.on_uneven
-    if mode not in ("stop", "error") or world_size() == 1:
-        yield from batches
-        return
-    for batch, is_last, cut in while_all_have_some(batches, _who_has, raises=mode == "error"):
-        if cut:
-            loader.remainder = 0  # nothing has been repeated yet to complete a last batch
-        yield batch, is_last
-
-
-def _who_has(has: bool) -> list[bool]:
-    """Of each rank, what it says. Collective."""
-    assert current.session is not None
-    flags = operations.gather(torch.tensor([int(has)], device=current.session.device))
-    return [bool(flag) for flag in flags.tolist()]
-
-
-class DataLoaderShard(_TrackedLoader):
+class DataLoaderShard(TrackedLoader):
     """A loader that reads this process's shard and moves batches to ``device``.
 
     Args:
@@ -165,7 +117,23 @@ class DataLoaderShard(_TrackedLoader):
             yield batch, is_last
 
 
-class DataLoaderDispatcher(_TrackedLoader):
+class SkipDataLoader(DataLoaderShard):
+    """A loader over a whole dataset that leaves out the first ``skip_batches`` batches of each pass.
+
+    ``skip_first_batches`` chooses the way that reads nothing of them where there is one; this class reads them.
+
+    Args:
+        kwargs: arguments of the torch ``DataLoader``.
+    """
+
+    def __init__(
+        self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+        self.skipped_steps = skip_batches
+
+
+class DataLoaderDispatcher(TrackedLoader):
     """A loader that reads on process 0 alone and gives every process its part of each global batch.
 
     Without ``split_batches`` process 0 reads one batch per process and each gets one of them, even of different
@@ -179,6 +147,11 @@ class DataLoaderDispatcher(_TrackedLoader):
     """
 
     dispatches = True
+    # Data is shared out over all processes: asking for a mesh is refused.
+    torch_device_mesh: None = None
+    submesh_tp: None = None
+    submesh_dp: None = None
+    submesh_fsdp: None = None
 
     def __init__(
         self,
@@ -202,6 +175,11 @@ class DataLoaderDispatcher(_TrackedLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.iteration = iteration
+
+    @property
+    def state(self) -> PartialState:
+        """The processes that batches are dispatched to."""
+        return PartialState()
 
     @property
     def batches_per_step(self) -> int:
@@ -366,7 +344,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         skipping = (
             copy.copy(dataloader)
             if prepared
-            else DataLoaderShard(dataloader.dataset, **loaders.batching_of(dataloader), **options)
+            else SkipDataLoader(dataloader.dataset, **loaders.batching_of(dataloader), **options)
         )
         skipping.skip_batches += num_batches
         skipping.skipped_steps += num_batches

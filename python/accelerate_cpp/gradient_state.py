@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -93,6 +93,31 @@ class GradientState:
     def active_dataloader(self) -> Any | None:
         """The prepared loader that is being read, the innermost one of several; else ``None``."""
         return current.accumulation.active_loader
+
+    @property
+    def dataloader_references(self) -> list[Any | None]:
+        """``None``, for the time outside of all loaders, and the prepared loaders that are being read, innermost last.
+
+        Setting it replaces them; they are held weakly, and ``None`` is left out of what is set.
+        """
+        return [None, *current.accumulation.loaders]
+
+    @dataloader_references.setter
+    def dataloader_references(self, references: Iterable[Any | None]) -> None:
+        current.accumulation.loaders = [loader for loader in references if loader is not None]
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """What was set last, ``False`` at first.
+
+        Only training on XLA devices sets it in the original; here gradients are synchronised by the end of the backward
+        pass, and nothing reads it.
+        """
+        return bool(self._shared_state.get("_is_xla_gradients_synced", False))
+
+    @is_xla_gradients_synced.setter
+    def is_xla_gradients_synced(self, is_synced: bool) -> None:
+        self._shared_state["_is_xla_gradients_synced"] = is_synced
 
     @property
     def in_dataloader(self) -> bool:

@@ -6,6 +6,7 @@ device; ``AcceleratorState`` adds the precision; ``GradientState`` tells where a
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,23 +26,9 @@ from accelerate_cpp.gradient_state import GradientState
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.partition import part_of
 from accelerate_cpp.runtime.session import Session, build_session
-from accelerate_cpp.utils.dataclasses import DistributedType
+from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
-
-_DISTRIBUTED_TYPES = {
-    "cpu": DistributedType.MULTI_CPU,
-    "mps": DistributedType.MULTI_CPU,
-    "cuda": DistributedType.MULTI_GPU,
-    "xpu": DistributedType.MULTI_XPU,
-    "npu": DistributedType.MULTI_NPU,
-    "mlu": DistributedType.MULTI_MLU,
-    "sdaa": DistributedType.MULTI_SDAA,
-    "musa": DistributedType.MULTI_MUSA,
-    "hpu": DistributedType.MULTI_HPU,
-    "neuron": DistributedType.MULTI_NEURON,
-    "xla": DistributedType.XLA,
-}
 
 
 def enter_session(config: SessionConfig) -> Session:
@@ -81,12 +68,20 @@ class PartialState:
         PartialState._shared_state.clear()
         AcceleratorState._shared_state.clear()
 
+    def __getattr__(self, name: str) -> Any:
+        """Explains what is missing; called for unknown names, and for those that only a session can answer."""
+        owner = type(self).__name__
+        if current.session is None and isinstance(inspect.getattr_static(type(self), name, None), property):
+            raise AttributeError(
+                f"{owner} has no {name!r} now: it was reset by _reset_state(); create an Accelerator or a PartialState "
+                "again"
+            )
+        raise AttributeError(f"{owner!r} object has no attribute {name!r}")
+
     @property
     def _session(self) -> Session:
         if current.session is None:
-            raise AttributeError(
-                f"{type(self).__name__} was reset by _reset_state(); create an Accelerator or a PartialState again"
-            )
+            raise AttributeError(f"{type(self).__name__} was reset by _reset_state()")
         return current.session
 
     @property
@@ -104,6 +99,14 @@ class PartialState:
         """The device that is chosen when nothing else is asked for."""
         return select_device(cpu=False, forced=None, local_rank=self.local_process_index)
 
+    def set_device(self) -> None:
+        """Makes the device of this process torch's current one again, if it is a GPU; it was so from the start.
+
+        Raises:
+            AttributeError: the state was reset.
+        """
+        select_device(cpu=self._cpu, forced=str(self.device), local_rank=self.local_process_index)
+
     @property
     def backend(self) -> str | None:
         """The communication backend, for example ``"shm"``; ``None`` without a process group."""
@@ -113,7 +116,9 @@ class PartialState:
     def distributed_type(self) -> DistributedType:
         """What kind of run this is: ``NO`` for one process, else by the kind of device."""
         session = self._session
-        return DistributedType.NO if session.topology.world_size == 1 else _DISTRIBUTED_TYPES[session.device.type]
+        return (
+            DistributedType.NO if session.topology.world_size == 1 else TYPE_OF_SEVERAL_PROCESSES[session.device.type]
+        )
 
     @property
     def num_processes(self) -> int:
@@ -356,6 +361,26 @@ class AcceleratorState(PartialState):
     @property
     def deepspeed_plugin(self) -> None:
         """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        return None
+
+    @property
+    def dynamo_plugin(self) -> None:
+        """``None``: models are not compiled while they are prepared, as asking for it is refused."""
+        return None
+
+    @property
+    def parallelism_config(self) -> None:
+        """``None``: every run is plain data parallelism, as asking for another kind is refused."""
+        return None
+
+    @property
+    def device_mesh(self) -> None:
+        """``None``: without a parallelism configuration there is no mesh."""
+        return None
+
+    @property
+    def torch_tp_plugin(self) -> None:
+        """``None``: no run is tensor-parallel, as asking for it is refused."""
         return None
 
     def __repr__(self) -> str:

@@ -147,6 +147,14 @@ def test_data_measures_batches(runs: Runs) -> None:
     assert len(rows(done.stdout)) == 5
 
 
+def test_checkpoint_measures_saving_and_loading(runs: Runs) -> None:
+    options = ["--turns", "1", "--megabytes", "13", "--folder", str(runs.folder), "--contestants", "accelerate_cpp"]
+    done = runs.run(BENCHMARKS / "checkpoint.py", *options)
+    assert done.returncode == 0, done.stderr
+    assert rows(done.stdout).keys() == {(name, "accelerate_cpp") for name in ("save", "stall", "load")}
+    assert not list(runs.folder.glob("checkpoint-benchmark-*"))
+
+
 def test_a_peer_that_is_not_installed_is_a_line_and_the_others_go_on(runs: Runs) -> None:
     bare = {**os.environ, "PATH": str(runs.folder)}
     options = ["--turns", "1", "--processes", "2", "--contestants", "Open MPI", "memcpy", "--only", "*fp32 4 KB"]

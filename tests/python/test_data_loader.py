@@ -89,6 +89,7 @@ def gathered_for_metrics(prepared):
         "IterableDatasetShard",
         "SeedableRandomSampler",
         "SkipBatchSampler",
+        "SkipDataLoader",
         "get_sampler",
         "prepare_data_loader",
         "skip_first_batches",

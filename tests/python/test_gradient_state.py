@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -89,3 +90,30 @@ def test_a_reset_forgets_loaders_and_settings() -> None:
 
 def test_its_text_shows_where_the_run_stands() -> None:
     assert "Sync Gradients: True" in repr(GradientState())
+
+
+def test_references_begin_with_none_and_name_the_loaders_that_are_read() -> None:
+    state, outer, inner = GradientState(), Loader(), Loader()
+    assert state.dataloader_references == [None]
+    state.dataloader_references += [outer]
+    state.dataloader_references += [inner]
+    assert state.dataloader_references == [None, outer, inner]
+    assert state.active_dataloader is inner
+    state.dataloader_references = [loader for loader in state.dataloader_references if loader is not inner]
+    assert state.active_dataloader is outer
+
+
+def test_references_keep_no_loader_alive() -> None:
+    state, loader = GradientState(), Loader()
+    state.dataloader_references = [None, loader]
+    del loader
+    gc.collect()
+    assert state.dataloader_references == [None]
+
+
+def test_what_is_said_of_xla_is_kept_until_a_reset() -> None:
+    assert GradientState().is_xla_gradients_synced is False
+    GradientState().is_xla_gradients_synced = True
+    assert GradientState().is_xla_gradients_synced is True
+    GradientState._reset_state()
+    assert GradientState().is_xla_gradients_synced is False

@@ -136,6 +136,48 @@ def test_what_is_not_supported_is_refused_and_leaves_no_state(monkeypatch: pytes
     assert current.session is None
 
 
+@pytest.mark.parametrize("kind", [PartialState, AcceleratorState])
+def test_what_a_reset_took_is_explained_and_what_never_was_is_not(kind: type[PartialState]) -> None:
+    state = kind(cpu=True)
+    with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute 'colour'$"):
+        _ = state.colour  # type: ignore[attr-defined]
+    AcceleratorState._reset_state(reset_partial_state=True)
+    for name in ("device", "num_processes", "is_main_process"):
+        with pytest.raises(AttributeError, match=f"^{kind.__name__} has no '{name}' now: it was reset"):
+            getattr(state, name)
+    with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute 'colour'$"):
+        _ = state.colour  # type: ignore[attr-defined]
+
+
+def test_the_device_can_be_made_the_current_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    PartialState(cpu=True)
+    device, chosen = torch.device("cuda:1"), []
+    monkeypatch.setattr(current, "session", replace(PartialState()._session, device=device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    PartialState().set_device()
+    assert chosen == [device]
+    assert PartialState().device == device
+
+
+def test_on_the_cpu_the_device_is_what_it_is() -> None:
+    state = PartialState(cpu=True)
+    state.set_device()
+    assert state.device == torch.device("cpu")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(AttributeError, match="it was reset"):
+        state.set_device()
+
+
+def test_what_is_refused_is_none() -> None:
+    state = AcceleratorState(cpu=True)
+    assert [state.dynamo_plugin, state.parallelism_config, state.device_mesh, state.torch_tp_plugin] == [None] * 4
+    for name in ("dynamo_plugin", "parallelism_config", "torch_tp_plugin"):
+        with pytest.raises(InvalidArgument, match=name):
+            AcceleratorState(**{name: object()})
+
+
 def test_a_run_without_deepspeed_has_no_deepspeed_plugin() -> None:
     assert AcceleratorState(cpu=True).deepspeed_plugin is None
 

@@ -194,18 +194,37 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {telling.split('. Please')[0][:200]}"
 
 
-def parse_size(size: int | str) -> int:
-    """A number of bytes from ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024)."""
+def parse_size(size: int | str, argument: str = "max_shard_size", small_b_is_bits: bool = False) -> int:
+    """A number of bytes from ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024).
+
+    Args:
+        argument: what the user gave ``size`` as, for the error.
+        small_b_is_bits: ``"8Mb"`` is a number of bits then, and gives 1,000,000; ``"8Mib"`` is of bytes all the same.
+
+    Raises:
+        InvalidArgument: ``size`` is no size, or a negative one.
+    """
     if isinstance(size, int):
-        return size
-    text = size.strip().upper()
-    for unit, factor in {
-        **{f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)},
-        **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)},
-    }.items():
-        if text.endswith(unit):
-            try:
-                return int(float(text.removesuffix(unit)) * factor)
-            except ValueError:
-                break
-    raise InvalidArgument(f"max_shard_size={size!r}: expected bytes, or a number with KB, MB, GB or TB (KiB, …) behind")
+        found = size
+    else:
+        number, factor, bits = _split_size(size.strip())
+        try:
+            found = int(float(number) * factor) // (8 if bits and small_b_is_bits else 1)
+        except (ValueError, OverflowError):
+            found = -1
+    if found < 0:
+        raise InvalidArgument(
+            f"{argument}={size!r}: expected a number of bytes that is not negative, or a text of a number and KB, MB, "
+            "GB or TB (KiB, … for powers of 1024), as '10GB'"
+        )
+    return found
+
+
+def _split_size(text: str) -> tuple[str, int, bool]:
+    """The number in front of a unit, the bytes of the unit, and whether it can be meant to be of bits."""
+    for letters, base in (("iB", 1024), ("B", 1000)):
+        for exponent, prefix in enumerate("KMGT", 1):
+            unit = f"{prefix}{letters}".upper()
+            if text.upper().endswith(unit):
+                return text[: -len(unit)], base**exponent, base == 1000 and text.endswith("b")
+    return "", 0, False

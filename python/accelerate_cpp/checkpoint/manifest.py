@@ -16,6 +16,7 @@ from typing import Any
 import xxhash
 
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
+from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
 from accelerate_cpp.errors import CheckpointError
@@ -118,8 +119,8 @@ def check_structure(folder: Path, rank: int) -> None:
         CheckpointError: the random states of ``rank``, which are written last, are missing for everyone; or a file is
             cut short.
     """
-    if not any((folder / f"random_states_{number}.pkl").is_file() for number in (rank, 0)):
-        raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor random_states_{rank}.pkl: it is not whole")
+    if not any((folder / random_states_name(number)).is_file() for number in (rank, 0)):
+        raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor {random_states_name(rank)}: it is not whole")
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors":
             check_safetensors(path)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.files import parse_size, sync_folder, write_bytes, write_pickle
+from accelerate_cpp.checkpoint.names import MODEL_NAME, SAFE_MODEL_NAME
 from accelerate_cpp.checkpoint.safetensors_file import place_of, without_duplicates, write_safetensors
 
 
@@ -64,7 +65,7 @@ def save_in_shards(
         OSError: the system refused to write.
     """
     limit = parse_size(max_shard_size)
-    stem, suffix = ("model", "safetensors") if safe_serialization else ("pytorch_model", "bin")
+    stem, suffix = (SAFE_MODEL_NAME, "safetensors") if safe_serialization else (MODEL_NAME, "bin")
     shards = split(without_duplicates(state) if safe_serialization else state, limit)
     count = len(shards)
     names = [f"{stem}-{number:05d}-of-{count:05d}.{suffix}" for number in range(1, count + 1)]

@@ -12,6 +12,15 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, write_pickle
+from accelerate_cpp.checkpoint.names import (
+    LOADER_FILE,
+    OPTIMIZER_FILE,
+    SAFE_WEIGHTS_NAME,
+    SCALER_NAME,
+    SCHEDULER_FILE,
+    WEIGHTS_NAME,
+    random_states_name,
+)
 from accelerate_cpp.checkpoint.random_states import random_states, restore_random_states
 from accelerate_cpp.checkpoint.safetensors_file import (
     place_of,
@@ -60,7 +69,7 @@ def numbered_name(name: str, index: int) -> str:
 
 def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serialization: bool) -> list[StateFile]:
     """What one process writes for all: models, optimizers, schedulers, stateful loaders and the loss scaler."""
-    model_name = "model.safetensors" if safe_serialization else "pytorch_model.bin"
+    model_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     files = [
         StateFile(numbered_name(model_name, index), state, safe_serialization) for index, state in enumerate(weights)
     ]
@@ -70,19 +79,19 @@ def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serial
         if getattr(loader, "use_stateful_dataloader", False)
     }
     for name, objects in (
-        ("optimizer.bin", dict(enumerate(parts.optimizers))),
-        ("scheduler.bin", dict(enumerate(parts.schedulers))),
-        ("dl_state_dict.bin", stateful),
+        (OPTIMIZER_FILE, dict(enumerate(parts.optimizers))),
+        (SCHEDULER_FILE, dict(enumerate(parts.schedulers))),
+        (LOADER_FILE, stateful),
     ):
         files += [StateFile(numbered_name(name, index), one.state_dict()) for index, one in objects.items()]
     if parts.scaler is not None:
-        files.append(StateFile("scaler.pt", parts.scaler.state_dict()))
+        files.append(StateFile(SCALER_NAME, parts.scaler.state_dict()))
     return files
 
 
 def random_states_file(rank: int, step: int) -> StateFile:
     """What every process writes: the states of its random generators, and its accumulation step."""
-    return StateFile(f"random_states_{rank}.pkl", random_states(step))
+    return StateFile(random_states_name(rank), random_states(step))
 
 
 def custom_file(index: int, state: Any) -> StateFile:
@@ -132,15 +141,15 @@ def read_states(
 
     loaders = {}
     for index, loader in enumerate(parts.dataloaders):
-        path = folder / numbered_name("dl_state_dict.bin", index)
+        path = folder / numbered_name(LOADER_FILE, index)
         if getattr(loader, "use_stateful_dataloader", False) and path.is_file():
             loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
     random, step = _read_random_states(folder, rank)
     return SavedStates(
-        numbered_states("optimizer.bin", len(parts.optimizers), map_location),
-        numbered_states("scheduler.bin", len(parts.schedulers), None),
+        numbered_states(OPTIMIZER_FILE, len(parts.optimizers), map_location),
+        numbered_states(SCHEDULER_FILE, len(parts.schedulers), None),
         loaders,
-        _read_scaler(folder / "scaler.pt") if parts.scaler is not None else {},
+        _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {},
         random,
         step,
     )
@@ -180,7 +189,7 @@ def restore_parts(
 
 def read_model(folder: Path, index: int = 0, map_location: Any = "cpu") -> dict[str, Any]:
     """The state of model ``index``: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
-    safe, pickled = (folder / numbered_name(name, index) for name in ("model.safetensors", "pytorch_model.bin"))
+    safe, pickled = (folder / numbered_name(name, index) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     holds = f"the weights of model {index}"
     if not safe.is_file() and pickled.is_file():
         state: dict[str, Any] = read_pickle(pickled, holds, map_location)
@@ -219,7 +228,7 @@ def _read_scaler(path: Path) -> Mapping[str, Any]:
 
 def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None]:
     """The states for ``rank``, empty for one that is new, and the step, which is that of all ranks."""
-    own, first = folder / f"random_states_{rank}.pkl", folder / "random_states_0.pkl"
+    own, first = folder / random_states_name(rank), folder / random_states_name(0)
     if own.is_file():
         states = read_pickle(own, f"the random states of rank {rank}")
         if not isinstance(states, Mapping):

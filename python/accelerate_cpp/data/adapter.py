@@ -82,7 +82,15 @@ class DataLoaderAdapter:
     def state_dict(self) -> dict[str, int | str]:
         """Where the loader stands, for :meth:`load_state_dict`; what process 0 has is right for all of them."""
         self._require_stateful("state_dict")
-        return cursor_of(self)
+        self.dl_state_dict = cursor_of(self)
+        self.adjust_state_dict_for_prefetch()
+        return self.dl_state_dict
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """What a subclass overrides to change ``dl_state_dict`` before :meth:`state_dict` returns it.
+
+        Nothing has to be adjusted: batches that were read ahead are not counted before they are given out.
+        """
 
     def load_state_dict(self, state_dict: dict[str, int | str]) -> None:
         """Has the next pass continue where :meth:`state_dict` was taken, on any number of processes.

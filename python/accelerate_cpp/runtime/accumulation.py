@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from accelerate_cpp.errors import InvalidArgument
@@ -53,6 +53,15 @@ class Accumulation:
                 return loader
             self._loaders.pop()
         return None
+
+    @property
+    def loaders(self) -> list[Any]:
+        """The loaders that are being read, the outermost first; set it to say which ones are."""
+        return [loader for reference in self._loaders if (loader := reference()) is not None]
+
+    @loaders.setter
+    def loaders(self, loaders: Iterable[Any]) -> None:
+        self._loaders = [weakref.ref(loader) for loader in loaders]
 
     def push_loader(self, loader: Any) -> None:
         """An iterator over ``loader`` has started."""

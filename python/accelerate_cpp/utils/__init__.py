@@ -5,6 +5,22 @@ from __future__ import annotations
 from accelerate_cpp.lazy import lazy_names
 
 _NAMES: dict[str, tuple[str, ...]] = {
+    "constants": (
+        "MODEL_NAME",
+        "OPTIMIZER_NAME",
+        "PROFILE_PATTERN_NAME",
+        "RNG_STATE_NAME",
+        "SAFE_MODEL_NAME",
+        "SAFE_WEIGHTS_INDEX_NAME",
+        "SAFE_WEIGHTS_NAME",
+        "SAFE_WEIGHTS_PATTERN_NAME",
+        "SAMPLER_NAME",
+        "SCALER_NAME",
+        "SCHEDULER_NAME",
+        "WEIGHTS_INDEX_NAME",
+        "WEIGHTS_NAME",
+        "WEIGHTS_PATTERN_NAME",
+    ),
     "dataclasses": (
         "AORecipeKwargs",
         "AutocastKwargs",
@@ -44,8 +60,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "release_memory",
         "should_reduce_batch_size",
     ),
+    "modeling": ("convert_file_size_to_int",),
     "operations": (
         "CannotPadNestedTensorWarning",
+        "GatheredParameters",
         "TensorInformation",
         "broadcast",
         "broadcast_object_list",
@@ -66,13 +84,28 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "is_torch_tensor",
         "listify",
         "pad_across_processes",
+        "pad_input_tensors",
         "recursively_apply",
         "reduce",
         "send_to_device",
         "slice_tensors",
     ),
-    "other": ("extract_model_from_parallel", "is_compiled_module", "load", "save", "wait_for_everyone"),
+    "other": (
+        "clean_state_dict_for_safetensors",
+        "convert_bytes",
+        "extract_model_from_parallel",
+        "get_module_children_bottom_up",
+        "get_pretty_name",
+        "is_compiled_module",
+        "load",
+        "merge_dicts",
+        "model_has_dtensor",
+        "recursive_getattr",
+        "save",
+        "wait_for_everyone",
+    ),
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
+    "regions": ("compile_regions", "has_compiled_regions"),
 }
 _MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
 _SUBMODULES = frozenset({*_NAMES, "enums", "handlers", "recipes"})

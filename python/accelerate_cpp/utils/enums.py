@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, EnumMeta
 
 __all__ = [
@@ -53,6 +54,22 @@ class DistributedType(str, Enum):
     MEGATRON_LM = "MEGATRON_LM"
     MULTI_HPU = "MULTI_HPU"
     MULTI_NEURON = "MULTI_NEURON"
+
+
+TYPE_OF_SEVERAL_PROCESSES: Mapping[str, DistributedType] = {
+    "cpu": DistributedType.MULTI_CPU,
+    "mps": DistributedType.MULTI_CPU,
+    "cuda": DistributedType.MULTI_GPU,
+    "xpu": DistributedType.MULTI_XPU,
+    "npu": DistributedType.MULTI_NPU,
+    "mlu": DistributedType.MULTI_MLU,
+    "sdaa": DistributedType.MULTI_SDAA,
+    "musa": DistributedType.MULTI_MUSA,
+    "hpu": DistributedType.MULTI_HPU,
+    "neuron": DistributedType.MULTI_NEURON,
+    "xla": DistributedType.XLA,
+}
+"""What a run of several processes is, by the type of their devices."""
 
 
 class ComputeEnvironment(str, Enum):

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -295,6 +296,45 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
         ]
 
     return apply_to_all(pad_all, tensor, "pad_across_processes")
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Returns nested data whose tensors have zeros behind, so that dimension ``dim`` can be cut into equal parts.
+
+    Args:
+        tensor: tensors of any dtype that have at most ``batch_size`` rows along ``dim``.
+        batch_size: rows of the batch; tensors get as many as the next multiple of ``num_processes``.
+        num_processes: the number of parts.
+
+    Raises:
+        InvalidArgument: ``num_processes`` is not positive, or a tensor has more rows, or no dimension ``dim``.
+        TypeError: a leaf is no tensor.
+    """
+    if num_processes < 1:
+        raise InvalidArgument(f"pad_input_tensors: num_processes={num_processes}: expected at least 1")
+    rows = -(-batch_size // num_processes) * num_processes
+
+    def pad_one(leaf: torch.Tensor) -> torch.Tensor:
+        if not -leaf.ndim <= dim < leaf.ndim or leaf.shape[dim] > batch_size:
+            raise InvalidArgument(
+                f"pad_input_tensors: expected tensors of at most batch_size={batch_size} rows in dimension {dim}; "
+                f"found one of shape {tuple(leaf.shape)}; pass the batch size that find_batch_size gives"
+            )
+        return _pad(leaf, dim, rows, pad_index=0, pad_first=False)
+
+    return recursively_apply(pad_one, tensor, error_on_other_type=True)
+
+
+@contextmanager
+def GatheredParameters(
+    params: Any, modifier_rank: int | None = None, fwd_module: torch.nn.Module | None = None, enabled: bool = True
+) -> Iterator[None]:
+    """Within it, parameters that training through DeepSpeed ZeRO-3 has cut up are whole.
+
+    Every run is without DeepSpeed, as asking for it is refused, and every process holds whole parameters: nothing has
+    to be gathered, and what the block does to ``params`` stays, on this process.
+    """
+    yield
 
 
 def _has_dimension(tensor: torch.Tensor, dim: int) -> bool:

@@ -1,7 +1,8 @@
-"""Waiting for all processes, models without their wrappers, and files that one process writes for all."""
+"""Waiting for all processes, models without their wrappers, files that one process writes for all, small helpers."""
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,11 @@ from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write
 from accelerate_cpp.precision import forward
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import process_index, world_size
+from accelerate_cpp.utils.regions import compile_regions as compile_regions
+from accelerate_cpp.utils.regions import has_compiled_regions as has_compiled_regions
+from accelerate_cpp.utils.regions import has_repeated_blocks as has_repeated_blocks
+from accelerate_cpp.utils.regions import is_repeated_blocks as is_repeated_blocks
+from accelerate_cpp.utils.regions import original_of_regions
 
 
 def wait_for_everyone() -> None:
@@ -43,7 +49,8 @@ def extract_model_from_parallel(
 
     Args:
         keep_fp32_wrapper: leave the module its forward in mixed precision instead of giving it its own one back.
-        keep_torch_compile: put the module back into a compiled outermost wrapper instead of taking it out of that too.
+        keep_torch_compile: put the module back into a compiled outermost wrapper instead of taking it out of that too,
+            and leave its regions compiled.
         recursive: take submodules out of their wrappers too, in place.
     """
     compiled = model if is_compiled_module(model) else None
@@ -55,7 +62,9 @@ def extract_model_from_parallel(
         for parent in list(inner.modules()):
             for name, child in parent.named_children():
                 setattr(parent, name, _without_wrappers(child))
-    if compiled is None or not keep_torch_compile:
+    if not keep_torch_compile:
+        return original_of_regions(inner)
+    if compiled is None:
         return inner
     compiled._orig_mod = inner
     return compiled
@@ -98,3 +107,63 @@ def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> 
         CheckpointError: the file is missing, damaged, or asks to run code.
     """
     return read_pickle(Path(f), "what torch.save wrote", map_location, **kwargs)
+
+
+def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """``state_dict`` as safetensors files can hold it: contiguous, and of tied weights only the first name.
+
+    Values that are no tensors stay as they are; ``state_dict`` is not changed.
+    """
+    return {
+        name: value.contiguous() if isinstance(value, torch.Tensor) else value
+        for name, value in without_duplicates(state_dict).items()
+    }
+
+
+def get_module_children_bottom_up(model: torch.nn.Module, return_fqns: bool = False) -> list[Any]:
+    """All modules in ``model``, every one after what it contains; ``model`` comes last.
+
+    Args:
+        return_fqns: pairs of the name in ``model`` and the module instead of modules.
+    """
+    modules: list[tuple[str, torch.nn.Module]] = []
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        modules.append((name, module))
+        waiting += [(f"{name}.{child}" if name else child, part) for child, part in module.named_children()]
+    return [named if return_fqns else named[1] for named in reversed(modules)]
+
+
+def model_has_dtensor(model: torch.nn.Module) -> bool:
+    """Whether a parameter of ``model`` is a ``DTensor``, one that several processes hold together."""
+    from torch.distributed.tensor import DTensor  # takes a while to import
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def convert_bytes(size: float) -> str:
+    """``size`` in the largest unit of 1024 that keeps it at 1 or more, as ``"1.5 KB"``."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024
+    return f"{round(size, 2)} PB"
+
+
+def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
+    """Puts what ``source`` holds into ``destination``, nested dicts key by key, and returns ``destination``."""
+    for key, value in source.items():
+        destination[key] = merge_dicts(value, destination.get(key, {})) if isinstance(value, dict) else value
+    return destination
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """The attribute of attributes that ``attr`` names, as ``"encoder.layers"``; ``AttributeError`` without one."""
+    return operator.attrgetter(attr)(obj)
+
+
+def get_pretty_name(obj: Any) -> str:
+    """The name of a class or function, or that of the class of another object."""
+    named = obj if hasattr(obj, "__qualname__") or hasattr(obj, "__name__") else type(obj)
+    return str(getattr(named, "__qualname__", None) or named.__name__)

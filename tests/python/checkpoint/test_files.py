@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,13 +110,21 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [(7, 7), ("20KB", 20_000), ("1.5 MB", 1_500_000), ("2GiB", 2 << 30), ("3tb", 3 * 10**12)]
+    ("text", "expected"),
+    [(7, 7), (0, 0), ("20KB", 20_000), ("1.5 MB", 1_500_000), ("2GiB", 2 << 30), ("3tb", 3 * 10**12)],
 )
 def test_sizes_have_units(text: str | int, expected: int) -> None:
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "ten", "GB", "5 parsecs"])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="max_shard_size"):
-        parse_size(text)
+def test_a_small_b_is_bits_only_if_that_is_asked_for() -> None:
+    assert parse_size("8Mb") == 8 * 10**6
+    sizes = ["8Mb", "8MB", "8mb", "8Mib", "8MiB", 8]
+    bits, whole, binary = 10**6, 8 * 10**6, 8 << 20
+    assert [parse_size(size, small_b_is_bits=True) for size in sizes] == [bits, whole, bits, binary, binary, 8]
+
+
+@pytest.mark.parametrize("text", ["", "ten", "GB", "5 parsecs", "5", "-1GB", "nanMB", "infKiB", -1])
+def test_a_size_that_is_none_is_refused(text: str | int) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"limit={text!r}: expected a number of bytes")):
+        parse_size(text, argument="limit")

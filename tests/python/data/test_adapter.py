@@ -65,3 +65,17 @@ def test_an_epoch_reaches_sampler_and_dataset():
 def test_a_step_of_one_process_has_the_samples_of_a_batch() -> None:
     assert DataLoaderAdapter(range(4), batch_size=2).total_batch_size == 2
     assert DataLoaderAdapter(range(4), batch_sampler=[[0], [1, 2, 3]]).total_batch_size is None
+
+
+def test_a_subclass_can_change_the_state_before_it_is_returned():
+    class Behind(DataLoaderAdapter):
+        def adjust_state_dict_for_prefetch(self):
+            self.dl_state_dict["position"] -= 1
+
+    states = []
+    for kind in (DataLoaderAdapter, Behind):
+        adapter = kind(range(4), use_stateful_dataloader=True, batch_size=2)
+        adapter.progress.in_pass, adapter.progress.steps = True, 2
+        states.append(adapter.state_dict())
+        assert states[-1] is adapter.dl_state_dict
+    assert [state["position"] for state in states] == [2, 1]

@@ -129,3 +129,15 @@ def test_gradients_that_were_divided_take_no_more_until_the_step_ends() -> None:
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(InvalidArgument, match="expected a finite number"):
         _weigh(Accumulation(), weight)
+
+
+def test_the_loaders_that_are_being_read_can_be_listed_and_replaced() -> None:
+    accumulation, outer, inner = Accumulation(), Loader(), Loader()
+    accumulation.push_loader(outer)
+    accumulation.push_loader(inner)
+    assert accumulation.loaders == [outer, inner]
+    accumulation.loaders = [inner, outer]
+    assert accumulation.active_loader is outer
+    del outer
+    gc.collect()
+    assert accumulation.loaders == [inner]

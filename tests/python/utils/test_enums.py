@@ -39,3 +39,8 @@ def test_members_are_texts_that_print_with_their_type(kind: type[Enum]) -> None:
 def test_some_are_texts_as_well_as_printed_by_value() -> None:
     assert enums.PrecisionType.BF16 == "bf16"
     assert enums.DynamoBackend("INDUCTOR") is enums.DynamoBackend.INDUCTOR
+
+
+def test_every_type_of_several_processes_belongs_to_a_type_of_device() -> None:
+    types = {kind for kind in enums.DistributedType if kind.name.startswith("MULTI_")}
+    assert set(enums.TYPE_OF_SEVERAL_PROCESSES.values()) == {*types, enums.DistributedType.XLA}

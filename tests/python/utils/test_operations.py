@@ -11,6 +11,7 @@ import torch
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils import operations
+from accelerate_cpp.utils.operations import GatheredParameters, pad_input_tensors
 
 Pair = namedtuple("Pair", "a b")
 
@@ -18,6 +19,7 @@ Pair = namedtuple("Pair", "a b")
 @pytest.mark.parametrize(
     "name",
     [
+        "GatheredParameters",
         "broadcast",
         "broadcast_object_list",
         "concatenate",
@@ -37,6 +39,7 @@ Pair = namedtuple("Pair", "a b")
         "is_torch_tensor",
         "listify",
         "pad_across_processes",
+        "pad_input_tensors",
         "reduce",
         "send_to_device",
         "slice_tensors",
@@ -167,3 +170,57 @@ def test_mappings_of_other_classes_keep_their_type():
     joined = operations.concatenate(parts)
     assert (type(joined), joined.default_factory) == (defaultdict, list)
     assert torch.equal(joined["x"], batch["x"])
+
+
+@pytest.mark.parametrize("batch_size", range(1, 9))
+@pytest.mark.parametrize("processes", range(1, 6))
+def test_inputs_are_padded_with_zeros_to_the_next_multiple(batch_size, processes):
+    rows = torch.arange(1, batch_size + 1)
+    padded = pad_input_tensors({"x": rows, "y": [rows.unsqueeze(1)]}, batch_size, processes)
+    length = len(padded["x"])
+    assert length % processes == 0
+    assert batch_size <= length < batch_size + processes
+    assert padded["x"].tolist() == rows.tolist() + [0] * (length - batch_size)
+    assert padded["y"][0].shape == (length, 1)
+
+
+@pytest.mark.parametrize(("batch_size", "processes"), [(1, 4), (3, 4), (5, 2), (4, 2), (7, 3)])
+def test_inputs_are_padded_as_in_the_original_where_that_gives_equal_parts(batch_size, processes):
+    rows = torch.rand(batch_size, 2)
+    theirs = original.pad_input_tensors(rows, batch_size, processes)
+    ours = pad_input_tensors(rows, batch_size, processes)
+    if len(theirs) % processes == 0 and len(theirs) < batch_size + processes:
+        assert torch.equal(ours, theirs)
+    else:
+        assert (batch_size, processes, len(ours)) == (7, 3, 9)
+
+
+def test_another_dimension_can_be_padded():
+    assert pad_input_tensors(torch.ones(2, 3), 3, 2, dim=1).tolist() == [[1, 1, 1, 0]] * 2
+    assert pad_input_tensors(torch.ones(2, 3), 3, 2, dim=-1).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [(torch.ones(5), r"batch_size=4 rows in dimension 0; found one of shape \(5,\)"), (torch.ones(()), r"shape \(\)")],
+)
+def test_inputs_that_are_no_batch_are_refused(tensor, message):
+    with pytest.raises(InvalidArgument, match=message):
+        pad_input_tensors(tensor, 4, 2)
+
+
+def test_no_parts_are_refused():
+    with pytest.raises(InvalidArgument, match="num_processes=0"):
+        pad_input_tensors(torch.ones(1), 1, 0)
+    with pytest.raises(TypeError):
+        pad_input_tensors(["text"], 1, 1)
+
+
+def test_whole_parameters_stay_as_they_are_and_can_be_changed():
+    model = torch.nn.Linear(2, 2)
+    with GatheredParameters(model.parameters(), modifier_rank=0) as nothing:
+        model.weight.data.fill_(3.0)
+        assert nothing is None
+    assert model.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    with pytest.raises(KeyError), GatheredParameters([]):
+        raise KeyError

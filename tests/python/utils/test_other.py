@@ -28,7 +28,22 @@ def test_a_module_gets_its_own_forward_back_on_request(compiled: bool) -> None:
     assert model(torch.ones(1, 2)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["extract_model_from_parallel", "is_compiled_module", "wait_for_everyone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compile_regions",
+        "convert_bytes",
+        "extract_model_from_parallel",
+        "get_module_children_bottom_up",
+        "get_pretty_name",
+        "has_compiled_regions",
+        "is_compiled_module",
+        "merge_dicts",
+        "model_has_dtensor",
+        "recursive_getattr",
+        "wait_for_everyone",
+    ],
+)
 def test_parameters_are_those_of_the_original(name):
     def shape(function):
         return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
@@ -77,3 +92,53 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save(print, tmp_path / "f")
     with pytest.raises(CheckpointError, match="would call functions"):
         other.load(tmp_path / "f")
+
+
+def test_tensors_for_safetensors_are_whole_and_have_one_name_each():
+    weight = torch.arange(6.0).reshape(2, 3)
+    state = {"a": weight, "tied": weight, "turned": weight.T, "format": "nf4"}
+    cleaned = other.clean_state_dict_for_safetensors(state)
+    assert list(cleaned) == ["a", "turned", "format"]
+    assert cleaned["turned"].is_contiguous()
+    assert torch.equal(cleaned["turned"], weight.T)
+    assert list(state) == ["a", "tied", "turned", "format"]
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_modules_are_listed_from_the_bottom_as_in_the_original(names):
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU()), torch.nn.Linear(1, 1))
+    listed = other.get_module_children_bottom_up(model, return_fqns=names)
+    assert listed == original.get_module_children_bottom_up(model, return_fqns=names)
+    assert listed[-1] == (("", model) if names else model)
+
+
+def test_tensors_that_processes_hold_together_are_noticed(monkeypatch):
+    from torch.distributed import tensor
+
+    model = torch.nn.Linear(1, 1)
+    assert not other.model_has_dtensor(model)
+    monkeypatch.setattr(tensor, "DTensor", torch.nn.Parameter)
+    assert other.model_has_dtensor(model)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1536, 10**6, 2**30, 5 * 2**40, 3 * 2**50, 2**61])
+def test_sizes_are_written_as_in_the_original(size):
+    assert other.convert_bytes(size) == original.convert_bytes(size)
+
+
+def test_dicts_are_merged_key_by_key():
+    destination = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert other.merge_dicts({"a": {"c": 4}, "e": {"f": 5}}, destination) is destination
+    assert destination == {"a": {"b": 1, "c": 4}, "d": 3, "e": {"f": 5}}
+
+
+def test_attributes_of_attributes_are_found():
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)))
+    assert other.recursive_getattr(model, "0.0.weight") is model[0][0].weight
+    with pytest.raises(AttributeError):
+        other.recursive_getattr(model, "0.1")
+
+
+@pytest.mark.parametrize("thing", [torch.nn.Linear, torch.nn.Linear(1, 1), len, str.upper, 5])
+def test_things_have_the_name_that_they_have_in_the_original(thing):
+    assert other.get_pretty_name(thing) == original.get_pretty_name(thing)

@@ -1,0 +1,27 @@
+"""The names of the files of a checkpoint, which are those of the original."""
+
+from __future__ import annotations
+
+MODEL_NAME = "pytorch_model"
+SAFE_MODEL_NAME = "model"
+OPTIMIZER_NAME = "optimizer"
+SCHEDULER_NAME = "scheduler"
+SAMPLER_NAME = "sampler"
+SCALER_NAME = "scaler.pt"
+RNG_STATE_NAME = "random_states"
+
+WEIGHTS_NAME = f"{MODEL_NAME}.bin"
+WEIGHTS_PATTERN_NAME = f"{MODEL_NAME}{{suffix}}.bin"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
+SAFE_WEIGHTS_PATTERN_NAME = f"{SAFE_MODEL_NAME}{{suffix}}.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+
+OPTIMIZER_FILE = f"{OPTIMIZER_NAME}.bin"
+SCHEDULER_FILE = f"{SCHEDULER_NAME}.bin"
+LOADER_FILE = "dl_state_dict.bin"
+
+
+def random_states_name(rank: int) -> str:
+    """The file of the random states of ``rank``."""
+    return f"{RNG_STATE_NAME}_{rank}.pkl"
