@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -173,14 +174,16 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
         The loader that is read, which is another one where the sampler leaves out what precedes the start, and an
         iterator over its batches.
     """
-    steps = loader.skip_batches
+    left_out, start = _read_in(loader, loader.skip_batches), reading.start
     source = loader.base_dataloader
     if isinstance(loader.dataset, IterableDataset):
-        steps += reading.start.steps
-    elif reading.start != Start():
-        source = DataLoader(loader.dataset, **_rest_of(loader, reading.start), **loaders.options_of(loader))
-    batches = islice(_quietly_iterated(source) if reading.resumes else iter(source), _read_in(loader, steps), None)
-    return source, batches
+        left_out += _read_in(loader, start.steps) + start.batches
+        if start.samples:
+            rest = _rest_of_stream(loader.dataset, start.samples)
+            source = DataLoader(rest, **loaders.batching_of(loader), **loaders.options_of(loader))
+    elif start != Start():
+        source = DataLoader(loader.dataset, **_rest_of(loader, start), **loaders.options_of(loader))
+    return source, islice(_quietly_iterated(source) if reading.resumes else iter(source), left_out, None)
 
 
 def _read_in(loader: Any, steps: int) -> int:
@@ -217,6 +220,33 @@ def _rest_of(loader: Any, start: Start) -> dict[str, Any]:
             rest, shard.num_processes, shard.process_index, shard.split_batches, shard.even_batches
         )
     return {name: rest} if name == "batch_sampler" else {"sampler": rest, "batch_size": None}
+
+
+class _LaterSamples(IterableDataset[Any]):
+    """The samples of an iterable dataset after its first ones, which are read and dropped."""
+
+    def __init__(self, dataset: Any, skipped: int) -> None:
+        self.dataset = dataset
+        self.skipped = skipped
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return max(0, len(self.dataset) - self.skipped)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.dataset), self.skipped, None)
+
+
+def _rest_of_stream(dataset: Any, skipped: int) -> Any:
+    if not isinstance(dataset, IterableDatasetShard):
+        return _LaterSamples(dataset, skipped)
+    rest = copy.copy(dataset)
+    rest.dataset = _LaterSamples(dataset.dataset, skipped)
+    return rest
 
 
 class _Later:
@@ -266,13 +296,13 @@ def _converted(loader: Any, cursor: Cursor) -> Start:
         batches, rest = divmod(samples, size)  # type: ignore[operator]
     if rest == 0 and batches % per_step == 0:
         return Start(steps=batches // per_step)
-    if iterable:
+    if iterable and loader.num_workers > 1 and (rest or not loader.dispatches):
         raise InvalidArgument(
-            f"the cursor of an iterable dataset stands at sample {samples}, where none of the steps of "
-            f"{per_step} batches of {size} begins: choose a batch size and a number of processes that reach it, or "
-            "start the epoch anew"
+            f"the cursor of an iterable dataset stands at sample {samples}, where none of the steps of {per_step} "
+            f"batches of {size} begins, and {loader.num_workers} workers read parts of the dataset that only it knows: "
+            "use num_workers=1, choose a batch size and a number of processes that reach it, or start the epoch anew"
         )
-    return Start(samples=samples) if rest else Start(batches=batches)
+    return Start(batches=batches) if rest == 0 and (loader.dispatches or not iterable) else Start(samples=samples)
 
 
 def _seed_of(loader: Any, inside: bool) -> int:

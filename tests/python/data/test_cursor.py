@@ -224,13 +224,34 @@ def test_a_stream_continues(dispatch):
     assert gathered([fresh])[0] == [0, 1]
 
 
-def test_a_stream_continues_on_fewer_processes_where_a_step_begins():
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 5])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_stream_continues_on_another_number_of_processes(world, batch_size, workers):
     cursor, _ = stopped(build(Stream(17), world=2), 0, 2)
-    (alone,) = build(Stream(17), batch_size=4)
-    restore_cursor(alone, cursor)
-    assert gathered([alone]) == [[8, 9, 10, 11], [12, 13, 14, 15], [16]]
+    loaders = build(Stream(17), batch_size=batch_size, world=world, workers=workers)
+    for loader in loaders:
+        restore_cursor(loader, cursor)
+    assert flat(gathered(loaders)) == list(range(8, 17))
+    assert loaders[0].iteration == 1
+    assert flat(gathered(loaders)) == list(range(17))
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_dispatched_stream_continues_where_no_step_begins(batch_size):
+    (loader,) = build(Stream(17), dispatch=True)
+    cursor, _ = stopped([loader], 0, 3)
+    (fresh,) = build(Stream(17), batch_size=batch_size, dispatch=True)
+    restore_cursor(fresh, cursor)
+    assert flat(gathered([fresh])) == list(range(6, 17))
+
+
+def test_where_several_workers_read_a_stream_a_step_has_to_begin():
+    cursor, _ = stopped(build(Stream(17), world=2), 0, 2)
+    (reached,) = build(Stream(17), batch_size=4, workers=2)
+    restore_cursor(reached, cursor)
     with pytest.raises(InvalidArgument, match="stands at sample 8, where none of the steps of 1 batches of 3 begins"):
-        restore_cursor(build(Stream(17), batch_size=3)[0], cursor)
+        restore_cursor(build(Stream(17), batch_size=3, workers=2)[0], cursor)
 
 
 def test_batches_of_ones_own_continue_by_their_number():
