@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from accelerate_cpp.commands.config import config_command_parser
+from accelerate_cpp.commands.env import env_command_parser
 from accelerate_cpp.commands.launch import launch_command_parser, run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser
 
@@ -12,6 +14,8 @@ def main() -> int:
     """Entry point of the ``accelerate-cpp`` command; returns its exit status."""
     parser = CustomArgumentParser("accelerate-cpp", usage="%(prog)s <command> [arguments of the command]")
     subparsers = parser.add_subparsers(prog=parser.prog, metavar="<command>", dest="command", required=True)
+    config_command_parser(subparsers)
+    env_command_parser(subparsers)
     launch_command_parser(subparsers)
     return run_command(parser)
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 import warnings
 from dataclasses import fields
+from typing import Any
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
 from accelerate_cpp.errors import AccelerateError
@@ -23,14 +24,18 @@ def launch_command_parser(
         parser = subparsers.add_parser("launch", description=description, help=description, usage=usage)
     else:
         parser = CustomArgumentParser("accelerate-cpp launch", description=description, usage=usage)
-    _add_hardware_flags(parser)
+    add_setting_flags(parser)
     _add_script_flags(parser)
     parser.set_defaults(func=launch_command)
     return parser
 
 
-def _add_hardware_flags(parser: argparse.ArgumentParser) -> None:
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how to launch, whatever is launched."""
     at_least_one = integer_from(1)
+    parser.add_argument(
+        "--config_file", metavar="PATH", help="configuration file; default: the one in Hugging Face's cache, if any"
+    )
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even when GPUs are present")
     parser.add_argument("--multi_gpu", action="store_true", help="train on several GPUs, one per process")
     parser.add_argument(
@@ -66,25 +71,30 @@ def _add_hardware_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
     )
+    parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
 
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
     parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
-    parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
     parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")
     parser.add_argument("training_script", help="path of the script; with -m the module, with --no_python the program")
     rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the script")
     rest.required = False  # else a missing script is reported as two missing arguments
 
 
+def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
+    """What ``args`` says, and ``others`` of what it does not say."""
+    names = {field.name for field in fields(LaunchOptions)} & vars(args).keys()
+    return LaunchOptions(**{name: getattr(args, name) for name in names} | others)
+
+
 def launch_command(args: argparse.Namespace) -> int:
     """Runs the launch that ``args`` describes and returns its exit status."""
-    values = {field.name: getattr(args, field.name) for field in fields(LaunchOptions)}
-    values["training_script_args"] = tuple(args.training_script_args)
+    options = launch_options(args, training_script_args=tuple(args.training_script_args))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
-        plan = resolve(LaunchOptions(**values))
+        plan = resolve(options)
     for warning in told:
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
     return execute(plan, quiet=args.quiet)

@@ -174,6 +174,8 @@ SLOW_WAIT_SECONDS = Variable(
     30.0,
     "after how many seconds a rank that waits for others logs a warning that says for whom; 0 means never",
 )
+HF_HOME = _text("HF_HOME", None, "folder of Hugging Face's files, the configuration of launches among them")
+XDG_CACHE_HOME = _text("XDG_CACHE_HOME", "~/.cache", "folder of caches, in which huggingface/ is unless HF_HOME is set")
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
 OMP_NUM_THREADS = _integer("OMP_NUM_THREADS", None, "intra-operator threads of each process")
 CPU_AFFINITY = Variable(

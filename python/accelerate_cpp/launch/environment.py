@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -29,7 +29,10 @@ _OF_ANOTHER_GROUP = (
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The settings that the workers of one launch share; ``shares`` are the cores of each, empty if none is pinned."""
+    """The settings that the workers of one launch share.
+
+    ``shares`` are the cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one.
+    """
 
     num_processes: int
     cpu: bool
@@ -42,6 +45,7 @@ class WorkerGroup:
     gpu_ids: str | None = None
     fork_launched: bool = False
     shares: Shares = ()
+    fp8: Mapping[Variable[Any], Any] = field(default_factory=dict)
 
     def cores_of(self, rank: int) -> tuple[int, ...]:
         """The cores that worker ``rank`` is pinned to; none where it is not."""
@@ -80,6 +84,7 @@ def worker_environment(
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,
+        **group.fp8,
     }
     ranks = {
         env_table.RANK: rank,

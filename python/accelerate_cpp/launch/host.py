@@ -36,11 +36,12 @@ def usable_cores(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = 
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def gpu_count(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+def gpu_count(environ: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
     """NVIDIA GPUs that workers will see, counted without loading a driver library.
 
     Device nodes are counted; ``CUDA_VISIBLE_DEVICES`` narrows them as in CUDA: entries after a negative one are hidden.
     """
+    environ = os.environ if environ is None else environ
     present = sum(1 for node in devices.glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit())
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return present

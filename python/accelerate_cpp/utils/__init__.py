@@ -103,6 +103,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "recursive_getattr",
         "save",
         "wait_for_everyone",
+        "write_basic_config",
     ),
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
     "regions": ("compile_regions", "has_compiled_regions"),

@@ -1,0 +1,62 @@
+"""``accelerate-cpp env``: what to say about a machine in a bug report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.config import file as config_file
+from accelerate_cpp.launch import host
+
+_PACKAGES = ("accelerate-cpp", "torch", "numpy", "safetensors", "transformers")
+
+
+def env_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
+    """The parser of the command, as one of ``subparsers``."""
+    description = "Show versions, hardware and configuration, for bug reports."
+    parser = subparsers.add_parser("env", description=description, help=description)
+    parser.add_argument("--config_file", metavar="PATH", help="configuration file to show; default: the one in use")
+    parser.set_defaults(func=_env)
+    return parser
+
+
+def _env(args: argparse.Namespace) -> int:
+    for name, value in facts(args.config_file).items():
+        print(f"- {name}: {value}")
+    return 0
+
+
+def facts(path: str | None) -> dict[str, str]:
+    """Versions, hardware and the configuration file, in the order in which they are shown. Loads no torch."""
+    found = {name: _version(name) for name in _PACKAGES}
+    path_in_use = config_file.default_path() if path is None else Path(path).expanduser()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        **found,
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "command": shutil.which("accelerate-cpp") or "not in PATH",
+        "platform": platform.platform(),
+        "cores": f"{host.usable_cores()} of {os.cpu_count()}",
+        "memory": f"{memory:.1f} GiB",
+        "NVIDIA GPUs": str(host.gpu_count()),
+        "configuration file": str(path_in_use) if path or path_in_use.is_file() else f"none at {path_in_use}",
+        **({"configuration": _content(path_in_use)} if path or path_in_use.is_file() else {}),
+    }
+
+
+def _content(path: Path) -> str:
+    given = config_file.load(path).given
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

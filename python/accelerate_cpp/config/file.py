@@ -1,0 +1,236 @@
+"""The configuration file of launches, which is that of the original: where it lies, and what may stand in it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument
+
+NAME = "default_config.yaml"
+_JSON_NAME = "default_config.json"
+_TYPES = (
+    "NO",
+    "MULTI_CPU",
+    "MULTI_GPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_SDAA",
+    "MULTI_MUSA",
+    "MULTI_XPU",
+    "MULTI_HPU",
+    "MULTI_NEURON",
+    "DEEPSPEED",
+    "FSDP",
+    "XLA",
+    "MEGATRON_LM",
+)
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("expected an integer")
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bool, dict, list)):
+        raise ValueError("expected a text")
+    return str(value)
+
+
+def _section(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("expected a section of keys and values")
+    return value
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        # YAML 1.1 reads an unquoted no as false.
+        text = "no" if value is False and "no" in choices else "NO" if value is False else value
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return str(text)
+
+    return check
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the file: how its value is checked, what it is where the file does not say, and what it means."""
+
+    check: Callable[[Any], Any]
+    default: Any
+    doc: str
+
+
+KEYS: Mapping[str, Key] = {
+    "compute_environment": Key(_one_of("LOCAL_MACHINE"), "LOCAL_MACHINE", "where to train"),
+    "distributed_type": Key(_one_of(*_TYPES), None, "NO for one process, MULTI_CPU, MULTI_GPU, …"),
+    "mixed_precision": Key(_one_of(*_PRECISIONS), None, "no, fp16, bf16 or fp8"),
+    "use_cpu": Key(_truth, False, "train on the CPU even when GPUs are present"),
+    "debug": Key(_truth, False, "check the shapes of collectives before running them"),
+    "num_processes": Key(_whole, -1, "processes on all machines together"),
+    "machine_rank": Key(_whole, 0, "the number of this machine, from 0"),
+    "num_machines": Key(_whole, 1, "machines"),
+    "gpu_ids": Key(_text, None, "GPUs to use, such as 0,1, or all"),
+    "main_process_ip": Key(_text, None, "address of the machine with rank 0"),
+    "main_process_port": Key(_whole, None, "TCP port of rank 0"),
+    "rdzv_backend": Key(_text, "static", "how several machines meet"),
+    "same_network": Key(_truth, False, "whether all machines are in one network"),
+    "main_training_function": Key(_text, "main", "function to call on TPUs"),
+    "enable_cpu_affinity": Key(_truth, False, "pin each process to cores of its own"),
+    "fp8_config": Key(_section, None, "the recipe of fp8 training"),
+    "deepspeed_config": Key(_section, None, "options of DeepSpeed"),
+    "fsdp_config": Key(_section, None, "options of sharded training"),
+    "parallelism_config": Key(_section, None, "a mesh of several kinds of parallelism"),
+    "megatron_lm_config": Key(_section, None, "options of Megatron-LM"),
+    "mpirun_config": Key(_section, None, "options of mpirun"),
+    "downcast_bf16": Key(lambda value: _truth(value == "yes" if isinstance(value, str) else value), False, "TPUs"),
+    "tpu_name": Key(_text, None, "TPUs"),
+    "tpu_zone": Key(_text, None, "TPUs"),
+    "tpu_use_cluster": Key(_truth, False, "TPUs"),
+    "tpu_use_sudo": Key(_truth, False, "TPUs"),
+    "command_file": Key(_text, None, "TPUs"),
+    "commands": Key(_several, None, "TPUs"),
+    "tpu_vm": Key(_several, None, "TPUs"),
+    "tpu_env": Key(_several, None, "TPUs"),
+    "dynamo_config": Key(_section, None, "options of torch.compile"),
+}
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a file says.
+
+    Attributes:
+        given: the keys that stand in it, checked.
+    """
+
+    path: Path
+    given: Mapping[str, Any]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All keys, with the defaults of those that the file leaves out."""
+        complete = {name: key.default for name, key in KEYS.items()} | dict(self.given)
+        if "num_processes" not in self.given and complete["distributed_type"] == "NO":
+            complete["num_processes"] = 1
+        return complete
+
+
+def default_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the file lies unless a flag says otherwise: in ``HF_HOME``, else in the user's cache."""
+    home = env_table.HF_HOME.get(environ) or Path(env_table.XDG_CACHE_HOME.get(environ)) / "huggingface"
+    folder = (Path(home) / "accelerate").expanduser()
+    only_json = (folder / _JSON_NAME).is_file() and not (folder / NAME).is_file()
+    return folder / (_JSON_NAME if only_json else NAME)
+
+
+def find(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> ConfigFile | None:
+    """The file at ``path``, or where it lies by default; ``None`` if there is none there."""
+    if path is None and not default_path(environ).is_file():
+        return None
+    return load(default_path(environ) if path is None else path)
+
+
+def load(path: str | os.PathLike[str]) -> ConfigFile:
+    """Reads and checks a file.
+
+    Raises:
+        InvalidArgument: it is missing, cannot be read, has a key or a value that it may not have, or lacks
+            ``distributed_type``.
+    """
+    path = Path(path).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"{path}: cannot be read as a configuration file ({error}); `accelerate-cpp config default` writes one"
+        ) from error
+    return ConfigFile(path, _checked(path, _parsed(path, text)))
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    if path.suffix == ".json":
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise InvalidArgument(f"{path} is no JSON: {error}") from error
+    else:
+        import yaml  # here, as most launches read no file
+
+        try:
+            content = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidArgument(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"{path}: expected keys and values, found {type(content).__name__}")
+    return content
+
+
+def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    content = dict(content)
+    if content.get("compute_environment") == "AMAZON_SAGEMAKER":
+        raise InvalidArgument(
+            f"{path}: compute_environment AMAZON_SAGEMAKER does not work in accelerate_cpp yet; launch with torchrun "
+            "inside the SageMaker container"
+        )
+    if content.pop("fp16", False) and "mixed_precision" not in content:  # as files of early versions have it
+        content["mixed_precision"] = "fp16"
+    backend = content.pop("dynamo_backend", None)
+    if backend is not None:
+        content["dynamo_config"] = {} if str(backend).upper() == "NO" else {"dynamo_backend": backend}
+    given = {}
+    for name, value in content.items():
+        if name not in KEYS:
+            nearest = max(KEYS, key=lambda known: difflib.SequenceMatcher(None, str(name), known).ratio())
+            raise InvalidArgument(f"{path}: unknown key {name}; the nearest known key is {nearest}")
+        try:
+            given[name] = None if value is None else KEYS[name].check(value)
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: {name}: {value!r}: {error}; it means: {KEYS[name].doc}") from None
+    if given.get("distributed_type") is None:
+        raise InvalidArgument(f"{path}: the key distributed_type is missing; expected one of {', '.join(_TYPES)}")
+    return given
+
+
+def save(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes ``values``, sorted, in one step, without ``None`` and empty sections; JSON if the suffix says so."""
+    kept = {name: value for name, value in sorted(values.items()) if value is not None and value != {}}
+    if path.suffix == ".json":
+        text = json.dumps(kept, indent=2, sort_keys=True) + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(kept)
+    replace_text(path, text)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Puts a file with ``text`` in the place of ``path``, in one step. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        waiting.write_text(text, encoding="utf-8")
+        os.replace(waiting, path)
+    finally:
+        waiting.unlink(missing_ok=True)

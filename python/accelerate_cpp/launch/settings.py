@@ -1,0 +1,187 @@
+"""The settings of a launch: what each one is, and where it was said. Command line, environment, file, default."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.config.env_table import Variable
+from accelerate_cpp.config.file import ConfigFile
+from accelerate_cpp.errors import InvalidArgument
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value, and where it came from: ``--flag``, ``environment variable NAME``, ``path: key`` or ``default``."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: its flag without the dashes, its variable, its place in the file, and what it is otherwise.
+
+    ``key`` is a key of the file, or for what a file says in another way a function of the keys that it gives.
+    """
+
+    name: str
+    variable: Variable[Any] | None = None
+    key: str | Callable[[Mapping[str, Any]], Any] | None = None
+    default: Any = None
+
+
+def _trains_on_cpu(given: Mapping[str, Any]) -> bool | None:
+    return True if given["distributed_type"] == "MULTI_CPU" else given.get("use_cpu")
+
+
+def _trains_on_gpus(given: Mapping[str, Any]) -> bool:
+    return bool(given["distributed_type"] == "MULTI_GPU")
+
+
+def _number_of_processes(given: Mapping[str, Any]) -> int | None:
+    number = given.get("num_processes")
+    if number is None and given["distributed_type"] != "NO":
+        number = -1
+    return 1 if number is None else number
+
+
+ROWS: tuple[Row, ...] = (
+    Row("cpu", env_table.USE_CPU, _trains_on_cpu, default=False),
+    Row("multi_gpu", None, _trains_on_gpus, default=False),
+    Row("num_processes", None, _number_of_processes),
+    Row("num_machines", None, "num_machines", default=1),
+    Row("machine_rank", None, "machine_rank", default=0),
+    Row("main_process_ip", None, "main_process_ip"),
+    Row("main_process_port", None, "main_process_port"),
+    Row("num_cpu_threads_per_process", env_table.OMP_NUM_THREADS, None),
+    Row("mixed_precision", env_table.MIXED_PRECISION, "mixed_precision", default="no"),
+    Row("gradient_accumulation_steps", env_table.GRADIENT_ACCUMULATION_STEPS, None),
+    Row("gpu_ids", None, "gpu_ids"),
+    Row("debug", env_table.DEBUG_MODE, "debug", default=False),
+    Row("enable_cpu_affinity", env_table.CPU_AFFINITY, "enable_cpu_affinity", default=False),
+)
+
+
+def resolved(options: Any, environ: Mapping[str, str], file: ConfigFile | None) -> dict[str, Setting]:
+    """Each setting by its name.
+
+    Args:
+        options: the flags as attributes; ``None`` or ``False`` where a flag was not given.
+        file: the configuration file, if there is one.
+
+    Raises:
+        InvalidArgument: a variable cannot be read, or the file asks for what does not work yet.
+    """
+    if file is not None:
+        _refuse_what_does_not_work(file)
+    return {row.name: _setting(row, getattr(options, row.name), environ, file) for row in ROWS}
+
+
+def _setting(row: Row, flag: Any, environ: Mapping[str, str], file: ConfigFile | None) -> Setting:
+    if flag is not None and flag is not False:
+        return Setting(flag, f"--{row.name}")
+    if row.variable is not None and row.variable.is_set(environ):
+        return Setting(row.variable.get(environ), f"environment variable {row.variable.name}")
+    if file is not None and row.key is not None:
+        value = row.key(file.given) if callable(row.key) else file.given.get(row.key)
+        if value is not None:
+            name = row.key if isinstance(row.key, str) else row.name
+            return Setting(value, f"{file.path}: {name}")
+    return Setting(row.default, DEFAULT)
+
+
+# Sections that count whatever distributed_type is; the others belong to one, and are not looked at without it.
+_SECTIONS = {
+    "parallelism_config": "a mesh of several kinds of parallelism",
+    "mpirun_config": "starting through mpirun",
+}
+_FP8: Mapping[str, Variable[Any]] = {
+    "backend": env_table.FP8_BACKEND,
+    "use_autocast_during_eval": env_table.FP8_USE_AUTOCAST_DURING_EVAL,
+    "margin": env_table.FP8_MARGIN,
+    "interval": env_table.FP8_INTERVAL,
+    "fp8_format": env_table.FP8_FORMAT,
+    "format": env_table.FP8_FORMAT,
+    "amax_history_length": env_table.FP8_AMAX_HISTORY_LEN,
+    "amax_history_len": env_table.FP8_AMAX_HISTORY_LEN,
+    "amax_compute_algorithm": env_table.FP8_AMAX_COMPUTE_ALGO,
+    "amax_compute_algo": env_table.FP8_AMAX_COMPUTE_ALGO,
+    "optimization_level": env_table.FP8_OPT_LEVEL,
+    "opt_level": env_table.FP8_OPT_LEVEL,
+    "enable_fsdp_float8_all_gather": env_table.FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER,
+    "pad_inner_dim": env_table.FP8_PAD_INNER_DIM,
+}
+_FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
+_TYPES = {
+    "DEEPSPEED": "training through DeepSpeed",
+    "FSDP": "sharding parameters over the processes",
+    "MEGATRON_LM": "training through Megatron-LM",
+    "XLA": "training on TPUs",
+}
+
+
+def _refuse_what_does_not_work(file: ConfigFile) -> None:
+    """Refuses what a launch of this file would have to do and cannot; nothing in it is ignored."""
+    given = file.given
+    kind = given["distributed_type"]
+    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU")
+    asked = None if known else (f"distributed_type: {kind}", _TYPES.get(kind, f"training on devices of {kind}"))
+    for name, purpose in _SECTIONS.items():
+        if given.get(name) and asked is None:
+            asked = (name, purpose)
+    backend = str((given.get("dynamo_config") or {}).get("dynamo_backend", "NO"))
+    if backend.upper() != "NO" and asked is None:
+        asked = (f"dynamo_backend: {backend}", "compiling models while preparing them")
+    if asked is not None:
+        raise InvalidArgument(
+            f"{file.path}: {asked[0]}: {asked[1]} does not work in accelerate_cpp yet; use another file with "
+            "--config_file, in which distributed_type is NO, MULTI_CPU or MULTI_GPU"
+        )
+
+
+def fp8_recipe(environ: Mapping[str, str], file: ConfigFile | None) -> dict[Variable[Any], Any]:
+    """What the ``fp8_config`` of a file says, as variables for the workers; those that are set already are left out.
+
+    Raises:
+        InvalidArgument: a key or a value that it may not have.
+    """
+    section = dict((file.given.get("fp8_config") if file is not None else None) or {})
+    overrides = section.pop("override_linear_precision", None)
+    said = {_fp8_variable(file, name): (name, value) for name, value in section.items()}
+    if overrides is not None:
+        # The three may also stand in one text: "(false, false, true)".
+        parts = overrides.strip("() ").split(",") if isinstance(overrides, str) else list(overrides)
+        if len(parts) != len(_FP8_OVERRIDES):
+            assert file is not None
+            raise InvalidArgument(
+                f"{file.path}: fp8_config: override_linear_precision: {overrides!r}: expected three of true and false: "
+                "for the forward pass, gradients of activations and gradients of weights"
+            )
+        said |= {
+            variable: ("override_linear_precision", part) for variable, part in zip(_FP8_OVERRIDES, parts, strict=True)
+        }
+    recipe = {}
+    for variable, (name, value) in said.items():
+        try:
+            parsed = variable.parse(str(value).strip())
+        except ValueError as error:
+            assert file is not None
+            raise InvalidArgument(f"{file.path}: fp8_config: {name}: {value!r}: {error}") from None
+        if not variable.is_set(environ):
+            recipe[variable] = parsed
+    return recipe
+
+
+def _fp8_variable(file: ConfigFile | None, name: str) -> Variable[Any]:
+    bare = name.removeprefix("fp8_") if name not in _FP8 else name
+    if bare not in _FP8:
+        assert file is not None
+        nearest = max(_FP8, key=lambda known: difflib.SequenceMatcher(None, bare, known).ratio())
+        raise InvalidArgument(f"{file.path}: fp8_config: unknown key {name}; the nearest known key is {nearest}")
+    return _FP8[bare]

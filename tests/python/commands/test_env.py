@@ -1,0 +1,40 @@
+"""accelerate-cpp env: versions, hardware, configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.commands.env import facts
+
+MODULES_AFTER = """
+import sys
+from accelerate_cpp.commands.accelerate_cli import main
+sys.argv = ["accelerate-cpp", "env"]
+main()
+print([name for name in sys.modules if name.split(".")[0] in ("torch", "numpy") or name == "accelerate_cpp._C"])
+"""
+
+
+def test_a_configuration_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: 'NO'\nmixed_precision: bf16\n")
+    shown = facts(str(path))
+    assert shown["configuration"] == "distributed_type='NO', mixed_precision='bf16'"
+    assert shown["torch"].startswith("2.")
+    assert path.read_text() == "distributed_type: 'NO'\nmixed_precision: bf16\n"
+
+
+def test_a_machine_without_configuration_says_where_it_would_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert facts(None)["configuration file"] == f"none at {tmp_path}/accelerate/default_config.yaml"
+
+
+def test_torch_is_not_loaded() -> None:
+    done = subprocess.run([sys.executable, "-c", MODULES_AFTER], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
