@@ -49,11 +49,13 @@ std::shared_ptr<Group> ended_without_lock(Group group) {
           }};
 }
 
-grad::SumOverRanks sum_over_ranks(const Group& group) {
-  return [held = ended_without_lock(group)](const at::Tensor& bucket) -> std::function<void()> {
+grad::DeviceGroup device_group(const Group& group) {
+  const std::shared_ptr<Group> held = ended_without_lock(group);
+  const auto sum = [held](const at::Tensor& bucket) -> std::function<void()> {
     std::vector<at::Tensor> tensors{bucket};
     return [work = (*held)->allreduce(tensors)] { work->wait(); };
   };
+  return {sum, [held] { (*held)->abort(); }};
 }
 
 void bind_reducer(py::module_& module) {
@@ -65,14 +67,14 @@ void bind_reducer(py::module_& module) {
                        const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
                        std::vector<at::Tensor> left_out, std::size_t first_bucket_cap_bytes,
                        std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout,
-                       const std::optional<Group>& device_group) {
+                       const std::optional<Group>& group) {
              std::vector<grad::ReducedParameter> reduced;
              for (const auto& [name, tensor, sparse_gradient] : parameters) {
                reduced.push_back({name, tensor, sparse_gradient});
              }
              return GradientReducer::create(std::move(communicator), std::move(reduced), std::move(left_out),
                                             {first_bucket_cap_bytes, bucket_cap_bytes, timeout,
-                                             device_group ? sum_over_ranks(*device_group) : nullptr},
+                                             group ? std::optional(device_group(*group)) : std::nullopt},
                                             rethrow_for_autograd);
            }),
            py::arg("communicator"), py::arg("parameters"), py::arg("left_out"), py::arg("first_bucket_cap_bytes"),

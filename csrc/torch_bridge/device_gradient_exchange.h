@@ -21,6 +21,12 @@ namespace accelerate_cpp::grad {
 // Starts to sum a bucket over the ranks, in place; what is returned makes later work wait for the result.
 using SumOverRanks = std::function<std::function<void()>(const at::Tensor& bucket)>;
 
+// What the reducer needs of the process group that sums buckets on an accelerator.
+struct DeviceGroup {
+  SumOverRanks sum_over_ranks;
+  std::function<void()> abort;  // ends what has begun; the group cannot be used any more
+};
+
 class DeviceGradientExchange final : public comm::GradientExchange {
  public:
   // `parameters` are those of each bucket, on whose device its memory is. `communicator` has the same ranks as the

@@ -46,7 +46,7 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
   }
   std::stable_partition(parameters.begin(), parameters.end(),
                         [](const ReducedParameter& parameter) { return !parameter.sparse_gradient; });
-  const at::Device device = options_.sum_over_ranks ? parameters.front().tensor.device() : at::Device(at::kCPU);
+  const at::Device device = options_.device_group ? parameters.front().tensor.device() : at::Device(at::kCPU);
   for (ReducedParameter& given : parameters) {
     const at::Tensor& tensor = given.tensor;
     if (!tensor.is_leaf() || tensor.device() != device || tensor.layout() != at::kStrided) {
@@ -155,7 +155,7 @@ void GradientReducer::set_synchronizing(bool synchronizing) {
 }
 
 std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
-  if (!hook_ && !options_.sum_over_ranks) {
+  if (!hook_ && !options_.device_group) {
     return communicator_->gradient_exchange(buckets, deadline());
   }
   std::vector<std::vector<at::Tensor>> tensors;
@@ -168,7 +168,8 @@ std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std
   if (hook_) {
     return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
   }
-  return std::make_unique<DeviceGradientExchange>(*communicator_, buckets, tensors, options_.sum_over_ranks);
+  return std::make_unique<DeviceGradientExchange>(*communicator_, buckets, tensors,
+                                                  options_.device_group->sum_over_ranks);
 }
 
 void GradientReducer::build(const std::vector<std::size_t>& order) {

@@ -50,7 +50,7 @@ struct ReducerOptions {
   std::size_t first_bucket_cap_bytes;
   std::size_t bucket_cap_bytes;
   std::chrono::milliseconds timeout;
-  SumOverRanks sum_over_ranks;  // of an accelerator's buckets; none where parameters are on the CPU
+  std::optional<DeviceGroup> device_group;  // none where parameters are on the CPU
 };
 
 // A dense leaf, on the CPU or, like all others, on one accelerator. Its gradients are averaged whenever it requires
@@ -147,6 +147,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void end_backward();
   void pass_failed() noexcept;  // as autograd says
   void give_up_pass(const std::string& reason) noexcept;
+  void abort_device_group(const std::string& reason) noexcept;
   void publish(std::size_t bucket);
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);

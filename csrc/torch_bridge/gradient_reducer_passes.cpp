@@ -250,8 +250,8 @@ void GradientReducer::give_up_pass(const std::string& reason) noexcept {
       parameter.given.tensor.mutable_grad().reset();
     }
   }
-  if (options_.sum_over_ranks) {
-    communicator_->abort(reason);  // ranks have begun different collectives of the process group
+  if (options_.device_group) {
+    abort_device_group(reason);
     return;
   }
   if (communicator_->interruptions() != interruptions_) {
@@ -261,6 +261,16 @@ void GradientReducer::give_up_pass(const std::string& reason) noexcept {
     communicator_->withdraw(reason, deadline());
   } catch (...) {
     communicator_->abort(reason);
+  }
+}
+
+// Ranks have begun different collectives of the process group, which only its end takes back.
+void GradientReducer::abort_device_group(const std::string& reason) noexcept {
+  communicator_->abort(reason);
+  try {
+    options_.device_group->abort();
+  } catch (const std::exception& error) {
+    TORCH_WARN("the process group of a failed backward pass could not be ended: ", error.what());
   }
 }
 
