@@ -17,3 +17,9 @@ def test_importing_it_loads_neither_torch_nor_the_core(module: str) -> None:
     )
     assert module in loaded
     assert [name for name in loaded if name.split(".")[0] in {"torch", "numpy"} or name == "accelerate_cpp._C"] == []
+
+
+def test_the_facade_does_not_load_torchs_compiler() -> None:
+    script = "import sys, accelerate_cpp; accelerate_cpp.Accelerator; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"]

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
@@ -22,6 +21,7 @@ from accelerate_cpp.utils.operations import process_index, world_size
 from accelerate_cpp.utils.regions import compile_regions as compile_regions
 from accelerate_cpp.utils.regions import has_compiled_regions as has_compiled_regions
 from accelerate_cpp.utils.regions import has_repeated_blocks as has_repeated_blocks
+from accelerate_cpp.utils.regions import is_compiled_module as is_compiled_module
 from accelerate_cpp.utils.regions import is_repeated_blocks as is_repeated_blocks
 from accelerate_cpp.utils.regions import original_of_regions
 
@@ -30,11 +30,6 @@ def wait_for_everyone() -> None:
     """Returns when every process has called it."""
     if world_size() > 1:
         dist.barrier()
-
-
-def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is what ``torch.compile`` made of a module."""
-    return isinstance(module, OptimizedModule)
 
 
 def _without_wrappers(module: torch.nn.Module) -> torch.nn.Module:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from types import MethodType
 from typing import Any, cast
 
 import torch
-from torch._dynamo.eval_frame import OptimizedModule
+
+
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile`` made of a module."""
+    # Loading the compiler takes longer than loading the rest of torch; before it is loaded, nothing is compiled.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:
@@ -26,7 +33,7 @@ def has_repeated_blocks(module: torch.nn.Module) -> bool:
 
 def has_compiled_regions(module: torch.nn.Module) -> bool:
     """Whether ``module`` has submodules that ``torch.compile`` made, or is such a module itself."""
-    return any(isinstance(part, OptimizedModule) for part in module.modules())
+    return any(map(is_compiled_module, module.modules()))
 
 
 def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
@@ -40,7 +47,7 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
         compile_kwargs: arguments of ``torch.compile``.
     """
     compiled = _compiled(module, compile_kwargs)
-    if not isinstance(compiled, OptimizedModule):
+    if not is_compiled_module(compiled):
         compiled.__dict__["_orig_mod"] = module  # no submodule: its parameters would count twice
     return compiled
 
