@@ -192,25 +192,40 @@ class Checkpoints:
         """Reads states while checksums are compared; what is not whole is found before anything is changed."""
         read: list[tuple[Path, SavedStates]] = []
 
-        def why_not(folder: Path, check: Callable[[Path, Ranks], str | None]) -> str | None:
+        def examined(folder: Path, check: Callable[[Path, Ranks], str | None]) -> tuple[str | None, Exception | None]:
+            """What is wrong with this rank's share of the folder, and what reading it has raised."""
             read.clear()
+            error: Exception | None = None
             with ThreadPoolExecutor(1) as checker:
                 reason = checker.submit(check, folder, ranks)
                 try:
                     read.append((folder, read_states(folder, parts, ranks.rank, map_location, load_kwargs)))
-                except CheckpointError:
-                    if reason.result() is None:
-                        raise
-                return reason.result()
+                except Exception as raised:
+                    error = raised
+                return reason.result(), error
 
-        def given() -> None:
-            if reason := why_not(finding.given(input_dir or ""), why_changed):
-                raise CheckpointError(reason)
+        def why_not(examine: Callable[[], tuple[str | None, Exception | None]]) -> str | None:
+            """A collective. What any rank has found wrong explains why others could not read."""
+            own: list[Exception | None] = []
+
+            def attempt() -> str | None:
+                reason, error = examine()
+                own.append(error)
+                return reason
+
+            def raise_own() -> None:
+                if own[0] is not None:
+                    raise own[0]
+
+            reason = next((text for text in ranks.together("load_state", attempt) if text is not None), None)
+            if reason is None:
+                ranks.together("load_state", raise_own)
+            return reason
 
         if input_dir is None:
-            finding.newest_whole(project, ranks, lambda folder: why_not(folder, why_not_whole))
-        else:
-            ranks.together("load_state", given)
+            finding.newest_whole(project, ranks, lambda folder: why_not(lambda: examined(folder, why_not_whole)))
+        elif reason := why_not(lambda: examined(finding.given(input_dir), why_changed)):
+            raise CheckpointError(reason)
         return read[0]
 
     def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:

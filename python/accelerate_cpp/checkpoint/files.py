@@ -20,6 +20,9 @@ from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailur
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
 _BEHIND = 32 << 20  # bytes that are written before the disk is told to begin with them
 _SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+# In messages of torch.load about what it was asked for, not about the file.
+_OF_THE_CALLER = ("deserialize object on", "unexpected keyword argument", "map_location", "CUDA error")
 _np_core: Any = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined,unused-ignore]
 # What the states of NumPy's generators need beside what torch lets a pickle load without asking.
 SAFE_GLOBALS: list[Any] = [_np_core.multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode]
@@ -54,11 +57,12 @@ class ChecksummedFile:
             piece = view[begin : begin + _PIECE]
             self._digest.update(piece)
             while piece:
-                piece = piece[self._ask(os.write, self._descriptor, piece) :]
-        self._bytes += len(view)
-        if self._bytes - self._begun >= _BEHIND:
-            _begin_writeback(self._descriptor, self._begun, self._bytes - self._begun)
-            self._begun = self._bytes
+                written = self._ask(os.write, self._descriptor, piece)
+                self._bytes += written
+                piece = piece[written:]
+            if self._bytes - self._begun >= _BEHIND:
+                _begin_writeback(self._descriptor, self._begun, self._bytes - self._begun)
+                self._begun = self._bytes
         return len(view)
 
     def flush(self) -> None:
@@ -88,9 +92,8 @@ class ChecksummedFile:
 
 def _begin_writeback(descriptor: int, begin: int, size: int) -> None:
     """Has the disk write while the file is still being made. Does nothing where the system cannot."""
-    sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if sync_file_range is not None:  # what goes wrong is told by fsync
-        sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
+    if _sync_file_range is not None:  # what goes wrong is told by fsync
+        _sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
 
 def _synced(descriptor: int) -> int:
@@ -175,12 +178,18 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs:
     try:
         with torch.serialization.safe_globals(SAFE_GLOBALS):
             return torch.load(path, map_location=map_location, **options)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         if "Weights only load failed" in str(error) and "Unsupported" in str(error):
             raise CheckpointError(
                 f"{path}: expected {holds}, made of tensors and plain values; loading it would call functions of the "
                 f"file's choice ({_reason(error)}). If you trust whoever wrote it, pass "
                 "load_kwargs={'weights_only': False} to load_state"
+            ) from error
+        if any(text in str(error) for text in _OF_THE_CALLER):
+            raise InvalidArgument(
+                f"{path}: {holds} cannot be read as asked ({_reason(error)}); look at map_location and load_kwargs"
             ) from error
         raise CheckpointError(
             f"{path}: expected {holds}, written by torch.save; it cannot be read ({_reason(error)}). The file is "

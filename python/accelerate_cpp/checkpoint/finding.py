@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from accelerate_cpp.checkpoint.folder import numbered
+from accelerate_cpp.checkpoint.folder import numbered, put_back
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.errors import InvalidArgument
 
@@ -60,7 +59,7 @@ def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path],
     """The checkpoint with the highest number that is whole for every rank. A collective.
 
     Args:
-        why_not_whole: called with a folder on all ranks; returns what is wrong with it, or ``None``.
+        why_not_whole: a collective that takes a folder and returns on all ranks what is wrong with it, or ``None``.
 
     Raises:
         InvalidArgument: there is none; the message says what is wrong with each.
@@ -74,8 +73,7 @@ def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path],
     refused = []
     for number in sorted(set.intersection(*known), reverse=True):
         path = folder / f"checkpoint_{number}"
-        found_wrong = ranks.together("load_state", partial(why_not_whole, path))
-        reason = next((text for text in found_wrong if text is not None), None)
+        reason = why_not_whole(path)
         if reason is None:
             return path
         _log.warning("%s is not whole and is left out: %s", path, reason)
@@ -87,6 +85,7 @@ def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path],
 def given(input_dir: str | os.PathLike[str]) -> Path:
     """``input_dir`` as a path; ``InvalidArgument`` if there is no such folder."""
     path = Path(input_dir).expanduser()
+    put_back(path)
     if not path.is_dir():
         raise InvalidArgument(f"load_state: there is no folder {path}; expected one that save_state wrote")
     return path

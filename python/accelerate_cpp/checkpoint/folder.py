@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from accelerate_cpp.checkpoint.files import sync_folder
@@ -16,6 +17,7 @@ from accelerate_cpp.errors import CheckpointError
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 _LARGE = 1 << 20  # bytes
+_MOST_HELD = 16  # files
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
@@ -29,6 +31,7 @@ def remove_leftovers(target: Path, keep: Path | None = None) -> None:
 
     Beside a numbered checkpoint these are the leftovers of all numbers.
     """
+    put_back(target)
     name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
     pattern = re.compile(rf"\.{name}\.tmp-\w+")
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
@@ -102,10 +105,24 @@ def _exchange(first: Path, second: Path) -> None:
     paths = (os.fsencode(first), os.fsencode(second))
     if rename is not None and rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
         return
-    aside = first.with_name(f"{first.name}old")
+    aside = _set_aside(second)
     os.rename(second, aside)
     os.rename(first, second)
     os.rename(aside, first)
+
+
+def _set_aside(target: Path) -> Path:
+    return target.parent / f".{target.name}.set-aside"
+
+
+def put_back(target: Path) -> None:
+    """Gives ``target`` its old folder again, where a process was killed while it put a new one in its place."""
+    aside = _set_aside(target)
+    if aside.is_dir() and not target.exists():
+        with suppress(FileNotFoundError):  # another process has done it
+            os.rename(aside, target)
+    elif aside.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def numbered(folder: Path) -> dict[int, Path]:
@@ -132,21 +149,35 @@ def prune(folder: Path, limit: int, newest: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes ``folder`` and all names in it now; a thread lets go of large contents, which takes the disk a while."""
-    large = [path for path in folder.iterdir() if path.is_file() and path.stat().st_size >= _LARGE]
-    descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in large]
-    try:
-        shutil.rmtree(folder)
-    except OSError:  # over NFS, files that are open keep a name
-        _close(descriptors)
-        shutil.rmtree(folder)
+    """Removes ``folder`` and all names in it now; a thread lets go of large contents, which takes the disk a while.
+
+    What cannot be removed (files that others have open over NFS) only takes up room: it must not stop training.
+    """
+    held: set[int] = set()
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if len(held) < _MOST_HELD and path.is_file() and path.stat().st_size >= _LARGE:
+                held.add(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    _held.update(held)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # over NFS, files that are open keep a name
+        _let_go(held)
+        shutil.rmtree(folder, ignore_errors=True)
         return
     try:
-        threading.Thread(target=_close, args=(descriptors,), name="checkpoint-pruner").start()
+        threading.Thread(target=_let_go, args=(held,), name="checkpoint-pruner").start()
     except RuntimeError:  # no thread starts while the interpreter ends
-        _close(descriptors)
+        _let_go(held)
 
 
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
+_held: set[int] = set()  # descriptors of what has been removed
+
+
+def _let_go(descriptors: Iterable[int]) -> None:
+    for descriptor in list(descriptors):
         os.close(descriptor)
+        _held.discard(descriptor)
+
+
+# A child would keep the room on the disk for as long as it lives.
+os.register_at_fork(after_in_child=lambda: _let_go(_held))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelerate_cpp.checkpoint.files import FileRecord, require_file, sealed
+from accelerate_cpp.checkpoint.files import FileRecord, replacing, require_file, sealed
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
@@ -20,7 +22,8 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same view of the same memory, and only for those."""
-    if tensor.numel() == 0 or tensor.device.type == "meta" or tensor.layout is not torch.strided:
+    has_memory = tensor.numel() > 0 and tensor.device.type != "meta" and tensor.layout is torch.strided
+    if not has_memory or is_traceable_wrapper_subclass(tensor):  # whose memory is that of several tensors
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
@@ -47,27 +50,34 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRe
     for name, tensor in tensors.items():
         _require_writable(path, name, tensor)
     whole = {name: tensor.detach().resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
-    try:
-        path.touch()
-        mode = path.stat().st_mode  # the library's file would be the user's alone
-        save_file(_apart(whole), path, metadata={"format": "pt"})
-        path.chmod(mode)
-    except KeyError as error:  # what the library looks up are dtypes
-        path.unlink()
-        name = next(name for name, tensor in whole.items() if tensor.dtype in error.args)
-        raise _unwritable(path, name, whole[name]) from error
-    except (SafetensorError, OSError) as error:
-        path.unlink(missing_ok=True)
-        code = _SYSTEM_ERROR.search(str(error))
-        number = getattr(error, "errno", None) or (int(code[1] or code[2]) if code else 0)
-        raise SystemFailure(
+    with replacing(path) as waiting:
+        try:
+            waiting.touch()
+            mode = waiting.stat().st_mode  # the library's file would be the user's alone
+            save_file(_apart(whole), waiting, metadata={"format": "pt"})
+        except KeyError as error:  # what the library looks up are dtypes
+            name = next(name for name, tensor in whole.items() if tensor.dtype in error.args)
+            raise _unwritable(path, name, whole[name]) from error
+        except (SafetensorError, OSError) as error:
+            raise _refusal(path, error) from error
+        with suppress(OSError):  # some file systems know no modes
+            waiting.chmod(mode)
+        return sealed(waiting)
+
+
+def _refusal(path: Path, error: Exception) -> Exception:
+    code = _SYSTEM_ERROR.search(str(error))
+    number = getattr(error, "errno", None) or (int(code[1] or code[2]) if code else 0)
+    if number:
+        return SystemFailure(
             number, f"{os.strerror(number)} while writing {path}; make room or choose another folder ({error})"
-        ) from error
-    return sealed(path)
+        )
+    return InvalidArgument(f"{path}: safetensors cannot write this ({error}); pass safe_serialization=False")
 
 
 def _require_writable(path: Path, name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    if not plain or is_traceable_wrapper_subclass(tensor):
         raise _unwritable(path, name, tensor)
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{path}: {name!r} is on the meta device and has no values; materialise it before saving")
@@ -75,7 +85,7 @@ def _require_writable(path: Path, name: str, tensor: Any) -> None:
 
 def _unwritable(path: Path, name: str, value: Any) -> InvalidArgument:
     found = f"a {type(value).__name__}"
-    if isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
         found = f"a tensor of {value.dtype}, {value.layout}"
     return InvalidArgument(
         f"{path}: {name!r} is {found}, which the safetensors format cannot hold; pass safe_serialization=False"

@@ -32,7 +32,7 @@ from accelerate_cpp.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 _CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
-_WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPED, _COMPILED = "module.", "_orig_mod."  # the latter wherever a part of the model is compiled
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,9 @@ def fit_names(state: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any
 
 
 def _bare(name: str) -> str:
-    while name.startswith(_WRAPPERS):
-        name = name.split(".", 1)[1]
+    name = name.replace(_COMPILED, "")
+    while name.startswith(_WRAPPED):
+        name = name.removeprefix(_WRAPPED)
     return name
 
 
@@ -230,15 +231,20 @@ def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int
     """The states for ``rank``, empty for one that is new, and the step, which is that of all ranks."""
     own, first = folder / random_states_name(rank), folder / random_states_name(0)
     if own.is_file():
-        states = read_pickle(own, f"the random states of rank {rank}")
-        if not isinstance(states, Mapping):
-            raise CheckpointError(f"{own}: expected a dict of random states, found {type(states).__name__}")
+        states = _mapping_in(own, f"the random states of rank {rank}")
         return states, states.get("step")
     if first.is_file():
         _log.warning("%s is missing: rank %d, which is new, keeps its random states", own, rank)
-        return {}, read_pickle(first, "the random states of rank 0").get("step")
+        return {}, _mapping_in(first, "the random states of rank 0").get("step")
     _log.warning("%s is missing: random states are kept as they are", own)
     return {}, None
+
+
+def _mapping_in(path: Path, holds: str) -> Mapping[str, Any]:
+    states = read_pickle(path, holds)
+    if not isinstance(states, Mapping):
+        raise CheckpointError(f"{path}: expected {holds}, a dict, found {type(states).__name__}")
+    return states
 
 
 def load_custom(folder: Path, objects: Sequence[Any]) -> None:

@@ -91,6 +91,19 @@ def test_a_damaged_pickle_is_named_with_what_was_expected(tmp_path: Path, conten
         read_pickle(path, "the state of scheduler 0")
 
 
+def test_what_was_asked_for_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pickle(tmp_path / "f", {"a": torch.zeros(1)})
+    with pytest.raises(InvalidArgument, match="look at map_location and load_kwargs"):
+        read_pickle(tmp_path / "f", "a state", colour="red")
+
+    def exhausted(*_arguments: object, **_options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "load", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        read_pickle(tmp_path / "f", "a state")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"scaler\.pt is missing, which should hold a scale"):
         read_pickle(tmp_path / "scaler.pt", "a scale")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.testing._internal.two_tensor import TwoTensor
 
 from accelerate_cpp.checkpoint.files import record_of
 from accelerate_cpp.checkpoint.safetensors_file import (
@@ -151,6 +152,31 @@ def test_a_missing_folder_is_an_error_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(SystemFailure, match="no/such") as raised:
         write_safetensors(tmp_path / "no" / "such", {"a": torch.zeros(1)})
     assert raised.value.errno == errno.ENOENT
+
+
+def test_a_file_is_kept_when_another_cannot_take_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_safetensors(path, {"a": torch.ones(2)})
+    with pytest.raises(InvalidArgument):
+        write_safetensors(path, {"a": torch.ones(2, dtype=torch.complex128)})
+    assert read_safetensors(path)["a"].tolist() == [1, 1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_system_without_modes_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    write_safetensors(tmp_path / "f", {"a": torch.ones(2)})
+    assert read_safetensors(tmp_path / "f")["a"].tolist() == [1, 1]
+
+
+def test_tensors_made_of_several_are_told_apart_and_not_written(tmp_path: Path) -> None:
+    pairs = {name: TwoTensor(torch.ones(2), torch.ones(2)) for name in ("a", "b")}
+    assert list(without_duplicates(pairs)) == ["a", "b"]
+    with pytest.raises(InvalidArgument, match="'a' is a TwoTensor"):
+        write_safetensors(tmp_path / "f", pairs)
 
 
 def test_tied_weights_are_kept_once_and_slices_of_one_tensor_all() -> None:

@@ -144,6 +144,19 @@ def test_names_with_and_without_the_prefix_of_a_wrapper_fit(prefix: str) -> None
     assert fit_names(model.state_dict(), outer).keys() == outer.state_dict().keys()
 
 
+def test_names_of_compiled_parts_fit_those_of_the_plain_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    compiled = {name.replace("0.", "0._orig_mod."): value for name, value in model.state_dict().items()}
+    assert fit_names(compiled, model).keys() == model.state_dict().keys()
+
+
+def test_random_states_of_another_kind_are_refused(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "random_states_0.pkl")
+    for rank in (0, 1):
+        with pytest.raises(CheckpointError, match=r"random_states_0\.pkl: expected the random states .* found list"):
+            read_states(tmp_path, Parts(), rank)
+
+
 def test_names_that_do_not_fit_stay_for_torch_to_complain_about() -> None:
     assert fit_names({"other": torch.zeros(1)}, torch.nn.Linear(1, 1)).keys() == {"other"}
 
