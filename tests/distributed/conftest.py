@@ -7,6 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from faults import end_zygote
+from rank_process import end_zygotes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _zygotes_serve_all_tests() -> Iterator[None]:
+    yield
+    end_zygotes()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,32 +10,17 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_WORKER = """
-import importlib.util, pickle, sys
-path, name, arguments, result = sys.argv[1:]
-with open(arguments, "rb") as file:
-    sys.path[:] = pickle.load(file)
-    remaining = file.read()
-spec = importlib.util.spec_from_file_location("worker_module", path)
-module = importlib.util.module_from_spec(spec)
-sys.modules["worker_module"] = module
-spec.loader.exec_module(module)
-value = getattr(module, name)(*pickle.loads(remaining))
-with open(result, "wb") as file:
-    pickle.dump(value, file)
-"""
+from rank_process import Call, Process, await_end, end, may_be_forked, start_forked, start_fresh
 
 
 @dataclass(frozen=True)
@@ -71,11 +56,59 @@ def environment_of(rank: int, world_size: int, port: int, extra: Mapping[str, st
     }
 
 
-def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    for worker in workers:
-        with suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+class Running:
+    """The processes that run a function, in rank order; their output goes to files in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[Process] = []
+
+    def stdout(self, rank: int) -> str:
+        return (self.folder / f"stdout{rank}").read_text(errors="replace")
+
+    def outcome(self, rank: int) -> Outcome:
+        """How a process ended that has."""
+        exit_code, result = self.processes[rank].poll(), self.folder / f"result{rank}"
+        assert exit_code is not None
+        return Outcome(
+            rank=rank,
+            exit_code=exit_code,
+            stdout=self.stdout(rank),
+            stderr=(self.folder / f"stderr{rank}").read_text(errors="replace"),
+            value=pickle.loads(result.read_bytes()) if result.exists() else None,
+        )
+
+
+@contextmanager
+def running(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
+) -> Iterator[Running]:
+    """Runs ``function(*arguments)`` in ``world_size`` processes, and kills them and all that is left in their groups.
+
+    Args:
+        fresh: each process is an interpreter that has loaded nothing yet, for tests of how a program starts or ends,
+            or of what it loads. Otherwise it may have torch and this package loaded, though not used.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        job = Running(Path(name))
+        (job.folder / "arguments").write_bytes(pickle.dumps(sys.path) + pickle.dumps(arguments))
+        script_arguments = (inspect.getfile(function), function.__name__, f"{name}/arguments")
+        try:
+            for rank in range(world_size):
+                environment_here = environment_of(rank, world_size, port, environment or {})
+                for stream in ("stdout", "stderr"):
+                    (job.folder / f"{stream}{rank}").touch()  # to be read from now on
+                call = Call(job.folder, rank, (*script_arguments, f"{name}/result{rank}"), environment_here)
+                forked = not fresh and may_be_forked(environment_here)
+                job.processes.append(start_forked(call) if forked else start_fresh(call))
+            yield job
+        finally:
+            end(job.processes)
 
 
 def start_processes(
@@ -84,51 +117,19 @@ def start_processes(
     *arguments: Any,
     timeout: float = 120,
     environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> list[Outcome]:
-    """Runs ``function(*arguments)`` in ``world_size`` processes and returns their outcomes in rank order.
+    """As :func:`running`, but returns the outcomes in rank order once all processes have ended.
 
     Each process leads a process group of its own; all of these groups are killed when ``timeout`` seconds are over (the
     exit code then is ``-SIGKILL``) and at the end, so that nothing outlives the call.
     """
-    port = free_port()
-    path = inspect.getfile(function)
-    workers: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "arguments").write_bytes(pickle.dumps(sys.path) + pickle.dumps(arguments))
-        try:
-            for rank in range(world_size):
-                command = [sys.executable, "-c", _WORKER, path, function.__name__]
-                command += [str(folder / "arguments"), str(folder / f"result{rank}")]
-                with (folder / f"stdout{rank}").open("wb") as out, (folder / f"stderr{rank}").open("wb") as err:
-                    workers.append(
-                        subprocess.Popen(
-                            command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=err,
-                            env=environment_of(rank, world_size, port, environment or {}),
-                            start_new_session=True,
-                        )
-                    )
-            deadline = time.monotonic() + timeout
-            for worker in workers:
-                with suppress(subprocess.TimeoutExpired):
-                    worker.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            _end(workers)
-        return [_outcome(folder, rank, worker.returncode) for rank, worker in enumerate(workers)]
-
-
-def _outcome(folder: Path, rank: int, exit_code: int) -> Outcome:
-    result = folder / f"result{rank}"
-    return Outcome(
-        rank=rank,
-        exit_code=exit_code,
-        stdout=(folder / f"stdout{rank}").read_text(errors="replace"),
-        stderr=(folder / f"stderr{rank}").read_text(errors="replace"),
-        value=pickle.loads(result.read_bytes()) if result.exists() else None,
-    )
+    with running(function, world_size, *arguments, environment=environment, fresh=fresh) as job:
+        deadline = time.monotonic() + timeout
+        for process in job.processes:
+            await_end(process, deadline)
+        end(job.processes)
+        return [job.outcome(rank) for rank in range(world_size)]
 
 
 def run_processes(
@@ -137,9 +138,10 @@ def run_processes(
     *arguments: Any,
     timeout: float = 120,
     environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> list[Any]:
     """As :func:`start_processes`, but returns the results and fails with all output if any process failed."""
-    outcomes = start_processes(function, world_size, *arguments, timeout=timeout, environment=environment)
+    outcomes = start_processes(function, world_size, *arguments, timeout=timeout, environment=environment, fresh=fresh)
     if any(outcome.exit_code != 0 for outcome in outcomes):
         report = "".join(
             f"\n--- rank {outcome.rank}: exit code {outcome.exit_code}\n{outcome.stdout}{outcome.stderr}"

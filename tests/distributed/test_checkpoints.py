@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from processes import Outcome, environment_of, free_port, run_processes, start_processes
+from processes import Outcome, run_processes, running, start_processes
+from rank_process import await_end
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
 FAILING = 1  # the rank
+# When torch's wrapper has the last reference to a Gloo group, as the other package's may, its end can wait for a thread
+# of the group that waits for Python's lock, and both for ever. So such groups stay until the program ends.
+KEPT_GROUPS: list[Any] = []
 
 
-def started(folder: str, seed: int = 0, package: str = "accelerate_cpp", **project: Any) -> tuple[Any, Any, Any]:
+def started(
+    folder: str, seed: int = 0, package: str = "accelerate_cpp", width: int = 4, **project: Any
+) -> tuple[Any, Any, Any]:
     """An accelerator that numbers its checkpoints in ``folder``, a model and its optimizer."""
     import importlib
 
@@ -30,8 +34,10 @@ def started(folder: str, seed: int = 0, package: str = "accelerate_cpp", **proje
     options = {"project_dir": folder, "automatic_checkpoint_naming": True, **project}
     configuration = importlib.import_module(f"{package}.utils").ProjectConfiguration(**options)
     accelerator = accelerate.Accelerator(cpu=True, project_config=configuration)
+    if package == "accelerate":
+        KEPT_GROUPS.append(torch.distributed.group.WORLD)
     torch.manual_seed(seed)
-    model = torch.nn.Linear(4, 4)
+    model = torch.nn.Linear(width, width)
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
     return accelerator, model, optimizer
 
@@ -150,69 +156,59 @@ def exits_while_it_is_written(folder: str) -> None:
 
 
 def test_the_end_of_the_program_waits_for_the_writer(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = start_processes(exits_while_it_is_written, 2, str(tmp_path))
+    outcomes: list[Outcome] = start_processes(exits_while_it_is_written, 2, str(tmp_path), fresh=True)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], [outcome.stderr for outcome in outcomes]
     assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
 
 
-# A run that saves as often as it can, each time with its count as weights, and prints each count once it is saved.
-SAVES_ALWAYS = """
-import os, sys
-import torch
-from accelerate_cpp import Accelerator
-from accelerate_cpp.utils import ProjectConfiguration
-folder, blocking = sys.argv[1], sys.argv[2] == "blocking"
-project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
-accelerator = Accelerator(cpu=True, project_config=project)
-model = torch.nn.Linear(200, 200)
-model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
-model(torch.ones(1, 200)).sum().backward()
-optimizer.step()
-count = 0
-checkpoints = folder + "/checkpoints"
-if os.path.isdir(checkpoints) and any(name.startswith("checkpoint_") for name in os.listdir(checkpoints)):
-    accelerator.load_state()
-    values = torch.cat([model_.flatten() for model_ in accelerator.unwrap_model(model).parameters()])
-    count = int(values[0])
-    assert torch.equal(values, torch.full_like(values, count)), "of several checkpoints"
-    accelerator.print("loaded", count, flush=True)
-accelerator.print("begins", flush=True)
-while True:
-    count += 1
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(count)
-    accelerator.save_state(blocking=blocking)
-    if not blocking:
-        accelerator.wait_for_checkpoint()
-    accelerator.print("saved", count, flush=True)
-"""
+def saves_always(folder: str, blocking: bool) -> None:
+    """Saves as often as it can, each time with its count as weights, and prints each count once it is saved.
+
+    It is killed long before it ends.
+    """
+    import torch
+
+    accelerator, model, optimizer = started(folder, width=200, total_limit=2)
+    model(torch.ones(1, 200)).sum().backward()
+    optimizer.step()
+    count, checkpoints = 0, Path(folder, "checkpoints")
+    if checkpoints.is_dir() and any(path.name.startswith("checkpoint_") for path in checkpoints.iterdir()):
+        accelerator.load_state()
+        values = torch.cat([parameter.flatten() for parameter in accelerator.unwrap_model(model).parameters()])
+        count = int(values[0])
+        assert torch.equal(values, torch.full_like(values, count)), "of several checkpoints"
+        accelerator.print("loaded", count, flush=True)
+    accelerator.print("begins", flush=True)
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        count += 1
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(count)
+        accelerator.save_state(blocking=blocking)
+        if not blocking:
+            accelerator.wait_for_checkpoint()
+        accelerator.print("saved", count, flush=True)
 
 
 def killed_at_random(folder: Path, world_size: int, blocking: bool, chance: random.Random) -> tuple[int, int]:
-    """Runs ``SAVES_ALWAYS`` and kills all its ranks at a random moment; what it loaded, and what it surely saved."""
-    port, log = free_port(), folder / "log"
-    workers = []
-    for rank in range(world_size):
-        environment = environment_of(rank, world_size, port, {})
-        command = [sys.executable, "-c", SAVES_ALWAYS, str(folder), "blocking" if blocking else "beside"]
-        with (log if rank == 0 else folder / f"log{rank}").open("wb") as output:
-            workers.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
-    try:
+    """Runs :func:`saves_always` and kills all ranks at a random moment; what it loaded, and what it surely saved."""
+    with running(saves_always, world_size, str(folder), blocking) as job:
         deadline = time.monotonic() + 120
-        while "begins" not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()
-            assert all(worker.poll() is None for worker in workers), log.read_text()
+        while "begins" not in job.stdout(0):
+            assert time.monotonic() < deadline, job.stdout(0)
+            ended = [job.outcome(rank) for rank, process in enumerate(job.processes) if process.poll() is not None]
+            assert not ended, ended
             time.sleep(0.01)
         time.sleep(chance.uniform(0.0, 0.3))  # the moment is what the test is about
-    finally:
-        for worker in chance.sample(workers, world_size):
-            worker.kill()
-        for worker in workers:
-            worker.wait()
-    numbers = [int(line.split()[1]) for line in log.read_text().splitlines() if line[:5] in ("loade", "saved")]
-    loaded = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("loaded")]
-    return (loaded or [0])[0], (numbers or [0])[-1]
+        for process in chance.sample(job.processes, world_size):
+            os.kill(process.pid, signal.SIGKILL)
+        for process in job.processes:
+            assert await_end(process, deadline) == -signal.SIGKILL
+        lines = [line.split() for line in job.stdout(0).splitlines()]
+    loaded = [int(count) for word, *rest in lines if word == "loaded" for count in rest]
+    saved = [int(count) for word, *rest in lines if word == "saved" for count in rest]
+    return (loaded or [0])[0], (loaded + saved or [0])[-1]
 
 
 def survives(folder: Path, kills: int, world_size: int, blocking: bool) -> None:

@@ -172,7 +172,7 @@ def fails_alone() -> Error:
 
 
 def test_a_script_that_raises_is_named_by_the_others() -> None:
-    waiting, raising = start_processes(fails_alone, 2)
+    waiting, raising = start_processes(fails_alone, 2, fresh=True)
     assert "an error of the script" in raising.stderr
     assert waiting.value[0] == "PeerLost"
     assert "waited for rank 1" in waiting.value[1]

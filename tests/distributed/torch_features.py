@@ -121,7 +121,7 @@ def failures(
     while remaining:
         own = folder / str(len(reports))
         own.mkdir()
-        outcomes = start_processes(worker, processes, backend, remaining, str(own), timeout=START_SECONDS)
+        outcomes = start_processes(worker, processes, backend, remaining, str(own), timeout=START_SECONDS, fresh=True)
         files = {name: [own / f"{name}.{rank}" for rank in range(processes)] for name in remaining}
         finished = [name for name in remaining if all(file.exists() for file in files[name])]
         for name in finished:

@@ -74,9 +74,8 @@ def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     folder, rank = request["folder"], request["rank"]
-    modes = {0: ("/dev/null", os.O_RDONLY), 1: (f"{folder}/stdout{rank}", 0), 2: (f"{folder}/stderr{rank}", 0)}
-    for descriptor, (path, mode) in modes.items():
-        opened = os.open(path, mode or os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor, path in enumerate(("/dev/null", f"{folder}/stdout{rank}", f"{folder}/stderr{rank}")):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if descriptor else os.O_RDONLY)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.environ.update(request["environment"])
