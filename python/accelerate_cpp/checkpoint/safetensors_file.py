@@ -20,10 +20,15 @@ from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailur
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
 
 
+def _is_made_of_several(value: Any) -> bool:
+    """Whether a tensor has no memory of its own but that of other tensors, as torchao's and DTensors do."""
+    return bool(is_traceable_wrapper_subclass(value))
+
+
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same view of the same memory, and only for those."""
     has_memory = tensor.numel() > 0 and tensor.device.type != "meta" and tensor.layout is torch.strided
-    if not has_memory or is_traceable_wrapper_subclass(tensor):  # whose memory is that of several tensors
+    if not has_memory or _is_made_of_several(tensor):
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
@@ -77,7 +82,7 @@ def _refusal(path: Path, error: Exception) -> Exception:
 
 def _require_writable(path: Path, name: str, tensor: Any) -> None:
     plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-    if not plain or is_traceable_wrapper_subclass(tensor):
+    if not plain or _is_made_of_several(tensor):
         raise _unwritable(path, name, tensor)
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{path}: {name!r} is on the meta device and has no values; materialise it before saving")
