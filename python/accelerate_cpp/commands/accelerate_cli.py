@@ -7,6 +7,9 @@ import sys
 from accelerate_cpp.commands.config import config_command_parser
 from accelerate_cpp.commands.env import env_command_parser
 from accelerate_cpp.commands.launch import launch_command_parser, run_command
+from accelerate_cpp.commands.merge import merge_command_parser
+from accelerate_cpp.commands.test import test_command_parser
+from accelerate_cpp.commands.to_fsdp2 import to_fsdp2_command_parser
 from accelerate_cpp.commands.utils import CustomArgumentParser
 
 
@@ -17,6 +20,9 @@ def main() -> int:
     config_command_parser(subparsers)
     env_command_parser(subparsers)
     launch_command_parser(subparsers)
+    merge_command_parser(subparsers)
+    test_command_parser(subparsers)
+    to_fsdp2_command_parser(subparsers)
     return run_command(parser)
 
 

@@ -54,6 +54,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "set_numa_affinity",
         "str_to_bool",
     ),
+    "fsdp_utils": ("merge_fsdp_weights",),
     "memory": (
         "clear_device_cache",
         "find_executable_batch_size",

@@ -1,0 +1,29 @@
+"""``accelerate-cpp merge-weights``: one file of weights out of a sharded checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from accelerate_cpp.commands.utils import CustomArgumentParser
+
+
+def merge_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
+    """The parser of the command, as one of ``subparsers``."""
+    description = "Write the weights of a sharded checkpoint into one file."
+    parser = subparsers.add_parser("merge-weights", description=description, help=description)
+    parser.add_argument("checkpoint_directory", help="folder of the sharded checkpoint, with its file .metadata")
+    parser.add_argument("output_path", help="folder that gets model.safetensors")
+    parser.add_argument("--unsafe_serialization", action="store_true", help="write pytorch_model.bin instead")
+    parser.add_argument("--remove_checkpoint_dir", action="store_true", help="remove the sharded checkpoint afterwards")
+    parser.set_defaults(func=_merge)
+    return parser
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from accelerate_cpp.utils.fsdp_utils import merge_fsdp_weights  # here, as it loads torch
+
+    merge_fsdp_weights(
+        args.checkpoint_directory, args.output_path, not args.unsafe_serialization, args.remove_checkpoint_dir
+    )
+    print(f"accelerate-cpp merge-weights: wrote the weights of {args.checkpoint_directory} to {args.output_path}")
+    return 0

@@ -1,0 +1,28 @@
+"""``accelerate-cpp test``: launches a script that tries out whether training works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import accelerate_cpp.test_utils.scripts as scripts
+from accelerate_cpp.commands.launch import add_setting_flags, launch_command
+from accelerate_cpp.commands.utils import CustomArgumentParser
+
+
+def test_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
+    """The parser of the command, as one of ``subparsers``; it takes the flags of a launch."""
+    description = "Try out communication, data and training with a configuration, or with flags of a launch."
+    parser = subparsers.add_parser("test", description=description, help=description)
+    add_setting_flags(parser)
+    parser.set_defaults(func=_test)
+    return parser
+
+
+def _test(args: argparse.Namespace) -> int:
+    args.training_script = str(Path(scripts.__file__).with_name("test_script.py"))
+    args.training_script_args, args.quiet = [], False
+    status = launch_command(args)
+    if status == 0:
+        print("accelerate-cpp test: everything works; train on")
+    return status

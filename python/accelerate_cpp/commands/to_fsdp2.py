@@ -1,0 +1,71 @@
+"""``accelerate-cpp to-fsdp2``: rewrites the options of FSDP 1 in a configuration file as those of FSDP 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.config import file as config_file
+from accelerate_cpp.errors import InvalidArgument
+
+_RESHARDS = {
+    "FULL_SHARD": True,
+    "SHARD_GRAD_OP": False,
+    "HYBRID_SHARD": True,
+    "HYBRID_SHARD_ZERO2": False,
+    "NO_SHARD": False,
+}
+# What FSDP 2 always does, or decides by itself.
+_WITHOUT_MEANING = (
+    "fsdp_backward_prefetch",
+    "fsdp_forward_prefetch",
+    "fsdp_sync_module_states",
+    "fsdp_use_orig_params",
+)
+
+
+def to_fsdp2_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
+    """The parser of the command, as one of ``subparsers``."""
+    description = "Rewrite the options of FSDP 1 in a configuration file as those of FSDP 2."
+    parser = subparsers.add_parser("to-fsdp2", description=description, help=description)
+    parser.add_argument("--config_file", metavar="PATH", required=True, help="the file to convert")
+    parser.add_argument("--overwrite", action="store_true", help="write over a file that is there")
+    parser.add_argument("--output_file", metavar="PATH", help="where to write; default with --overwrite: the same file")
+    parser.set_defaults(func=_convert_file)
+    return parser
+
+
+def _convert_file(args: argparse.Namespace) -> int:
+    source = Path(args.config_file).expanduser()
+    target = source if args.output_file is None else Path(args.output_file).expanduser()
+    given = config_file.load(source).given
+    if target.exists() and not args.overwrite:
+        raise InvalidArgument(f"{target} is there already: pass --overwrite, or another --output_file")
+    section = given.get("fsdp_config") or {}
+    if not section or section.get("fsdp_version") == 2:
+        found = "is for FSDP 2 already" if section else "has no fsdp_config"
+        print(f"accelerate-cpp to-fsdp2: {source} {found}; nothing to convert", file=sys.stderr)
+        converted = dict(section)
+    else:
+        converted = converted_section(section)
+        for name in section.keys() & set(_WITHOUT_MEANING):
+            print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is left out", file=sys.stderr)
+    config_file.save(target, {**given, "fsdp_config": converted})
+    return 0
+
+
+def converted_section(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``fsdp_config`` of FSDP 2 that means what ``section``, of FSDP 1, does. Unknown keys stay."""
+    converted: dict[str, Any] = {"fsdp_version": 2}
+    for name, value in section.items():
+        if name in _WITHOUT_MEANING or name == "fsdp_version":
+            continue
+        if name in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward"):
+            converted["fsdp_reshard_after_forward"] = _RESHARDS.get(str(value), value)
+        else:
+            converted[name] = value
+    return converted

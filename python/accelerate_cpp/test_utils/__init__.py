@@ -1,0 +1,1 @@
+"""Scripts and helpers for trying out an installation."""

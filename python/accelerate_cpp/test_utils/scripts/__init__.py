@@ -1,0 +1,1 @@
+"""Scripts that a launch can run."""
