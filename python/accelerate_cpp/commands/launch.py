@@ -6,12 +6,14 @@ import argparse
 import sys
 import warnings
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
 from accelerate_cpp.launch.executed import execute
 from accelerate_cpp.launch.plan import LaunchOptions, resolve
+from accelerate_cpp.launch.settings import FP8_FLAGS
 
 
 def launch_command_parser(
@@ -26,6 +28,7 @@ def launch_command_parser(
         parser = CustomArgumentParser("accelerate-cpp launch", description=description, usage=usage)
     add_setting_flags(parser)
     _add_script_flags(parser)
+    _add_unsupported_flags(parser)
     parser.set_defaults(func=launch_command)
     return parser
 
@@ -72,6 +75,47 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
     )
     parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
+    _add_fp8_flags(parser)
+
+
+class _NotYet(argparse.Action):
+    """Refuses a flag that does nothing yet as soon as it is read."""
+
+    def __init__(self, group: Group, flag: Flag, **kwargs: Any) -> None:
+        super().__init__(nargs=None if flag.takes_value else 0, choices=flag.choices or None, **kwargs)
+        self._sentence = group.sentence(flag)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(self._sentence)
+
+
+def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
+    for group in GROUPS:
+        section = parser.add_argument_group(f"{group.title}, not yet")
+        for flag in group.flags:
+            # A dash for each underscore is another spelling, as with all flags.
+            short = ("-t",) if flag.name == "tee" else ()
+            spellings = dict.fromkeys((*short, f"--{flag.name}", f"--{flag.name.replace('_', '-')}"))
+            section.add_argument(
+                *spellings,
+                action=_NotYet,
+                group=group,
+                flag=flag,
+                dest=argparse.SUPPRESS,
+                metavar=None if flag.choices else "VALUE",
+                help=flag.meaning,
+            )
+
+
+def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("fp8", "The recipe of --mixed_precision fp8.")
+    for name, (meaning, choices) in FP8_FLAGS.items():
+        spellings = (f"--fp8_{name}", f"--fp8-{name.replace('_', '-')}")
+        if name == "use_autocast_during_eval":
+            section.add_argument(*spellings, action="store_true", help=meaning)
+        else:
+            shown = {"choices": choices} if choices else {"metavar": "VALUE"}
+            section.add_argument(*spellings, help=meaning, **shown)
 
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +129,10 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
 
 def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
     """What ``args`` says, and ``others`` of what it does not say."""
-    names = {field.name for field in fields(LaunchOptions)} & vars(args).keys()
-    return LaunchOptions(**{name: getattr(args, name) for name in names} | others)
+    said = vars(args)
+    names = {field.name for field in fields(LaunchOptions)} & said.keys()
+    fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said[f"fp8_{name}"] not in (None, False)}
+    return LaunchOptions(**{name: said[name] for name in names} | {"fp8": fp8} | others)
 
 
 def launch_command(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
@@ -39,6 +40,7 @@ class LaunchOptions:
     debug: bool = False
     enable_cpu_affinity: bool = False
     config_file: str | None = None
+    fp8: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def resolve_group(
         gradient_accumulation_steps=said["gradient_accumulation_steps"],
         gpu_ids=gpu_ids,
         shares=shares,
-        fp8=fp8_recipe(environ, file) if said["mixed_precision"] == "fp8" else {},
+        fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
     )
     effective = {"cpu": cpu, "num_processes": num_processes, "num_cpu_threads_per_process": group.num_threads}
     return group, settings | {name: replace(settings[name], value=value) for name, value in effective.items()}

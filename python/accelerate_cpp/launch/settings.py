@@ -117,6 +117,22 @@ _FP8: Mapping[str, Variable[Any]] = {
     "enable_fsdp_float8_all_gather": env_table.FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER,
     "pad_inner_dim": env_table.FP8_PAD_INNER_DIM,
 }
+FP8_FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what each means, and what it may be
+    "backend": ("library", ("ao", "te", "msamp")),
+    "use_autocast_during_eval": ("compute in fp8 in evaluation mode, too (TransformerEngine)", ()),
+    "margin": ("powers of two kept free above the largest value (TransformerEngine)", ()),
+    "interval": ("steps between two updates of the scales (TransformerEngine)", ()),
+    "format": ("numbers of the forward and the backward pass (TransformerEngine)", ("HYBRID", "E4M3", "E5M2")),
+    "amax_history_len": ("steps whose largest values the scales are made from (TransformerEngine)", ()),
+    "amax_compute_algo": ("how these are combined (TransformerEngine)", ("max", "most_recent")),
+    "override_linear_precision": (
+        "which passes of linear layers stay in higher precision, such as false,false,true",
+        (),
+    ),
+    "opt_level": ("level of MS-AMP", ("O1", "O2")),
+    "enable_fsdp_float8_all_gather": ("gather sharded weights in fp8 (torchao)", ()),
+    "pad_inner_dim": ("pad matrices to multiples of 16 (torchao)", ()),
+}
 _FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
 _TYPES = {
     "DEEPSPEED": "training through DeepSpeed",
@@ -145,43 +161,51 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
         )
 
 
-def fp8_recipe(environ: Mapping[str, str], file: ConfigFile | None) -> dict[Variable[Any], Any]:
-    """What the ``fp8_config`` of a file says, as variables for the workers; those that are set already are left out.
+def fp8_recipe(
+    environ: Mapping[str, str], file: ConfigFile | None, flags: Mapping[str, Any] | None = None
+) -> dict[Variable[Any], Any]:
+    """The recipe of fp8 as variables for the workers: of flags, else of variables, which stay, else of the file.
+
+    Args:
+        flags: by their names without ``fp8_``.
 
     Raises:
         InvalidArgument: a key or a value that it may not have.
     """
-    section = dict((file.given.get("fp8_config") if file is not None else None) or {})
-    overrides = section.pop("override_linear_precision", None)
-    said = {_fp8_variable(file, name): (name, value) for name, value in section.items()}
-    if overrides is not None:
-        # The three may also stand in one text: "(false, false, true)".
-        parts = overrides.strip("() ").split(",") if isinstance(overrides, str) else list(overrides)
-        if len(parts) != len(_FP8_OVERRIDES):
-            assert file is not None
-            raise InvalidArgument(
-                f"{file.path}: fp8_config: override_linear_precision: {overrides!r}: expected three of true and false: "
-                "for the forward pass, gradients of activations and gradients of weights"
-            )
-        said |= {
-            variable: ("override_linear_precision", part) for variable, part in zip(_FP8_OVERRIDES, parts, strict=True)
-        }
+    section = (file.given.get("fp8_config") if file is not None else None) or {}
+    recipe = {
+        variable: value
+        for variable, value in _recipe_in(section, f"{file.path}: fp8_config" if file else "").items()
+        if not variable.is_set(environ)
+    }
+    return recipe | _recipe_in(flags or {}, "--fp8")
+
+
+def _recipe_in(section: Mapping[str, Any], place: str) -> dict[Variable[Any], Any]:
     recipe = {}
-    for variable, (name, value) in said.items():
-        try:
-            parsed = variable.parse(str(value).strip())
-        except ValueError as error:
-            assert file is not None
-            raise InvalidArgument(f"{file.path}: fp8_config: {name}: {value!r}: {error}") from None
-        if not variable.is_set(environ):
-            recipe[variable] = parsed
+    for name, value in section.items():
+        if name == "override_linear_precision":
+            # The three may also stand in one text: "(false, false, true)".
+            parts = value.strip("() ").split(",") if isinstance(value, str) else list(value)
+            if len(parts) != len(_FP8_OVERRIDES):
+                raise InvalidArgument(
+                    f"{place}: {name}: {value!r}: expected three of true and false: for the forward pass, gradients of "
+                    "activations and gradients of weights"
+                )
+            said = zip(_FP8_OVERRIDES, parts, strict=True)
+        else:
+            said = zip([_fp8_variable(place, name)], [value], strict=True)
+        for variable, part in said:
+            try:
+                recipe[variable] = variable.parse(str(part).strip())
+            except ValueError as error:
+                raise InvalidArgument(f"{place}: {name}: {value!r}: {error}") from None
     return recipe
 
 
-def _fp8_variable(file: ConfigFile | None, name: str) -> Variable[Any]:
-    bare = name.removeprefix("fp8_") if name not in _FP8 else name
+def _fp8_variable(place: str, name: str) -> Variable[Any]:
+    bare = name if name in _FP8 else name.removeprefix("fp8_")
     if bare not in _FP8:
-        assert file is not None
         nearest = max(_FP8, key=lambda known: difflib.SequenceMatcher(None, bare, known).ratio())
-        raise InvalidArgument(f"{file.path}: fp8_config: unknown key {name}; the nearest known key is {nearest}")
+        raise InvalidArgument(f"{place}: unknown key {name}; the nearest known key is {nearest}")
     return _FP8[bare]

@@ -11,6 +11,7 @@ import pytest
 from accelerate_cpp.commands import launch
 from accelerate_cpp.launch.affinity import pinned
 from accelerate_cpp.launch.plan import LaunchOptions
+from accelerate_cpp.launch.settings import FP8_FLAGS
 
 MODULES_AFTER = """
 import sys
@@ -42,7 +43,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_option_of_a_plan_is_a_flag() -> None:
     parsed = vars(launch.launch_command_parser().parse_args(["train.py"]))
-    assert {field.name for field in fields(LaunchOptions)} <= parsed.keys()
+    assert {field.name for field in fields(LaunchOptions)} - {"fp8"} <= parsed.keys()
+    assert {f"fp8_{name}" for name in FP8_FLAGS} <= parsed.keys()
+
+
+def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
+    given = ["--fp8_backend", "te", "--fp8-margin", "2", "--fp8_use_autocast_during_eval", "train.py"]
+    options = launch.launch_options(launch.launch_command_parser().parse_args(given))
+    assert options.fp8 == {"backend": "te", "margin": "2", "use_autocast_during_eval": True}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,12 @@ def test_every_option_of_a_plan_is_a_flag() -> None:
         (["--num_machines", "2", "train.py"], "torchrun"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
+        (["--use_fsdp", "train.py"], "--use_fsdp: sharding parameters over the processes does not work"),
+        (["--fsdp-version", "2", "train.py"], "--fsdp_version: sharding"),
+        (["--fsdp_version", "3", "train.py"], "'3'"),
+        (["--rdzv_backend=c10d", "train.py"], "--rdzv_backend: starting workers on several machines"),
+        (["-t", "3", "train.py"], "--tee: restarting workers"),
+        (["--fp8_backend", "own", "train.py"], "'own'"),
         (["--cpu", "absent.py"], "no script 'absent.py'"),
         (["--cpu"], "training_script"),
     ],

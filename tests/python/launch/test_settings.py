@@ -103,6 +103,14 @@ def test_a_recipe_of_fp8_becomes_variables() -> None:
     assert fp8_recipe({}, None) == fp8_recipe({}, a_file()) == {}
 
 
+def test_a_flag_of_the_recipe_wins_over_a_variable_over_the_file() -> None:
+    file, environ = a_file(fp8_config={"margin": 1, "interval": 4}), {"ACCELERATE_FP8_MARGIN": "2"}
+    assert fp8_recipe(environ, file, {"margin": "3"}) == {env_table.FP8_MARGIN: 3, env_table.FP8_INTERVAL: 4}
+    assert fp8_recipe(environ, file) == {env_table.FP8_INTERVAL: 4}
+    with pytest.raises(InvalidArgument, match="--fp8: margin: 'wide': expected an integer"):
+        fp8_recipe({}, None, {"margin": "wide"})
+
+
 @pytest.mark.parametrize(
     ("section", "words"),
     [

@@ -1,0 +1,202 @@
+"""The flags of the original's ``launch`` that do nothing here yet: known by name, and refused with a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INSTEAD = "leave it out: plain data parallelism over the processes of one machine is used"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag, without its dashes, and what it says in the original."""
+
+    name: str
+    meaning: str
+    takes_value: bool = True
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Flags that belong together, and the purpose that does not work yet."""
+
+    title: str
+    purpose: str
+    flags: tuple[Flag, ...]
+
+    def sentence(self, flag: Flag) -> str:
+        """The refusal of ``flag``."""
+        return f"--{flag.name}: {self.purpose} does not work in accelerate_cpp yet; {INSTEAD}"
+
+
+GROUPS: tuple[Group, ...] = (
+    Group(
+        "Compilation",
+        "compiling models while preparing them",
+        (
+            Flag(
+                "dynamo_backend",
+                "the backend of torch.compile",
+                choices=(
+                    "no",
+                    "eager",
+                    "aot_eager",
+                    "inductor",
+                    "aot_ts_nvfuser",
+                    "nvprims_nvfuser",
+                    "cudagraphs",
+                    "ofi",
+                    "fx2trt",
+                    "onnxrt",
+                    "tensorrt",
+                    "aot_torchxla_trace_once",
+                    "torhchxla_trace_once",
+                    "tvm",
+                ),
+            ),
+            Flag("dynamo_mode", "the mode of torch.compile", choices=("default", "reduce-overhead", "max-autotune")),
+            Flag("dynamo_use_fullgraph", "refuse breaks of the graph", takes_value=False),
+            Flag("dynamo_use_dynamic", "compile for shapes that change", takes_value=False),
+            Flag("dynamo_use_regional_compilation", "compile block by block", takes_value=False),
+        ),
+    ),
+    Group(
+        "Sharding (FSDP)",
+        "sharding parameters over the processes",
+        (
+            Flag("use_fsdp", "shard parameters, gradients and optimizer states", takes_value=False),
+            Flag("fsdp_version", "generation of FSDP", choices=("1", "2")),
+            Flag("fsdp_offload_params", "keep parameters and gradients on the CPU"),
+            Flag("fsdp_min_num_params", "parameters of a unit, at least"),
+            Flag("fsdp_sharding_strategy", "what is sharded, in FSDP 1"),
+            Flag("fsdp_reshard_after_forward", "shard parameters again after the forward pass"),
+            Flag("fsdp_auto_wrap_policy", "how the model is divided into units"),
+            Flag("fsdp_transformer_layer_cls_to_wrap", "classes of units, with commas between"),
+            Flag("fsdp_backward_prefetch", "when the next unit is gathered in the backward pass"),
+            Flag("fsdp_state_dict_type", "whether state dicts are whole or sharded"),
+            Flag("fsdp_forward_prefetch", "gather the next unit in the forward pass"),
+            Flag("fsdp_use_orig_params", "keep the parameters of the model, in FSDP 1"),
+            Flag("fsdp_cpu_ram_efficient_loading", "load weights on the first process only"),
+            Flag("fsdp_sync_module_states", "send the weights of the first process to the others"),
+            Flag("fsdp_activation_checkpointing", "compute activations again in the backward pass"),
+            Flag("fsdp_activation_checkpointing_offload", "keep the inputs of these on the CPU"),
+        ),
+    ),
+    Group(
+        "DeepSpeed",
+        "training through DeepSpeed",
+        (
+            Flag("use_deepspeed", "train through DeepSpeed", takes_value=False),
+            Flag("deepspeed_config_file", "DeepSpeed's own configuration"),
+            Flag("zero_stage", "stage of ZeRO, 0 to 3"),
+            Flag("offload_optimizer_device", "where optimizer states lie: none, cpu or nvme"),
+            Flag("offload_param_device", "where parameters lie: none, cpu or nvme"),
+            Flag("offload_optimizer_nvme_path", "folder for optimizer states"),
+            Flag("offload_param_nvme_path", "folder for parameters"),
+            Flag("gradient_clipping", "largest norm of the gradients"),
+            Flag("zero3_init_flag", "build models in shards"),
+            Flag("zero3_save_16bit_model", "save whole 16-bit weights in stage 3"),
+            Flag("deepspeed_hostfile", "file with the machines"),
+            Flag("deepspeed_exclusion_filter", "machines and devices to leave out"),
+            Flag("deepspeed_inclusion_filter", "machines and devices to use"),
+            Flag("deepspeed_multinode_launcher", "how processes on other machines are started"),
+            Flag("deepspeed_moe_layer_cls_names", "classes of layers with experts, with commas between"),
+        ),
+    ),
+    Group(
+        "Megatron-LM",
+        "training through Megatron-LM",
+        (
+            Flag("use_megatron_lm", "train through Megatron-LM", takes_value=False),
+            Flag("megatron_lm_tp_degree", "ranks that share a layer"),
+            Flag("megatron_lm_use_custom_fsdp", "use Megatron's own sharding"),
+            Flag("megatron_lm_no_load_optim", "do not load optimizer states"),
+            Flag("megatron_lm_eod_mask_loss", "leave ends of documents out of the loss"),
+            Flag("megatron_lm_overlap_cpu_optimizer_d2h_h2d", "overlap the copies of an optimizer on the CPU"),
+            Flag("megatron_lm_no_save_optim", "do not save optimizer states"),
+            Flag("megatron_lm_optimizer_cpu_offload", "step on the CPU"),
+            Flag("megatron_lm_use_precision_aware_optimizer", "keep optimizer states in chosen precisions"),
+            Flag("megatron_lm_decoder_last_pipeline_num_layers", "layers of the last stage"),
+            Flag("megatron_lm_pp_degree", "stages of the pipeline"),
+            Flag("megatron_lm_num_micro_batches", "micro-batches in the pipeline"),
+            Flag("megatron_lm_sequence_parallelism", "divide sequences among the ranks of a layer"),
+            Flag("megatron_lm_recompute_activations", "compute activations again"),
+            Flag("megatron_lm_use_distributed_optimizer", "shard optimizer states"),
+            Flag("megatron_lm_gradient_clipping", "largest norm of the gradients"),
+            Flag("megatron_lm_recompute_granularity", "which activations are computed again"),
+            Flag("megatron_lm_recompute_method", "how layers for that are chosen"),
+            Flag("megatron_lm_recompute_num_layers", "how many layers for that"),
+            Flag("megatron_lm_attention_backend", "implementation of attention"),
+            Flag("megatron_lm_expert_model_parallel_size", "ranks that share the experts"),
+            Flag("megatron_lm_context_parallel_size", "ranks that share a sequence"),
+            Flag("megatron_lm_attention_dropout", "dropout of attention"),
+            Flag("megatron_lm_hidden_dropout", "dropout of hidden states"),
+            Flag("megatron_lm_attention_softmax_in_fp32", "softmax of attention in fp32"),
+            Flag("megatron_lm_expert_tensor_parallel_size", "ranks that share an expert"),
+            Flag("megatron_lm_calculate_per_token_loss", "divide the loss by tokens"),
+            Flag("megatron_lm_use_rotary_position_embeddings", "rotary positions"),
+        ),
+    ),
+    Group(
+        "Mesh",
+        "a mesh of several kinds of parallelism",
+        (
+            Flag("use_parallelism_config", "train on a mesh", takes_value=False),
+            Flag("parallelism_config_dp_replicate_size", "replicas of the model"),
+            Flag("parallelism_config_dp_shard_size", "ranks that share parameters"),
+            Flag("parallelism_config_tp_size", "ranks that share a layer"),
+            Flag("parallelism_config_cp_size", "ranks that share a sequence"),
+            Flag("parallelism_config_cp_backend", "implementation of that", choices=("torch",)),
+            Flag("parallelism_config_cp_comm_strategy", "how keys and values go round"),
+            Flag("parallelism_config_sp_size", "ranks that share a sequence through DeepSpeed"),
+            Flag("parallelism_config_sp_backend", "implementation of that", choices=("deepspeed",)),
+            Flag("parallelism_config_sp_seq_length", "length of sequences"),
+            Flag("parallelism_config_sp_seq_length_is_variable", "whether lengths differ"),
+            Flag("parallelism_config_sp_attn_implementation", "implementation of attention"),
+        ),
+    ),
+    Group(
+        "TPU",
+        "training on TPUs",
+        (
+            Flag("tpu", "train on TPUs", takes_value=False),
+            Flag("tpu_cluster", "use a pod of TPUs", takes_value=False),
+            Flag("no_tpu_cluster", "use no pod of TPUs", takes_value=False),
+            Flag("tpu_use_sudo", "run commands on the pod as root", takes_value=False),
+            Flag("vm", "a machine of the pod; may be repeated"),
+            Flag("env", "a variable for the machines of the pod; may be repeated"),
+            Flag("main_training_function", "function of the script that trains"),
+            Flag("downcast_bf16", "store doubles as floats, and floats as bf16", takes_value=False),
+        ),
+    ),
+    Group(
+        "Several machines",
+        "starting workers on several machines",
+        (
+            Flag("same_network", "whether all machines are in one network", takes_value=False),
+            Flag("role", "name of the workers in a rendezvous"),
+            Flag("rdzv_backend", "how several machines meet"),
+            Flag("rdzv_conf", "options of the rendezvous, as key=value pairs"),
+            Flag("mpirun_hostfile", "file with the machines"),
+        ),
+    ),
+    Group(
+        "Supervision",
+        "restarting workers and keeping their output",
+        (
+            Flag("tee", "which streams go to files and to the console"),
+            Flag("log_dir", "folder of the files with the output of workers"),
+            Flag("max_restarts", "how often failed workers are started again"),
+            Flag("monitor_interval", "seconds between two looks at the workers"),
+        ),
+    ),
+    Group(
+        "AWS",
+        "starting jobs on SageMaker",
+        (
+            Flag("aws_access_key_id", "key of an AWS account"),
+            Flag("aws_secret_access_key", "secret of an AWS account"),
+        ),
+    ),
+)
