@@ -6,7 +6,7 @@ import argparse
 import sys
 import warnings
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
@@ -83,10 +83,11 @@ class _NotYet(argparse.Action):
 
     def __init__(self, group: Group, flag: Flag, **kwargs: Any) -> None:
         super().__init__(nargs=None if flag.takes_value else 0, choices=flag.choices or None, **kwargs)
-        self._sentence = group.sentence(flag)
+        self._sentence, self._neutral = group.sentence(flag), flag.neutral
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        parser.error(self._sentence)
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        if (value or "") != self._neutral:  # a flag without a value comes with an empty list
+            parser.error(self._sentence)
 
 
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:

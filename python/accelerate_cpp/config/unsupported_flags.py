@@ -9,12 +9,16 @@ INSTEAD = "leave it out: plain data parallelism over the processes of one machin
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag, without its dashes, and what it says in the original."""
+    """One flag, without its dashes, and what it says in the original.
+
+    ``neutral`` is its default there, which changes nothing and is accepted.
+    """
 
     name: str
     meaning: str
     takes_value: bool = True
     choices: tuple[str, ...] = ()
+    neutral: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,14 @@ GROUPS: tuple[Group, ...] = (
                     "torhchxla_trace_once",
                     "tvm",
                 ),
+                neutral="no",
             ),
-            Flag("dynamo_mode", "the mode of torch.compile", choices=("default", "reduce-overhead", "max-autotune")),
+            Flag(
+                "dynamo_mode",
+                "the mode of torch.compile",
+                choices=("default", "reduce-overhead", "max-autotune"),
+                neutral="default",
+            ),
             Flag("dynamo_use_fullgraph", "refuse breaks of the graph", takes_value=False),
             Flag("dynamo_use_dynamic", "compile for shapes that change", takes_value=False),
             Flag("dynamo_use_regional_compilation", "compile block by block", takes_value=False),
@@ -66,21 +76,21 @@ GROUPS: tuple[Group, ...] = (
         "sharding parameters over the processes",
         (
             Flag("use_fsdp", "shard parameters, gradients and optimizer states", takes_value=False),
-            Flag("fsdp_version", "generation of FSDP", choices=("1", "2")),
-            Flag("fsdp_offload_params", "keep parameters and gradients on the CPU"),
-            Flag("fsdp_min_num_params", "parameters of a unit, at least"),
-            Flag("fsdp_sharding_strategy", "what is sharded, in FSDP 1"),
-            Flag("fsdp_reshard_after_forward", "shard parameters again after the forward pass"),
+            Flag("fsdp_version", "generation of FSDP", choices=("1", "2"), neutral="1"),
+            Flag("fsdp_offload_params", "keep parameters and gradients on the CPU", neutral="false"),
+            Flag("fsdp_min_num_params", "parameters of a unit, at least", neutral="100000000"),
+            Flag("fsdp_sharding_strategy", "what is sharded, in FSDP 1", neutral="FULL_SHARD"),
+            Flag("fsdp_reshard_after_forward", "shard parameters again after the forward pass", neutral="true"),
             Flag("fsdp_auto_wrap_policy", "how the model is divided into units"),
             Flag("fsdp_transformer_layer_cls_to_wrap", "classes of units, with commas between"),
             Flag("fsdp_backward_prefetch", "when the next unit is gathered in the backward pass"),
             Flag("fsdp_state_dict_type", "whether state dicts are whole or sharded"),
-            Flag("fsdp_forward_prefetch", "gather the next unit in the forward pass"),
-            Flag("fsdp_use_orig_params", "keep the parameters of the model, in FSDP 1"),
-            Flag("fsdp_cpu_ram_efficient_loading", "load weights on the first process only"),
-            Flag("fsdp_sync_module_states", "send the weights of the first process to the others"),
-            Flag("fsdp_activation_checkpointing", "compute activations again in the backward pass"),
-            Flag("fsdp_activation_checkpointing_offload", "keep the inputs of these on the CPU"),
+            Flag("fsdp_forward_prefetch", "gather the next unit in the forward pass", neutral="false"),
+            Flag("fsdp_use_orig_params", "keep the parameters of the model, in FSDP 1", neutral="true"),
+            Flag("fsdp_cpu_ram_efficient_loading", "load weights on the first process only", neutral="true"),
+            Flag("fsdp_sync_module_states", "send the weights of the first process to the others", neutral="true"),
+            Flag("fsdp_activation_checkpointing", "compute activations again in the backward pass", neutral="false"),
+            Flag("fsdp_activation_checkpointing_offload", "keep the inputs of these on the CPU", neutral="false"),
         ),
     ),
     Group(
@@ -109,21 +119,29 @@ GROUPS: tuple[Group, ...] = (
         "training through Megatron-LM",
         (
             Flag("use_megatron_lm", "train through Megatron-LM", takes_value=False),
-            Flag("megatron_lm_tp_degree", "ranks that share a layer"),
-            Flag("megatron_lm_use_custom_fsdp", "use Megatron's own sharding"),
-            Flag("megatron_lm_no_load_optim", "do not load optimizer states"),
-            Flag("megatron_lm_eod_mask_loss", "leave ends of documents out of the loss"),
-            Flag("megatron_lm_overlap_cpu_optimizer_d2h_h2d", "overlap the copies of an optimizer on the CPU"),
-            Flag("megatron_lm_no_save_optim", "do not save optimizer states"),
-            Flag("megatron_lm_optimizer_cpu_offload", "step on the CPU"),
-            Flag("megatron_lm_use_precision_aware_optimizer", "keep optimizer states in chosen precisions"),
+            Flag("megatron_lm_tp_degree", "ranks that share a layer", neutral="1"),
+            Flag("megatron_lm_use_custom_fsdp", "use Megatron's own sharding", neutral="False"),
+            Flag("megatron_lm_no_load_optim", "do not load optimizer states", neutral="False"),
+            Flag("megatron_lm_eod_mask_loss", "leave ends of documents out of the loss", neutral="False"),
+            Flag(
+                "megatron_lm_overlap_cpu_optimizer_d2h_h2d",
+                "overlap the copies of an optimizer on the CPU",
+                neutral="False",
+            ),
+            Flag("megatron_lm_no_save_optim", "do not save optimizer states", neutral="False"),
+            Flag("megatron_lm_optimizer_cpu_offload", "step on the CPU", neutral="False"),
+            Flag(
+                "megatron_lm_use_precision_aware_optimizer",
+                "keep optimizer states in chosen precisions",
+                neutral="False",
+            ),
             Flag("megatron_lm_decoder_last_pipeline_num_layers", "layers of the last stage"),
-            Flag("megatron_lm_pp_degree", "stages of the pipeline"),
+            Flag("megatron_lm_pp_degree", "stages of the pipeline", neutral="1"),
             Flag("megatron_lm_num_micro_batches", "micro-batches in the pipeline"),
             Flag("megatron_lm_sequence_parallelism", "divide sequences among the ranks of a layer"),
             Flag("megatron_lm_recompute_activations", "compute activations again"),
             Flag("megatron_lm_use_distributed_optimizer", "shard optimizer states"),
-            Flag("megatron_lm_gradient_clipping", "largest norm of the gradients"),
+            Flag("megatron_lm_gradient_clipping", "largest norm of the gradients", neutral="1.0"),
             Flag("megatron_lm_recompute_granularity", "which activations are computed again"),
             Flag("megatron_lm_recompute_method", "how layers for that are chosen"),
             Flag("megatron_lm_recompute_num_layers", "how many layers for that"),
@@ -143,17 +161,19 @@ GROUPS: tuple[Group, ...] = (
         "a mesh of several kinds of parallelism",
         (
             Flag("use_parallelism_config", "train on a mesh", takes_value=False),
-            Flag("parallelism_config_dp_replicate_size", "replicas of the model"),
-            Flag("parallelism_config_dp_shard_size", "ranks that share parameters"),
-            Flag("parallelism_config_tp_size", "ranks that share a layer"),
-            Flag("parallelism_config_cp_size", "ranks that share a sequence"),
-            Flag("parallelism_config_cp_backend", "implementation of that", choices=("torch",)),
-            Flag("parallelism_config_cp_comm_strategy", "how keys and values go round"),
-            Flag("parallelism_config_sp_size", "ranks that share a sequence through DeepSpeed"),
-            Flag("parallelism_config_sp_backend", "implementation of that", choices=("deepspeed",)),
+            Flag("parallelism_config_dp_replicate_size", "replicas of the model", neutral="1"),
+            Flag("parallelism_config_dp_shard_size", "ranks that share parameters", neutral="1"),
+            Flag("parallelism_config_tp_size", "ranks that share a layer", neutral="1"),
+            Flag("parallelism_config_cp_size", "ranks that share a sequence", neutral="1"),
+            Flag("parallelism_config_cp_backend", "implementation of that", choices=("torch",), neutral="torch"),
+            Flag("parallelism_config_cp_comm_strategy", "how keys and values go round", neutral="allgather"),
+            Flag("parallelism_config_sp_size", "ranks that share a sequence through DeepSpeed", neutral="1"),
+            Flag(
+                "parallelism_config_sp_backend", "implementation of that", choices=("deepspeed",), neutral="deepspeed"
+            ),
             Flag("parallelism_config_sp_seq_length", "length of sequences"),
-            Flag("parallelism_config_sp_seq_length_is_variable", "whether lengths differ"),
-            Flag("parallelism_config_sp_attn_implementation", "implementation of attention"),
+            Flag("parallelism_config_sp_seq_length_is_variable", "whether lengths differ", neutral="True"),
+            Flag("parallelism_config_sp_attn_implementation", "implementation of attention", neutral="sdpa"),
         ),
     ),
     Group(
@@ -174,9 +194,9 @@ GROUPS: tuple[Group, ...] = (
         "Several machines",
         "starting workers on several machines",
         (
-            Flag("same_network", "whether all machines are in one network", takes_value=False),
-            Flag("role", "name of the workers in a rendezvous"),
-            Flag("rdzv_backend", "how several machines meet"),
+            Flag("same_network", "whether all machines are in one network", takes_value=False, neutral=""),
+            Flag("role", "name of the workers in a rendezvous", neutral="default"),
+            Flag("rdzv_backend", "how several machines meet", neutral="static"),
             Flag("rdzv_conf", "options of the rendezvous, as key=value pairs"),
             Flag("mpirun_hostfile", "file with the machines"),
         ),
@@ -185,10 +205,10 @@ GROUPS: tuple[Group, ...] = (
         "Supervision",
         "restarting workers and keeping their output",
         (
-            Flag("tee", "which streams go to files and to the console"),
+            Flag("tee", "which streams go to files and to the console", neutral="0"),
             Flag("log_dir", "folder of the files with the output of workers"),
-            Flag("max_restarts", "how often failed workers are started again"),
-            Flag("monitor_interval", "seconds between two looks at the workers"),
+            Flag("max_restarts", "how often failed workers are started again", neutral="0"),
+            Flag("monitor_interval", "seconds between two looks at the workers", neutral="0.1"),
         ),
     ),
     Group(

@@ -47,6 +47,16 @@ def test_every_option_of_a_plan_is_a_flag() -> None:
     assert {f"fp8_{name}" for name in FP8_FLAGS} <= parsed.keys()
 
 
+@pytest.mark.parametrize(
+    "flags", [["--dynamo_backend", "no"], ["--rdzv_backend", "static"], ["--max_restarts=0"], ["--same_network"]]
+)
+def test_flags_that_change_nothing_are_taken(flags: list[str]) -> None:
+    parsed = launch.launch_command_parser().parse_args([*flags, "--cpu", "train.py"])
+    assert launch.launch_options(parsed) == launch.launch_options(
+        launch.launch_command_parser().parse_args(["--cpu", "train.py"])
+    )
+
+
 def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
     given = ["--fp8_backend", "te", "--fp8-margin", "2", "--fp8_use_autocast_during_eval", "train.py"]
     options = launch.launch_options(launch.launch_command_parser().parse_args(given))
