@@ -20,6 +20,7 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
+from accelerate_cpp.devices.copy_stream import CopyStream
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
@@ -104,12 +105,24 @@ class DataLoaderShard(TrackedLoader):
             return batch
         return operations.send_to_device(batch, self.device, non_blocking=self._non_blocking)
 
+    def _placed(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+        """Batches on the device, and whether each is the last.
+
+        With ``non_blocking`` and pinned memory, a GPU gets the next batch while it computes with the one before.
+        """
+        if self.device is None or self.device.type != "cuda" or not (self._non_blocking and self.pin_memory):
+            yield from sharding.with_last(batches, self._place)
+            return
+        copies = CopyStream(self.device)
+        for copying, is_last in sharding.with_last(map(copies.begin, batches)):
+            yield copies.end(copying), is_last
+
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         source, mine = opened(self, reading)
         shard = loaders.shard_of(source)
         if shard is None and not self._drops_incomplete():
             self.remainder = loaders.expected_remainder(source, self.total_batch_size)
-        for batch, is_last in sharding.with_last(mine, self._place):
+        for batch, is_last in self._placed(mine):
             if is_last and not self._drops_incomplete():
                 # What the shard has counted is right even where lengths were unknown or wrong.
                 counted = None if shard is None else shard.remainder
