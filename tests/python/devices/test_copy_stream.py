@@ -18,7 +18,7 @@ class Streams:
         self.told: list[str] = []
         self.active = "computing"
 
-    def Stream(self, device: torch.device) -> Any:  # noqa: N802  (torch's name)
+    def Stream(self, device: torch.device) -> Any:
         return OneStream(self, "copies")
 
     @contextmanager
