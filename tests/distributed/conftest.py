@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from faults import end_zygote
 from rank_process import end_zygotes
 
+FOLDER = Path(__file__).parent
 
-@pytest.fixture(scope="session", autouse=True)
-def _zygotes_serve_all_tests() -> Iterator[None]:
-    yield
-    end_zygotes()
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Zygotes serve all tests of this folder, and end with the last one: other tests count their children."""
+    if nextitem is None or FOLDER not in nextitem.path.parents:
+        end_zygotes()
 
 
 @pytest.fixture(scope="module", autouse=True)
