@@ -15,15 +15,16 @@ std::string NcclGroup::place() const {
 }
 
 void NcclGroup::fail(const Failure& failure, bool tell_others) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_.has_value()) {
-      return;
-    }
-    failure_ = failure;
+  if (this->failure().has_value()) {
+    return;
   }
   if (tell_others) {
+    // First: what this rank gives up when it knows must not look to others like a call that differs from theirs.
     board_.publish_failure(failure);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!failure_.has_value()) {
+    failure_ = failure;
   }
 }
 
