@@ -6,7 +6,7 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_cpp.checkpoint import finding
 from accelerate_cpp.checkpoint.background import BackgroundWriter
 from accelerate_cpp.checkpoint.finding import Project
-from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_changed, why_not_whole
+from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.saving import Checkpoint, remove_unfinished
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
@@ -190,43 +190,34 @@ class Checkpoints:
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
         """Reads states while checksums are compared; what is not whole is found before anything is changed."""
-        read: list[tuple[Path, SavedStates]] = []
+        read: dict[Path, Future[SavedStates]] = {}
 
-        def examined(folder: Path, check: Callable[[Path, Ranks], str | None]) -> tuple[str | None, Exception | None]:
-            """What is wrong with this rank's share of the folder, and what reading it has raised."""
-            read.clear()
-            error: Exception | None = None
-            with ThreadPoolExecutor(1) as checker:
-                reason = checker.submit(check, folder, ranks)
-                try:
-                    read.append((folder, read_states(folder, parts, ranks.rank, map_location, load_kwargs)))
-                except Exception as raised:
-                    error = raised
-                return reason.result(), error
+        def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
+            """A collective: what any rank has found wrong in its share, which explains why others could not read."""
 
-        def why_not(examine: Callable[[], tuple[str | None, Exception | None]]) -> str | None:
-            """A collective. What any rank has found wrong explains why others could not read."""
-            own: list[Exception | None] = []
+            def examine() -> str | None:
+                folder = find()
+                read.clear()
+                with ThreadPoolExecutor(1) as checker:
+                    reason = checker.submit(why_not_whole, folder, ranks, by_outline)
+                    read[folder] = _outcome_of(
+                        lambda: read_states(folder, parts, ranks.rank, map_location, load_kwargs)
+                    )
+                    return reason.result()
 
-            def attempt() -> str | None:
-                reason, error = examine()
-                own.append(error)
-                return reason
-
-            def raise_own() -> None:
-                if own[0] is not None:
-                    raise own[0]
-
-            reason = next((text for text in ranks.together("load_state", attempt) if text is not None), None)
-            if reason is None:
-                ranks.together("load_state", raise_own)
-            return reason
+            return next((reason for reason in ranks.together("load_state", examine) if reason is not None), None)
 
         if input_dir is None:
-            finding.newest_whole(project, ranks, lambda folder: why_not(lambda: examined(folder, why_not_whole)))
-        elif reason := why_not(lambda: examined(finding.given(input_dir), why_changed)):
+            finding.newest_whole(project, ranks, lambda folder: why_not(lambda: folder, by_outline=True))
+        elif reason := why_not(lambda: finding.given(input_dir), by_outline=False):
             raise CheckpointError(reason)
-        return read[0]
+        ((folder, states),) = read.items()
+
+        def raise_own() -> None:
+            states.result()
+
+        ranks.together("load_state", raise_own)
+        return folder, states.result()
 
     def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
         """Calls the hooks, which may take weights out of the list, and write into ``target``."""
@@ -258,6 +249,16 @@ class Checkpoints:
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
             self._group = dist.new_group(backend="gloo" if on_gpus else None)
         return replace(ranks, group=self._group)
+
+
+def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:
+    """What ``call`` returns or raises, for later."""
+    outcome: Future[SavedStates] = Future()
+    try:
+        outcome.set_result(call())
+    except Exception as error:
+        outcome.set_exception(error)
+    return outcome
 
 
 def _added(hooks: dict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:

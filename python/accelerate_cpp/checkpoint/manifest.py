@@ -128,23 +128,18 @@ def check_structure(folder: Path, rank: int) -> None:
             raise CheckpointError(f"{path} is cut short")
 
 
-def why_not_whole(folder: Path, ranks: Ranks) -> str | None:
-    """The reason why ``folder`` is no whole checkpoint; ``None`` if it is one as far as this rank's share goes."""
-    try:
-        if read_manifest(folder) is None:
-            check_structure(folder, ranks.rank)
-            return None
-    except (CheckpointError, OSError) as error:
-        return str(error)
-    return why_changed(folder, ranks)
+def why_not_whole(folder: Path, ranks: Ranks, by_outline: bool = True) -> str | None:
+    """The reason why ``folder`` is no whole checkpoint; ``None`` if it is one as far as this rank's share goes.
 
-
-def why_changed(folder: Path, ranks: Ranks) -> str | None:
-    """How the files of this rank's share differ from the manifest; ``None`` if they do not, or there is none."""
+    Args:
+        by_outline: a folder without manifest is judged by its outline; otherwise it passes.
+    """
     try:
         manifest = read_manifest(folder)
         if manifest is not None:
             check_files(folder, manifest, ranks.local_rank, ranks.local_world_size)
+        elif by_outline:
+            check_structure(folder, ranks.rank)
     except (CheckpointError, OSError) as error:
         return str(error)
     return None
