@@ -5,6 +5,7 @@ from __future__ import annotations
 from accelerate_cpp.lazy import lazy_names
 
 _NAMES: dict[str, tuple[str, ...]] = {
+    "basic_config": ("write_basic_config",),
     "constants": (
         "MODEL_NAME",
         "OPTIMIZER_NAME",
@@ -104,7 +105,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "recursive_getattr",
         "save",
         "wait_for_everyone",
-        "write_basic_config",
     ),
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
     "regions": ("compile_regions", "has_compiled_regions"),

@@ -14,7 +14,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
-from accelerate_cpp.commands.config import write_basic_config as write_basic_config
 from accelerate_cpp.precision import forward
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import process_index, world_size
