@@ -64,7 +64,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
     precision = mixed_precision.lower()
     if precision not in _PRECISIONS:
         raise InvalidArgument(f"mixed_precision={mixed_precision!r}: expected one of {', '.join(_PRECISIONS)}")
-    path = config_file.default_path() if save_location is None else Path(save_location).expanduser()
+    path = config_file.path_of(save_location)
     if path.exists():
         print(f"{path} is there already and stays as it is; remove it, or change it by `accelerate-cpp config update`")
         return False
@@ -82,7 +82,7 @@ def _default(args: argparse.Namespace) -> int:
 
 
 def _update(args: argparse.Namespace) -> int:
-    path = config_file.default_path() if args.config_file is None else Path(args.config_file).expanduser()
+    path = config_file.path_of(args.config_file)
     config_file.save(path, config_file.load(path).values)
     print(f"accelerate-cpp config: completed {path}")
     return 0

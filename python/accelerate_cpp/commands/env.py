@@ -35,7 +35,8 @@ def _env(args: argparse.Namespace) -> int:
 def facts(path: str | None) -> dict[str, str]:
     """Versions, hardware and the configuration file, in the order in which they are shown. Loads no torch."""
     found = {name: _version(name) for name in _PACKAGES}
-    path_in_use = config_file.default_path() if path is None else Path(path).expanduser()
+    in_use = config_file.path_of(path)
+    shows = path is not None or in_use.is_file()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         **found,
@@ -45,8 +46,8 @@ def facts(path: str | None) -> dict[str, str]:
         "cores": f"{host.usable_cores()} of {os.cpu_count()}",
         "memory": f"{memory:.1f} GiB",
         "NVIDIA GPUs": str(host.gpu_count()),
-        "configuration file": str(path_in_use) if path or path_in_use.is_file() else f"none at {path_in_use}",
-        **({"configuration": _content(path_in_use)} if path or path_in_use.is_file() else {}),
+        "configuration file": str(in_use) if shows else f"none at {in_use}",
+        **({"configuration": _content(in_use)} if shows else {}),
     }
 
 

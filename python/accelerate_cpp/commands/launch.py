@@ -94,11 +94,10 @@ def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
     for group in GROUPS:
         section = parser.add_argument_group(f"{group.title}, not yet")
         for flag in group.flags:
-            # A dash for each underscore is another spelling, as with all flags.
             short = ("-t",) if flag.name == "tee" else ()
-            spellings = dict.fromkeys((*short, f"--{flag.name}", f"--{flag.name.replace('_', '-')}"))
             section.add_argument(
-                *spellings,
+                *short,
+                f"--{flag.name}",
                 action=_NotYet,
                 group=group,
                 flag=flag,
@@ -111,12 +110,11 @@ def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
 def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group("fp8", "The recipe of --mixed_precision fp8.")
     for name, (meaning, choices) in FP8_FLAGS.items():
-        spellings = (f"--fp8_{name}", f"--fp8-{name.replace('_', '-')}")
         if name == "use_autocast_during_eval":
-            section.add_argument(*spellings, action="store_true", help=meaning)
+            section.add_argument(f"--fp8_{name}", action="store_true", help=meaning)
         else:
             shown = {"choices": choices} if choices else {"metavar": "VALUE"}
-            section.add_argument(*spellings, help=meaning, **shown)
+            section.add_argument(f"--fp8_{name}", help=meaning, **shown)
 
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,19 @@ class _UnderscoreHelp(argparse.HelpFormatter):
             action.option_strings = spellings
 
 
-class CustomArgumentParser(argparse.ArgumentParser):
+class _Flags(argparse._ActionsContainer):
+    """Gives every flag with underscores another spelling with dashes."""
+
+    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
+        dashed = [f"--{name[2:].replace('_', '-')}" for name in names if name.startswith("--") and "_" in name]
+        return super().add_argument(*names, *dashed, **kwargs)
+
+
+class _FlagGroup(_Flags, argparse._ArgumentGroup):
+    pass
+
+
+class CustomArgumentParser(_Flags, argparse.ArgumentParser):
     """Accepts dashes for underscores in every flag, no abbreviations, and refuses in one sentence with exit code 2."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,9 +44,10 @@ class CustomArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
-    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
-        dashed = [f"--{name[2:].replace('_', '-')}" for name in names if name.startswith("--") and "_" in name]
-        return super().add_argument(*names, *dashed, **kwargs)
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> argparse._ArgumentGroup:
+        group = _FlagGroup(self, *args, **kwargs)
+        self._action_groups.append(group)
+        return group
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

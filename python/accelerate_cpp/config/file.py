@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,11 +145,15 @@ def default_path(environ: Mapping[str, str] | None = None) -> Path:
     return folder / (_JSON_NAME if only_json else NAME)
 
 
+def path_of(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Path:
+    """The file that a flag names, or for ``None`` where it lies by default."""
+    return default_path(environ) if path is None else Path(path).expanduser()
+
+
 def find(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> ConfigFile | None:
     """The file at ``path``, or where it lies by default; ``None`` if there is none there."""
-    if path is None and not default_path(environ).is_file():
-        return None
-    return load(default_path(environ) if path is None else path)
+    place = path_of(path, environ)
+    return None if path is None and not place.is_file() else load(place)
 
 
 def load(path: str | os.PathLike[str]) -> ConfigFile:
@@ -202,8 +206,7 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     given = {}
     for name, value in content.items():
         if name not in KEYS:
-            nearest = max(KEYS, key=lambda known: difflib.SequenceMatcher(None, str(name), known).ratio())
-            raise InvalidArgument(f"{path}: unknown key {name}; the nearest known key is {nearest}")
+            raise unknown_key(str(path), str(name), KEYS)
         try:
             given[name] = None if value is None else KEYS[name].check(value)
         except ValueError as error:
@@ -211,6 +214,13 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     if given.get("distributed_type") is None:
         raise InvalidArgument(f"{path}: the key distributed_type is missing; expected one of {', '.join(_TYPES)}")
     return given
+
+
+def unknown_key(place: str, name: str, known: Iterable[str], compared: str | None = None) -> InvalidArgument:
+    """The refusal of key ``name`` at ``place``, with the known one nearest to it, or to what is ``compared``."""
+    wanted = name if compared is None else compared
+    nearest = max(known, key=lambda one: difflib.SequenceMatcher(None, wanted, one).ratio())
+    return InvalidArgument(f"{place}: unknown key {name}; the nearest known key is {nearest}")
 
 
 def save(path: Path, values: Mapping[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.env_table import Variable
-from accelerate_cpp.config.file import ConfigFile
+from accelerate_cpp.config.file import ConfigFile, unknown_key
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT = "default"
@@ -206,6 +205,5 @@ def _recipe_in(section: Mapping[str, Any], place: str) -> dict[Variable[Any], An
 def _fp8_variable(place: str, name: str) -> Variable[Any]:
     bare = name if name in _FP8 else name.removeprefix("fp8_")
     if bare not in _FP8:
-        nearest = max(_FP8, key=lambda known: difflib.SequenceMatcher(None, bare, known).ratio())
-        raise InvalidArgument(f"{place}: unknown key {name}; the nearest known key is {nearest}")
+        raise unknown_key(place, name, _FP8, compared=bare)
     return _FP8[bare]
