@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import torch
 
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.runtime import current
-from accelerate_cpp.state import AcceleratorState, GradientState
 from accelerate_cpp.utils.dataclasses import (
     DistributedDataParallelKwargs,
     DistributedType,
@@ -20,14 +18,7 @@ from accelerate_cpp.utils.dataclasses import (
 )
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
 
-
-@pytest.fixture(autouse=True)
-def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def test_handlers_are_kept_and_absent_ones_are_none() -> None:

@@ -23,19 +23,14 @@ from accelerate_cpp.checkpointing import (
     save_custom_state,
 )
 from accelerate_cpp.errors import CheckpointError
-from accelerate_cpp.state import AcceleratorState, GradientState
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
 
 PACKAGES = {"ours": accelerate_cpp, "original": accelerate}
 
 
 @pytest.fixture(autouse=True)
-def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.delenv(name, raising=False)
+def fresh_states(fresh_state: None) -> Iterator[None]:
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "merge-weights", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+Run = Callable[..., CompletedProcess[str]]
 
 
-def test_flags_choose_the_format_and_what_becomes_of_the_shards(tmp_path: Path) -> None:
+def test_flags_choose_the_format_and_what_becomes_of_the_shards(run: Run, tmp_path: Path) -> None:
     dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "shards", no_dist=True)
-    done = run(tmp_path / "shards", tmp_path / "out", "--unsafe_serialization", "--remove_checkpoint_dir")
+    done = run(
+        "merge-weights", tmp_path / "shards", tmp_path / "out", "--unsafe_serialization", "--remove_checkpoint_dir"
+    )
     assert done.returncode == 0, done.stderr
     assert torch.load(tmp_path / "out" / "pytorch_model.bin")["a"].tolist() == [1, 1]
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_folder_without_shards_is_one_sentence(tmp_path: Path) -> None:
-    done = run(tmp_path, tmp_path)
+def test_a_folder_without_shards_is_one_sentence(run: Run, tmp_path: Path) -> None:
+    done = run("merge-weights", tmp_path, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert ".metadata" in done.stderr

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from accelerate_cpp.commands.to_fsdp2 import converted_section
 from accelerate_cpp.config import file
 
+Run = Callable[..., CompletedProcess[str]]
+
 TEXT = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_use_orig_params: true\n"
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "to-fsdp2", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -44,26 +37,26 @@ def test_what_has_no_meaning_is_left_out_and_the_rest_stays() -> None:
     assert converted_section(section) == {"fsdp_version": 2, "fsdp_min_num_params": 5, "own": "kept"}
 
 
-def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
+def test_a_file_is_overwritten_only_when_asked(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(TEXT)
-    refused = run("--config_file", path)
+    refused = run("to-fsdp2", "--config_file", path)
     assert (refused.returncode, path.read_text()) == (2, TEXT)
     assert "pass --overwrite" in refused.stderr
     other = tmp_path / "other.yaml"
-    assert run("--config_file", path, "--output_file", other).returncode == 0
+    assert run("to-fsdp2", "--config_file", path, "--output_file", other).returncode == 0
     assert path.read_text() == TEXT
-    done = run("--config_file", path, "--overwrite")
+    done = run("to-fsdp2", "--config_file", path, "--overwrite")
     assert "fsdp_use_orig_params has no meaning" in done.stderr
     expected = {"fsdp_version": 2, "fsdp_reshard_after_forward": False}
     assert file.load(path).given["fsdp_config"] == file.load(other).given["fsdp_config"] == expected
 
 
 @pytest.mark.parametrize("section", ["", "fsdp_config:\n  fsdp_version: 2\n  fsdp_use_orig_params: true\n"])
-def test_a_file_without_fsdp_1_stays_as_it_is(tmp_path: Path, section: str) -> None:
+def test_a_file_without_fsdp_1_stays_as_it_is(run: Run, tmp_path: Path, section: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"distributed_type: FSDP\n{section}")
     before = file.load(path).given
-    done = run("--config_file", path, "--overwrite")
+    done = run("to-fsdp2", "--config_file", path, "--overwrite")
     assert (done.returncode, file.load(path).given) == (0, before)
     assert "nothing to convert" in done.stderr
