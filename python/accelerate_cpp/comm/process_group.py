@@ -9,39 +9,34 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
-from accelerate_cpp.comm.hosts import find_hosts
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT_TIMEOUT = timedelta(seconds=1800)
 
 
-def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int, bool]:
-    """Returns (store, rank, world size, whether all ranks are known to be on this host)."""
+def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """Returns (store, rank, world size)."""
     rank, world_size = env_table.RANK.get(), env_table.WORLD_SIZE.get()
     descriptor = env_table.RENDEZVOUS_FD.get()
     if descriptor is None:
         handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
-        store, rank, world_size = next(handshake)
-        return store, rank, world_size, False
+        return next(handshake)
     if rank is None or not 0 <= rank < world_size:
         raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)
     store.set_timeout(timeout)
-    return store, rank, world_size, True
+    return store, rank, world_size
 
 
-def choose_backend(device_type: str, hosts: list[int]) -> str:
-    """The backend text for ``init_process_group``.
+def choose_backend(device_type: str) -> str:
+    """The backend text for ``init_process_group`` on ``device_type``: ``"cpu"``, ``"cuda"``, ….
 
-    Args:
-        device_type: ``"cpu"``, ``"cuda"``, …
-        hosts: the host of every rank, by a number. CPU ranks of which some share a host get ours, which shares memory
-            within a host and goes over Gloo between them; others gain nothing from it and get torch's own.
+    CPU ranks get ours, which shares memory within a host and goes over Gloo between hosts, by addresses that lead
+    there.
     """
     if device_type == "cpu":
-        share = len(hosts) == 1 or len(set(hosts)) < len(hosts)
-        return BACKEND_NAME if share and platform.system() == "Linux" else "gloo"
+        return BACKEND_NAME if platform.system() == "Linux" else "gloo"
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
@@ -64,11 +59,8 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     if env_table.WORLD_SIZE.get() is None:
         return False
     effective = DEFAULT_TIMEOUT if timeout is None else timeout
-    store, rank, world_size, one_host = _rendezvous(effective)
-    if backend is None:
-        one_host = one_host or device_type != "cpu"
-        hosts = [0] * world_size if one_host else find_hosts(store, rank, world_size)
-        backend = choose_backend(device_type, hosts)
+    store, rank, world_size = _rendezvous(effective)
     register()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=effective)
+    chosen = backend or choose_backend(device_type)
+    dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)
     return True

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend
-from accelerate_cpp.comm import process_group
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, choose_backend, connect
 from accelerate_cpp.errors import InvalidArgument, Timeout
 
@@ -117,23 +116,9 @@ def test_a_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -
         connect(device_type="cpu", timeout=timedelta(milliseconds=200))
 
 
-@linux_only
-@pytest.mark.usefixtures("alone")
-def test_ranks_that_share_no_host_get_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ACCELERATE_CPP_RENDEZVOUS_FD")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "0")
-    monkeypatch.setattr(process_group, "find_hosts", lambda store, rank, world_size: [0, 1])
-    assert connect(device_type="cpu") is True
-    assert dist.get_backend() == "gloo"
-
-
-def test_the_backend_is_ours_among_cpu_processes_that_share_a_host_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_is_ours_among_cpu_processes_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert choose_backend("cpu", [0]) == "shm"
-    assert choose_backend("cpu", [0, 0]) == "shm"
-    assert choose_backend("cpu", [0, 1, 0]) == "shm"
-    assert choose_backend("cpu", [0, 1]) == "gloo"
-    assert choose_backend("cuda", [0, 0]) == "cpu:gloo,cuda:nccl"
+    assert choose_backend("cpu") == "shm"
+    assert choose_backend("cuda") == "cpu:gloo,cuda:nccl"
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert choose_backend("cpu", [0, 0]) == "gloo"
+    assert choose_backend("cpu") == "gloo"
