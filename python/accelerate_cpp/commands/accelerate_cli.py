@@ -1,28 +1,46 @@
-"""``accelerate-cpp``: the command with its sub-commands."""
+"""``accelerate-cpp``: the command with its sub-commands, of which only the one that is asked for is loaded."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
-from accelerate_cpp.commands.config import config_command_parser
-from accelerate_cpp.commands.env import env_command_parser
-from accelerate_cpp.commands.launch import launch_command_parser, run_command
-from accelerate_cpp.commands.merge import merge_command_parser
-from accelerate_cpp.commands.test import test_command_parser
-from accelerate_cpp.commands.to_fsdp2 import to_fsdp2_command_parser
 from accelerate_cpp.commands.utils import CustomArgumentParser
+
+# The sub-command, the module that has it, the function that makes its parser, and what --help says of it.
+COMMANDS = (
+    ("check", "check", "check_command_parser", "dry-run a script, and report what would go wrong in a long run"),
+    ("config", "config", "get_config_parser", "ask for, write, complete or explain the configuration file of launches"),
+    ("env", "env", "env_command_parser", "show versions, hardware and configuration, for bug reports"),
+    (
+        "estimate-memory",
+        "estimate",
+        "estimate_command_parser",
+        "show how much memory a model takes, without loading it",
+    ),
+    ("launch", "launch", "launch_command_parser", "start a training script on one or several processes"),
+    ("merge-weights", "merge", "merge_command_parser", "write the weights of a sharded checkpoint into one file"),
+    ("test", "test", "test_command_parser", "try out communication, data and training with a configuration"),
+    ("to-fsdp2", "to_fsdp2", "to_fsdp2_command_parser", "rewrite the options of FSDP 1 in a file as those of FSDP 2"),
+    ("tpu-config", "tpu", "tpu_command_parser", "run commands on all machines of a TPU pod, to set them up"),
+)
 
 
 def main() -> int:
     """Entry point of the ``accelerate-cpp`` command; returns its exit status."""
     parser = CustomArgumentParser("accelerate-cpp", usage="%(prog)s <command> [arguments of the command]")
     subparsers = parser.add_subparsers(prog=parser.prog, metavar="<command>", dest="command", required=True)
-    config_command_parser(subparsers)
-    env_command_parser(subparsers)
-    launch_command_parser(subparsers)
-    merge_command_parser(subparsers)
-    test_command_parser(subparsers)
-    to_fsdp2_command_parser(subparsers)
+    asked = sys.argv[1] if len(sys.argv) > 1 else None
+    for name, module, maker, summary in COMMANDS:
+        if name == asked:
+            getattr(import_module(f"accelerate_cpp.commands.{module}"), maker)(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    if asked not in {name for name, *_ in COMMANDS}:
+        parser.parse_args()  # shows the help, or refuses what is there instead of a command
+        parser.error("expected the command first")
+    from accelerate_cpp.commands.launch import run_command  # here, as --help needs nothing of it
+
     return run_command(parser)
 
 

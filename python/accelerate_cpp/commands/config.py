@@ -1,38 +1,64 @@
-"""``accelerate-cpp config``: writes, completes and explains the configuration file of launches."""
+"""``accelerate-cpp config``: asks for, writes, completes and explains the configuration file of launches."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.commands.launch import add_setting_flags, launch_options
+from accelerate_cpp.commands import prompt
+from accelerate_cpp.commands.launch import add_setting_flags, launch_options, run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.config import answers as answers_of
 from accelerate_cpp.config import file as config_file
+from accelerate_cpp.config.questions import QUESTIONS, Machine
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.plan import resolve_group
 
 _PRECISIONS = ("no", "fp16", "bf16")
+# Keys that no question is about and that stand in every file, with their defaults.
+_ALWAYS_WRITTEN = {name for name, key in config_file.KEYS.items() if key.default is not None}
 
 
-def config_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
-    """The parser of the command and its own sub-commands, as one of ``subparsers``."""
-    description = "Write, complete or explain the configuration file of launches."
-    parser = subparsers.add_parser("config", description=description, help=description)
-    commands = parser.add_subparsers(prog=parser.prog, metavar="<what>", dest="what", required=True)
+def get_config_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command and its own sub-commands, by itself or as one of ``subparsers``."""
+    description = "Ask for, write, complete or explain the configuration file of launches."
+    usage = "%(prog)s [--config_file PATH] [--answers FILE] [<what>]"
+    if subparsers is not None:
+        parser = subparsers.add_parser("config", description=description, help=description, usage=usage)
+    else:
+        parser = CustomArgumentParser("accelerate-cpp config", description=description, usage=usage)
+    parser.add_argument("--config_file", metavar="PATH", help="where to write; default: Hugging Face's cache")
+    keys = ", ".join(question.key for question in QUESTIONS)
+    parser.add_argument(
+        "--answers",
+        metavar="FILE",
+        help=f"ask nothing: YAML or JSON with answers, others are the defaults; keys: {keys}",
+    )
+    parser.set_defaults(func=_ask)
+    # Without one of them, questions are asked. Their flags say nothing unless given, else they would hide those above.
+    commands = parser.add_subparsers(prog=parser.prog, metavar="<what>", dest="what")
     default = commands.add_parser("default", help="write a file that fits this machine, unless there is one")
-    default.add_argument("--config_file", metavar="PATH", help="where; default: Hugging Face's cache")
-    default.add_argument("--mixed_precision", choices=_PRECISIONS, default="no", help="precision of the forward pass")
+    default.add_argument(
+        "--mixed_precision", type=str, choices=_PRECISIONS, default="no", help="precision of the forward pass"
+    )
     default.set_defaults(func=_default)
     update = commands.add_parser("update", help="complete a file by the defaults of the keys that it lacks")
-    update.add_argument("--config_file", metavar="PATH", help="which; default: the one in Hugging Face's cache")
     update.set_defaults(func=_update)
+    for command in (default, update):
+        place = "default: the one in Hugging Face's cache"
+        command.add_argument("--config_file", metavar="PATH", default=argparse.SUPPRESS, help=f"which file; {place}")
     explain = commands.add_parser("explain", help="show each setting of a launch with these flags, and who says so")
     add_setting_flags(explain)
     explain.set_defaults(func=_explain)
+    next(action for action in explain._actions if action.dest == "config_file").default = argparse.SUPPRESS
     return parser
 
 
@@ -74,7 +100,49 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
     return path
 
 
+def _ask(args: argparse.Namespace) -> int:
+    path = config_file.path_of(args.config_file)
+    machine = Machine(gpus=host.gpu_count())
+    before = config_file.load(path).given if path.exists() else {}
+    if args.answers is not None:
+        answers = answers_of.answers_of_file(Path(args.answers).expanduser(), machine)
+    else:
+        answers = _asked(path, machine, before)
+    try:
+        config_file.save(path, answers_of.file_values(answers, before))
+    except OSError as error:
+        raise InvalidArgument(f"{path}: cannot be written ({error}); name another file with --config_file") from error
+    kept = sorted(answers_of.kept(answers, before).keys() - _ALWAYS_WRITTEN)
+    if kept:
+        print(f"accelerate-cpp config: kept from the file that was there: {', '.join(kept)}")
+    print(f"accelerate-cpp config: wrote {path}")
+    return 0
+
+
+def _asked(path: Path, machine: Machine, before: Mapping[str, Any]) -> dict[str, Any]:
+    if not_asked := answers_of.not_asked():
+        print(f"Not asked about, as accelerate_cpp cannot do it yet: {not_asked}.")
+    print(f"Enter takes what is suggested, Ctrl-C ends; {path} is written after the last question.")
+    try:
+        return answers_of.answered(prompt.ask, machine, before)
+    except EOFError as error:
+        raise InvalidArgument(
+            f"config: {error} before the last question, so nothing was written; answer all, or pass --answers FILE"
+        ) from None
+    except KeyboardInterrupt:
+        print("\naccelerate-cpp config: nothing was written", file=sys.stderr)
+        raise
+
+
+def _refuse_answers(args: argparse.Namespace) -> None:
+    if args.answers is not None:
+        raise InvalidArgument(
+            f"config: --answers is for the questions, and `config {args.what}` asks none; leave it out"
+        )
+
+
 def _default(args: argparse.Namespace) -> int:
+    _refuse_answers(args)
     path = write_basic_config(args.mixed_precision, args.config_file)
     if path:
         print(f"accelerate-cpp config: wrote {path}")
@@ -82,6 +150,7 @@ def _default(args: argparse.Namespace) -> int:
 
 
 def _update(args: argparse.Namespace) -> int:
+    _refuse_answers(args)
     path = config_file.path_of(args.config_file)
     config_file.save(path, config_file.load(path).values)
     print(f"accelerate-cpp config: completed {path}")
@@ -89,6 +158,7 @@ def _update(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    _refuse_answers(args)
     _, settings = resolve_group(launch_options(args, training_script=""))
     rows = [
         (name, "not set" if setting.value is None else str(setting.value), setting.source)
@@ -98,3 +168,12 @@ def _explain(args: argparse.Namespace) -> int:
     for name, value, source in rows:
         print(f"{name:{widths[0]}}  {value:{widths[1]}}  {source}")
     return 0
+
+
+def main() -> int:
+    """Entry point of ``python -m accelerate_cpp.commands.config``."""
+    return run_command(get_config_parser())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

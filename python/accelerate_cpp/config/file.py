@@ -164,13 +164,21 @@ def load(path: str | os.PathLike[str]) -> ConfigFile:
             ``distributed_type``.
     """
     path = Path(path).expanduser()
+    hint = "; `accelerate-cpp config default` writes one"
+    return ConfigFile(path, _checked(path, content_of(path, "a configuration file", hint)))
+
+
+def content_of(path: Path, kind: str = "a file of keys and values", hint: str = "") -> dict[str, Any]:
+    """The keys and values of a file, JSON if its suffix says so, else YAML; not checked.
+
+    Raises:
+        InvalidArgument: it is missing or cannot be read, as ``kind``; ``hint`` is put behind.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(
-            f"{path}: cannot be read as a configuration file ({error}); `accelerate-cpp config default` writes one"
-        ) from error
-    return ConfigFile(path, _checked(path, _parsed(path, text)))
+        raise InvalidArgument(f"{path}: cannot be read as {kind} ({error}){hint}") from error
+    return _parsed(path, text)
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

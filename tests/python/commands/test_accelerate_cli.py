@@ -32,6 +32,7 @@ def test_launch_is_a_sub_command(tmp_path: Path) -> None:
     [
         ((), "<command>"),
         (("lunch",), "'lunch'"),
+        (("--", "env"), "command"),
         (("launch", "--gpus", "2", "x.py"), "accelerate-cpp launch: unknown flag --gpus"),
     ],
 )
@@ -47,4 +48,32 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch
     with pytest.raises(SystemExit) as end:
         accelerate_cli.main()
     assert end.value.code == 0
-    assert "launch" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert [name for name, *_ in accelerate_cli.COMMANDS if name not in shown] == []
+
+
+@pytest.mark.parametrize("command", [name for name, *_ in accelerate_cli.COMMANDS])
+def test_each_command_has_its_own_parser(command: str) -> None:
+    result = _run(command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"usage: accelerate-cpp {command} ")
+    assert len(result.stdout.splitlines()) > 5
+
+
+def test_only_the_command_that_is_asked_for_is_loaded() -> None:
+    script = """
+import sys
+from accelerate_cpp.commands import accelerate_cli
+sys.argv = ["accelerate-cpp", *sys.argv[1:]]
+try:
+    accelerate_cli.main()
+except SystemExit:
+    print(sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("accelerate_cpp.commands.")))
+"""
+
+    def loaded(*arguments: str) -> str:
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+    assert loaded("--help") == "['accelerate_cli', 'utils']"
+    assert loaded("tpu-config", "--help") == "['accelerate_cli', 'launch', 'tpu', 'utils']"

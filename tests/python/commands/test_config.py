@@ -6,18 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from accelerate_cpp.commands.config import default_values, host, write_basic_config
 from accelerate_cpp.config import file
 from accelerate_cpp.errors import InvalidArgument
 
+CONFIG = ("-m", "accelerate_cpp.commands.accelerate_cli", "config")
 
-def run(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: str, folder: Path, typed: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "config", *arguments],
+        [sys.executable, *CONFIG, *arguments],
+        input=typed,
         cwd=folder,
         env={**os.environ, "HF_HOME": str(folder), **environ},
         capture_output=True,
@@ -92,4 +98,139 @@ def test_a_launch_follows_the_file(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert sorted(done.stdout.splitlines()) == ["0 2 fp8 AO true", "1 2 fp8 AO true"]
+    assert sorted(done.stdout.splitlines()) == ["0 2 fp8 AO True", "1 2 fp8 AO True"]
+
+
+def test_answers_are_typed_where_there_is_no_terminal(tmp_path: Path) -> None:
+    done = run(folder=tmp_path, typed="MULTI_CPU\n1\n5 \n\n\n\nfp17\nbf16\n", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert "'fp17': expected one of no, fp16, bf16, fp8" in done.stdout
+    assert "Not asked about, as accelerate_cpp cannot do it yet: " in done.stdout
+    written = yaml.safe_load((tmp_path / "accelerate" / "default_config.yaml").read_text())
+    assert (written["distributed_type"], written["num_processes"], written["use_cpu"]) == ("MULTI_CPU", 5, True)
+    assert (written["mixed_precision"], written["num_machines"]) == ("bf16", 1)
+
+
+def test_the_questions_write_what_the_original_accepts(tmp_path: Path) -> None:
+    original = pytest.importorskip("accelerate.commands.config.config_args")
+    path = tmp_path / "c.yaml"
+    typed = "MULTI_CPU\n2\n1\nnode-0\n\nno\nc10d\n4\n\n\n\nbf16\n"
+    done = run("--config_file", str(path), folder=tmp_path, typed=typed, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    config = original.load_config_from_file(str(path))
+    assert (config.num_machines, config.machine_rank, config.rdzv_backend) == (2, 1, "c10d")
+    assert (config.main_process_ip, config.main_process_port, config.num_processes) == ("node-0", 29500, 4)
+
+
+@pytest.mark.parametrize("before", [None, "distributed_type: MULTI_CPU\nnum_processes: 7\n"])
+def test_nothing_is_written_before_the_last_answer(before: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    if before is not None:
+        path.write_text(before)
+    done = run("--config_file", str(path), folder=tmp_path, typed="NO\n")
+    assert done.returncode == 2
+    assert "the input ended before the last question, so nothing was written" in done.stderr
+    assert (path.read_text() if path.exists() else None) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ([] if before is None else ["c.yaml"])
+
+
+def test_an_earlier_file_is_suggested_and_its_other_keys_stay(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: MULTI_CPU\nnum_processes: 7\nfsdp_config:\n  fsdp_version: 2\ntpu_zone: x\n")
+    done = run("--config_file", str(path), folder=tmp_path, typed="\n" * 20)
+    assert done.returncode == 0, done.stderr
+    given = file.load(path).given
+    assert (given["distributed_type"], given["num_processes"]) == ("MULTI_CPU", 7)
+    assert (given["fsdp_config"], given["tpu_zone"]) == ({"fsdp_version": 2}, "x")
+    assert "kept from the file that was there: fsdp_config, tpu_zone" in done.stdout
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: 'NO'\nnot_a_key: 1\n")
+    done = run("--config_file", str(path), folder=tmp_path, typed="\n" * 20)
+    assert (done.returncode, path.read_text()) == (2, "distributed_type: 'NO'\nnot_a_key: 1\n")
+    assert "unknown key not_a_key" in done.stderr
+    assert "distributed_type [" not in done.stdout
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    done = run("--config_file", str(tmp_path / "a" / "c.yaml"), folder=tmp_path, typed="\n" * 20)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "name another file with --config_file" in done.stderr
+
+
+def test_a_file_of_answers_stands_for_all_questions(tmp_path: Path) -> None:
+    (tmp_path / "answers.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
+    path = tmp_path / "c.json"
+    done = run("--answers", "answers.yaml", "--config_file", str(path), folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"accelerate-cpp config: wrote {path}\n")
+    assert json.loads(path.read_text())["num_processes"] == 3
+    (tmp_path / "answers.yaml").write_text("num_proceses: 2\n")
+    refused = run("--answers", "answers.yaml", "--config_file", str(path), folder=tmp_path)
+    assert (refused.returncode, json.loads(path.read_text())["num_processes"]) == (2, 3)
+    assert "the nearest known key is num_processes" in refused.stderr
+
+
+@pytest.mark.parametrize("what", ["default", "update", "explain"])
+def test_answers_are_refused_where_nothing_is_asked(what: str, tmp_path: Path) -> None:
+    refused = run("--answers", "answers.yaml", what, folder=tmp_path)
+    assert (refused.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert f"`config {what}` asks none" in refused.stderr
+
+
+def test_a_file_may_be_named_before_or_after_what_to_do_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
+    for arguments in (("--config_file", str(path), "explain"), ("explain", "--config_file", str(path))):
+        assert f"{path}: num_processes" in run(*arguments, folder=tmp_path).stdout
+    for arguments in (("--config_file", str(path), "update"), ("update", "--config_file", str(path))):
+        assert run(*arguments, folder=tmp_path).stdout == f"accelerate-cpp config: completed {path}\n"
+    assert "is there already" in run("--config_file", str(path), "default", folder=tmp_path).stdout
+
+
+def test_the_questions_are_a_module_to_run_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "accelerate_cpp.commands.config", "--config_file", "c.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, input="\n" * 20, capture_output=True, text=True, check=False)
+    assert (done.returncode, file.load(tmp_path / "c.yaml").given["num_machines"]) == (0, 1)
+
+
+def test_on_a_terminal_menus_and_typed_lines_follow_each_other(terminal: Callable[..., Any], tmp_path: Path) -> None:
+    program = terminal(*CONFIG, HF_HOME=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    program.expect("MULTI_GPU")
+    program.send("\x1b[B\r")
+    for question, answer in (
+        ("num_machines [1]: ", "two\n"),
+        ("expected an integer of at least 1", "\n"),
+        ("num_processes [2]: ", "4\n"),
+        ("enable_cpu_affinity [no]: ", "y\n"),
+        ("debug [no]: ", "\n"),
+        ("8  TVM", "\r"),
+        ("4  fp8", "jj\r"),
+    ):
+        program.expect(question)
+        program.send(answer)
+    assert program.ended() == 0
+    assert program.modes() == program.modes_before
+    given = file.load(tmp_path / "accelerate" / "default_config.yaml").given
+    assert (given["distributed_type"], given["num_processes"], given["mixed_precision"]) == ("MULTI_CPU", 4, "bf16")
+    assert (given["enable_cpu_affinity"], given["debug"]) == (True, False)
+
+
+@pytest.mark.parametrize(("keys", "until"), [("", "MULTI_GPU"), ("2\r", "num_machines [1]: ")])
+def test_ctrl_c_ends_the_questions_and_writes_nothing(
+    keys: str, until: str, terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = terminal(*CONFIG, HF_HOME=str(tmp_path))
+    program.expect("MULTI_GPU")
+    program.send(keys)
+    if keys:
+        program.expect(until)
+    program.send("\x03")
+    assert program.ended() == 130
+    assert "nothing was written" in program.seen
+    assert "Traceback" not in program.seen
+    assert program.modes() == program.modes_before
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,134 @@
+"""``accelerate-cpp estimate-memory``: how much memory a model takes, loaded and in training, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelerate_cpp.commands import memory_report
+from accelerate_cpp.commands.launch import run_command
+from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+
+if TYPE_CHECKING:
+    from accelerate_cpp.utils.empty_models import EmptyModel
+
+_DTYPES = ["float32", "float16", "int8", "int4"]
+_OPTIMIZERS = ("adam", "adamw", "sgd", "sgd_momentum")
+
+
+def estimate_command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command, by itself or as one of ``subparsers``."""
+    description = "Show how much memory a model takes, loaded and in training, without loading it."
+    if subparsers is not None:
+        parser = subparsers.add_parser("estimate-memory", description=description, help=description)
+    else:
+        parser = CustomArgumentParser("accelerate-cpp estimate-memory", description=description)
+    parser.add_argument(
+        "model_name", type=str, help="a folder with config.json, such a file, or a name on the Hugging Face Hub"
+    )
+    parser.add_argument(
+        "--library_name", type=str, choices=["timm", "transformers"], help="whose model it is; default: as config.json"
+    )
+    parser.add_argument(
+        "--dtypes", type=str, nargs="+", choices=_DTYPES, default=_DTYPES, help="what weights may be stored in"
+    )
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run code from the model's repository; read it before"
+    )
+    _add_training_flags(parser)
+    parser.set_defaults(func=estimate_command)
+    return parser
+
+
+def _add_training_flags(parser: CustomArgumentParser) -> None:
+    section = parser.add_argument_group("training", "Weights, gradients, optimizer states and activations.")
+    section.add_argument("--batch_size", type=integer_from(1), default=1, metavar="N", help="samples of a batch")
+    section.add_argument(
+        "--sequence_length",
+        type=integer_from(1),
+        metavar="N",
+        help="tokens of a sample; default: 512, or what the model can take if that is less",
+    )
+    section.add_argument("--optimizer", choices=_OPTIMIZERS, default="adam", help="default: adam")
+    section.add_argument(
+        "--device", choices=("cpu", "cuda"), help="whose kernels save activations; default: cuda where there is a GPU"
+    )
+    section.add_argument(
+        "--model_class", metavar="NAME", help="class of transformers, such as AutoModel; default: as config.json"
+    )
+    section.add_argument("--picture", metavar="FILE", help="also draw the bars into this file, such as memory.png")
+
+
+def estimate_command(args: argparse.Namespace) -> int:
+    """Prints what ``args`` asks for."""
+    picture = None if args.picture is None else memory_report.checked_picture(Path(args.picture).expanduser())
+    # Here, as they load torch.
+    from accelerate_cpp.utils import model_memory
+    from accelerate_cpp.utils.empty_models import empty_model
+
+    device = _device(args.device)
+    model = empty_model(
+        args.model_name,
+        args.library_name,
+        batch_size=args.batch_size,
+        sequence_length=args.sequence_length,
+        model_class=args.model_class,
+        trust_remote_code=args.trust_remote_code,
+    )
+    sizes = {dtype: model_memory.model_size(model.module, dtype) for dtype in args.dtypes}
+    training, failure = {}, None
+    for dtype in ("float32", "float16"):
+        if dtype in args.dtypes:
+            activations, failure = _activations(model, dtype, device)
+            training[dtype] = model_memory.training_memory(model.module, args.optimizer, activations)
+    report = memory_report.Report(
+        args.model_name,
+        model.title,
+        sum(parameter.numel() for parameter in model.module.parameters()),
+        f"{args.optimizer} and batches of {model.batch}, on kernels of {device}",
+        {dtype: (size.largest_layer, size.total) for dtype, size in sizes.items()},
+        {dtype: memory.parts() for dtype, memory in training.items()},
+        failure,
+    )
+    print(memory_report.text(report))
+    if picture is not None:
+        memory_report.draw(report, picture)
+        print(f"accelerate-cpp estimate-memory: wrote {picture}")
+    return 0
+
+
+def _device(wanted: str | None) -> str:
+    import torch
+
+    from accelerate_cpp.errors import InvalidArgument
+
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("--device cuda: torch sees no GPU here, and only a GPU knows which kernels it has")
+    return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _activations(model: EmptyModel, dtype: str, device: str) -> tuple[int | None, str | None]:
+    """The bytes, or ``None`` and why a forward pass on tensors without data fails."""
+    import torch
+
+    from accelerate_cpp.utils import model_memory
+
+    autocast = None if dtype == "float32" else getattr(torch, dtype)
+    try:
+        return model_memory.activation_bytes(model.module, model.make_inputs, autocast, device), None
+    except Exception as error:  # the model's own code, which may look at values that are not there
+        text = str(error).strip().splitlines()
+        return None, f"{type(error).__name__}: {text[0] if text else ''}"
+
+
+def main() -> int:
+    """Entry point of ``python -m accelerate_cpp.commands.estimate``."""
+    return run_command(estimate_command_parser())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""The questions of ``accelerate-cpp config``: one table, a row each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate_cpp.config.env_table import parse_flag
+from accelerate_cpp.config.fp8 import LIBRARIES, is_installed
+
+Answers = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What defaults depend on."""
+
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When a question is asked, and the same in words."""
+
+    holds: Callable[[Answers], bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row of the table.
+
+    Attributes:
+        key: the key of the file that the answer becomes; ``section.key`` within a section.
+        text: what is asked.
+        parse: an answer as text, and the answers before it, to a value; ``ValueError`` says what is expected.
+        default: the value where nothing is answered; ``None`` if it must be.
+        choices: the possible answers and their meaning, for questions that have a menu; ``parse`` gets one of them.
+    """
+
+    key: str
+    text: str
+    parse: Callable[[str, Answers], Any]
+    default: Callable[[Answers, Machine], Any]
+    when: Condition
+    choices: Mapping[str, str]
+
+    def read(self, text: str, answers: Answers) -> Any:
+        """The value that ``text`` stands for; ``ValueError`` says what is expected instead."""
+        text = text.strip()
+        if self.choices:
+            chosen = next((choice for choice in self.choices if choice.casefold() == text.casefold()), None)
+            if chosen is None:
+                raise ValueError(f"expected one of {', '.join(self.choices)}")
+            text = chosen
+        return self.parse(text, answers)
+
+
+_ALWAYS = Condition(lambda answers: True, "always")
+
+
+def _same(text: str, answers: Answers) -> str:
+    return text
+
+
+def _yes_or_no(text: str, answers: Answers) -> bool:
+    try:
+        return parse_flag(text)
+    except ValueError:
+        raise ValueError("expected yes or no") from None
+
+
+def _integer(text: str, minimum: int, maximum: int | None = None) -> int:
+    number = int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else minimum - 1
+    if number < minimum or (maximum is not None and number > maximum):
+        bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"expected an integer {bounds}")
+    return number
+
+
+def _number_of_processes(text: str, answers: Answers) -> int:
+    machines = answers.get("num_machines", 1)
+    number = _integer(text, _fewest_processes(answers))
+    if number % machines:
+        raise ValueError(f"expected a multiple of {machines}, as each machine starts the same number")
+    return number
+
+
+def _fewest_processes(answers: Answers) -> int:
+    machines = int(answers.get("num_machines", 1))
+    return max(2, machines) if answers["distributed_type"] == "MULTI_GPU" else machines
+
+
+def _usual_processes(answers: Answers, machine: Machine) -> int:
+    here = machine.gpus if answers["distributed_type"] == "MULTI_GPU" else 0
+    machines = int(answers.get("num_machines", 1))
+    return max(2, machines) if here == 0 else max(_fewest_processes(answers), here * machines)
+
+
+def _gpu_ids(text: str, answers: Answers) -> str:
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(re.fullmatch(r"[\w-]+", entry) for entry in entries) or ("all" in entries and len(entries) > 1):
+        raise ValueError("expected all, or ids with commas between, such as 0,1")
+    return ",".join(entries)
+
+
+def _address(text: str, answers: Answers) -> str:
+    if not text or re.search(r"\s", text):
+        raise ValueError("expected an address or a host name")
+    return text
+
+
+def _three_flags(text: str, answers: Answers) -> list[bool]:
+    parts = [part.strip() for part in text.strip("()[]").split(",")]
+    if len(parts) != 3:
+        raise ValueError("expected three of yes and no, such as no,no,yes")
+    return [_yes_or_no(part, answers) for part in parts]
+
+
+def _is(**wanted: Any) -> Condition:
+    words = " and ".join(f"{name} is {value}" for name, value in wanted.items())
+    return Condition(lambda answers: all(answers.get(name) == value for name, value in wanted.items()), words)
+
+
+_SEVERAL_PROCESSES = Condition(
+    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU or MULTI_GPU"
+)
+_SEVERAL_MACHINES = Condition(lambda answers: answers.get("num_machines", 1) > 1, "num_machines is more than 1")
+_DISTANT_MACHINES = Condition(
+    lambda answers: answers.get("same_network") is False, "there are several machines and same_network is no"
+)
+_ON_GPUS = Condition(
+    lambda answers: answers["distributed_type"] == "MULTI_GPU" or answers.get("use_cpu") is False,
+    "distributed_type is MULTI_GPU or use_cpu is no",
+)
+_COMPILES = Condition(
+    lambda answers: answers.get("dynamo_config.dynamo_backend", "NO") != "NO",
+    "dynamo_config.dynamo_backend is not NO",
+)
+
+
+def _fp8(backend: str) -> Condition:
+    return Condition(
+        lambda answers: answers.get("fp8_config.backend") == backend,
+        f"mixed_precision is fp8 and fp8_config.backend is {backend}",
+    )
+
+
+def _choice(key: str, text: str, default: str, when: Condition = _ALWAYS, **choices: str) -> Question:
+    return Question(key, text, _same, lambda answers, machine: default, when, choices)
+
+
+def _flag(key: str, text: str, default: bool = False, when: Condition = _ALWAYS) -> Question:
+    return Question(key, text, _yes_or_no, lambda answers, machine: default, when, {})
+
+
+def _number(key: str, text: str, default: int, minimum: int, when: Condition) -> Question:
+    return Question(
+        key, text, lambda text, answers: _integer(text, minimum), lambda answers, machine: default, when, {}
+    )
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        "distributed_type",
+        "How is the training spread?",
+        _same,
+        lambda answers, machine: "MULTI_GPU" if machine.gpus > 1 else "NO",
+        _ALWAYS,
+        {
+            "NO": "one process",
+            "MULTI_CPU": "several processes on CPUs",
+            "MULTI_GPU": "several processes, each with an NVIDIA GPU of its own",
+        },
+    ),
+    Question(
+        "use_cpu",
+        "Train on the CPU, even when a GPU is present?",
+        _yes_or_no,
+        lambda answers, machine: machine.gpus == 0,
+        _is(distributed_type="NO"),
+        {},
+    ),
+    _number("num_machines", "On how many machines?", 1, 1, _SEVERAL_PROCESSES),
+    Question(
+        "machine_rank",
+        "Which number has this machine, from 0? Machine 0 hosts the main process",
+        lambda text, answers: _integer(text, 0, answers["num_machines"] - 1),
+        lambda answers, machine: 0,
+        _SEVERAL_MACHINES,
+        {},
+    ),
+    Question(
+        "main_process_ip",
+        "Address or host name of machine 0, as the others reach it",
+        _address,
+        lambda answers, machine: None,
+        _SEVERAL_MACHINES,
+        {},
+    ),
+    Question(
+        "main_process_port",
+        "TCP port of machine 0 that the others may reach",
+        lambda text, answers: _integer(text, 1, 65535),
+        lambda answers, machine: 29500,
+        _SEVERAL_MACHINES,
+        {},
+    ),
+    _flag("same_network", "Are all machines in one local network?", True, _SEVERAL_MACHINES),
+    _choice(
+        "rdzv_backend",
+        "How do the machines meet?",
+        "static",
+        _DISTANT_MACHINES,
+        static="each knows its number",
+        c10d="numbers are given when they meet",
+    ),
+    Question(
+        "num_processes",
+        "How many processes, on all machines together?",
+        _number_of_processes,
+        _usual_processes,
+        _SEVERAL_PROCESSES,
+        {},
+    ),
+    Question(
+        "gpu_ids",
+        "Which GPUs of this machine, by their ids with commas between?",
+        _gpu_ids,
+        lambda answers, machine: "all",
+        _ON_GPUS,
+        {},
+    ),
+    _flag("enable_cpu_affinity", "Pin each process to cores of its own, near its GPU?"),
+    _flag("debug", "Check the shapes of collectives before running them? Slower", when=_SEVERAL_PROCESSES),
+    _choice(
+        "dynamo_config.dynamo_backend",
+        "Compile models with torch.compile while they are prepared?",
+        "NO",
+        NO="leave models as they are",
+        INDUCTOR="torch's own compiler, the usual choice",
+        EAGER="trace only, to find what cannot be compiled",
+        AOT_EAGER="trace forward and backward only, for the same",
+        CUDAGRAPHS="record and replay CUDA graphs",
+        ONNXRT="ONNX Runtime, if installed",
+        TENSORRT="TensorRT, if installed",
+        TVM="Apache TVM, if installed",
+    ),
+    Question(
+        "dynamo_config.dynamo_mode",
+        "How much effort may compiling take?",
+        _same,
+        lambda answers, machine: "default",
+        _COMPILES,
+        {
+            "default": "a good balance",
+            "reduce-overhead": "less overhead of Python, more memory",
+            "max-autotune": "try many kernels: slow to compile, fast to run",
+        },
+    ),
+    _flag("dynamo_config.dynamo_use_fullgraph", "Refuse breaks of the graph?", when=_COMPILES),
+    _flag("dynamo_config.dynamo_use_dynamic", "Compile for shapes that change?", when=_COMPILES),
+    _flag("dynamo_config.dynamo_use_regional_compilation", "Compile repeated blocks once?", when=_COMPILES),
+    _choice(
+        "mixed_precision",
+        "In which precision is the forward pass computed?",
+        "no",
+        no="that of the model",
+        fp16="16 bits, for GPUs; gradients are scaled",
+        bf16="16 bits with the range of float32",
+        fp8="8 bits, through a library",
+    ),
+    Question(
+        "fp8_config.backend",
+        "Through which library?",
+        _same,
+        lambda answers, machine: next((backend for backend in LIBRARIES if is_installed(backend)), "AO"),
+        _is(mixed_precision="fp8"),
+        {backend: library.title for backend, library in LIBRARIES.items()},
+    ),
+    _flag("fp8_config.pad_inner_dim", "Pad matrices to multiples of 16?", True, _fp8("AO")),
+    _flag("fp8_config.use_autocast_during_eval", "Compute in fp8 in evaluation mode, too?", False, _fp8("TE")),
+    _number("fp8_config.margin", "Powers of two kept free above the largest value", 0, 0, _fp8("TE")),
+    _number("fp8_config.interval", "Steps between two updates of the scales", 1, 1, _fp8("TE")),
+    _choice(
+        "fp8_config.fp8_format",
+        "In which format?",
+        "HYBRID",
+        _fp8("TE"),
+        HYBRID="E4M3 forward, E5M2 backward",
+        E4M3="4 bits of exponent",
+        E5M2="5 bits of exponent",
+    ),
+    _number("fp8_config.amax_history_len", "Steps whose largest values the scales are made from", 1024, 1, _fp8("TE")),
+    _choice(
+        "fp8_config.amax_compute_algo",
+        "How are these combined?",
+        "most_recent",
+        _fp8("TE"),
+        max="the largest",
+        most_recent="the latest",
+    ),
+    Question(
+        "fp8_config.override_linear_precision",
+        "Which passes of linear layers stay in higher precision: forward, gradients of inputs, gradients of weights?",
+        _three_flags,
+        lambda answers, machine: [False, False, False],
+        _fp8("TE"),
+        {},
+    ),
+    _choice(
+        "fp8_config.opt_level",
+        "Which level?",
+        "O2",
+        _fp8("MSAMP"),
+        O1="weight gradients in 8 bits",
+        O2="optimizer states in 8 bits, too",
+    ),
+)

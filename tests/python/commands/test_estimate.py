@@ -1,0 +1,139 @@
+"""estimate-memory as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Stands for timm: one layer with a bias, on images of 8 by 8.
+TIMM = """
+from torch import nn
+
+def create_model(name, pretrained):
+    model = Looking(192, 64) if name == "looking" else nn.Sequential(nn.Flatten(), nn.Linear(192, 64))
+    model.pretrained_cfg = {"input_size": (3, 8, 8)}
+    return model
+
+class Looking(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) if x.sum() > 0 else x
+"""
+WEIGHTS = 4 * (192 * 64 + 64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text(TIMM)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "estimate-memory", *arguments],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "PYTHONIOENCODING": "utf-8",
+            "CUDA_VISIBLE_DEVICES": "",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def rows(shown: str) -> list[list[str]]:
+    return [
+        line.split()
+        for line in shown.splitlines()
+        if line.split()[:1] in (["float32"], ["float16"], ["int8"], ["int4"])
+    ]
+
+
+def test_sizes_and_training_are_shown(folder: Path) -> None:
+    done = run(folder, "net", "--library_name", "timm", "--batch_size", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("net: Sequential of timm, 12,352 parameters\n")
+    assert "Training with adam and batches of 4 x 3x8x8 pixels, on kernels of cpu:" in done.stdout
+    stored, training = rows(done.stdout)[:4], rows(done.stdout)[4:6]
+    assert [row[0] for row in stored] == ["float32", "float16", "int8", "int4"]
+    assert stored[0][3:] == stored[0][1:3] == [f"{WEIGHTS / 1024:.2f}", "KiB"]
+    assert stored[3][3:] == [f"{WEIGHTS / 8 / 1024:.2f}", "KiB"]
+    # Weights, gradients, twice as much for Adam with one number more a parameter, and the input of the layer.
+    bytes_of = [WEIGHTS, WEIGHTS, 2 * WEIGHTS + 2 * 4, 4 * 4 * 192]
+    assert training[0][1::2] == [f"{count / 1024:.2f}" for count in (*bytes_of, sum(bytes_of))]
+
+
+def test_dtypes_and_the_optimizer_may_be_chosen(folder: Path) -> None:
+    done = run(folder, "net", "--library_name", "timm", "--dtypes", "int8", "float32", "--optimizer", "sgd")
+    found = rows(done.stdout)
+    assert [row[0] for row in found] == ["int8", "float32", "float32", "float32"]
+    assert found[2][5:7] == ["0", "B"]
+    assert "mixed precision" not in done.stdout
+    assert "Training" not in run(folder, "net", "--library_name", "timm", "--dtypes", "int4").stdout
+
+
+def test_a_forward_pass_that_needs_data_leaves_the_other_figures(folder: Path) -> None:
+    done = run(folder, "looking", "--library_name", "timm")
+    assert done.returncode == 0, done.stderr
+    assert "Activations are not known: a forward pass without data fails (" in done.stdout
+    assert f"{WEIGHTS / 1024:.2f} KiB" in done.stdout
+
+
+def test_a_picture_is_written(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run(folder, "net", "--library_name", "timm", "--picture", "memory.png")
+    assert done.stdout.endswith("accelerate-cpp estimate-memory: wrote memory.png\n")
+    assert (folder / "memory.png").stat().st_size > 0
+    refused = run(folder, "net", "--library_name", "timm", "--picture", "memory.doc")
+    assert (refused.returncode, refused.stderr.count("\n"), refused.stdout) == (2, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("someone/model",), "neither a folder nor a file here nor in the cache, and the Hub cannot be asked"),
+        (("./no/such/folder",), "neither a folder nor a file here, and no name on the Hub could be like that"),
+        (("net", "--library_name", "keras"), "invalid choice: 'keras'"),
+        (("net", "--library_name", "timm", "--device", "cuda"), "--device cuda: torch sees no GPU here"),
+        (("net", "--batch_size", "0"), "expected an integer of at least 1"),
+    ],
+)
+def test_what_cannot_be_estimated_is_one_sentence(arguments: tuple[str, ...], words: str, folder: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    done = run(folder, *arguments, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "cache"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_local_model_of_transformers_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "intermediate_size": 48,
+        "vocab_size": 99,
+    }
+    content = {"model_type": "bert", "architectures": ["BertForMaskedLM"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    for name in (".", "config.json"):
+        done = run(tmp_path, name, "--sequence_length", "16", HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}: BertForMaskedLM of transformers, ")
+        assert "batches of 1 x 16 tokens" in done.stdout
+
+
+def test_its_flags_are_known_without_loading_torch() -> None:
+    script = "import sys; from accelerate_cpp.commands import estimate, memory_report; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,140 @@
+"""From answers to the values of a configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_cpp.config import answers, file
+from accelerate_cpp.config.answers import answered, answers_of_file, file_values, kept, not_asked
+from accelerate_cpp.config.questions import QUESTIONS, Answers, Machine, Question
+from accelerate_cpp.config.unsupported_flags import Flag, Group
+from accelerate_cpp.errors import InvalidArgument
+
+MACHINE = Machine(gpus=0)
+
+
+def written(folder: Path, text: str, name: str = "answers.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def suggested(question: Question, before: Answers, value: Any) -> Any:
+    return value
+
+
+def test_missing_answers_are_the_defaults(tmp_path: Path) -> None:
+    given = answers_of_file(written(tmp_path, "mixed_precision: bf16\n"), MACHINE)
+    assert (given["distributed_type"], given["use_cpu"], given["mixed_precision"]) == ("NO", True, "bf16")
+    assert given == answered(suggested, MACHINE) | {"mixed_precision": "bf16"}
+
+
+def test_words_that_yaml_takes_for_truths_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    text = "distributed_type: NO\nuse_cpu: no\nmixed_precision: no\n"
+    given = answers_of_file(written(tmp_path, text), MACHINE)
+    assert (given["distributed_type"], given["use_cpu"], given["mixed_precision"]) == ("NO", False, "no")
+
+
+def test_answers_may_be_json_with_sections(tmp_path: Path) -> None:
+    text = (
+        '{"mixed_precision": "fp8", "fp8_config": {"backend": "te", "override_linear_precision": [false, true, false]}}'
+    )
+    given = answers_of_file(written(tmp_path, text, "answers.json"), MACHINE)
+    assert given["fp8_config.backend"] == "TE"
+    assert file_values(given)["fp8_config"]["override_linear_precision"] == [False, True, False]
+
+
+def test_several_machines_are_written_as_the_original_has_them(tmp_path: Path) -> None:
+    text = (
+        "distributed_type: MULTI_CPU\nnum_machines: 2\nmachine_rank: 1\nmain_process_ip: 10.0.0.1\nsame_network: no\n"
+    )
+    values = file_values(answers_of_file(written(tmp_path, text), MACHINE))
+    path = tmp_path / "config.yaml"
+    file.save(path, values)
+    given = file.load(path).given
+    assert (given["num_machines"], given["machine_rank"], given["num_processes"]) == (2, 1, 2)
+    assert (given["main_process_ip"], given["main_process_port"]) == ("10.0.0.1", 29500)
+    assert (given["rdzv_backend"], given["same_network"], given["use_cpu"]) == ("static", False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num_proceses: 2", "unknown key num_proceses; the nearest known key is num_processes"),
+        ("fp8_config:\n  bakend: AO", "unknown key fp8_config.bakend; the nearest known key is fp8_config.backend"),
+        ("machine_rank: 1", "machine_rank would have no effect, as it counts only if num_machines is more than 1"),
+        ("use_cpu: maybe", "use_cpu: 'maybe': expected yes or no"),
+        ("distributed_type: MULTI_CPU\nnum_machines: 2", "main_process_ip is missing and has no default"),
+        ("- 1", "expected keys and values, found list"),
+    ],
+)
+def test_wrong_answers_are_refused_by_name(text: str, words: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidArgument, match=words) as refusal:
+        answers_of_file(path, MACHINE)
+    assert str(path) in str(refusal.value)
+
+
+def test_an_earlier_file_is_suggested_where_it_fits() -> None:
+    before = {"distributed_type": "MULTI_CPU", "num_processes": 6, "num_machines": "many", "mixed_precision": "bf16"}
+    given = answered(suggested, MACHINE, before)
+    assert (given["num_processes"], given["num_machines"], given["mixed_precision"]) == (6, 1, "bf16")
+
+
+def test_what_is_not_asked_about_stays() -> None:
+    before = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {"fsdp_version": 2},
+        "fp8_config": {"backend": "TE"},
+        "main_process_ip": "a",
+    }
+    given = answered(suggested, MACHINE, before)
+    assert kept(given, before) == {"fsdp_config": {"fsdp_version": 2}, "fp8_config": {"backend": "TE"}}
+    values = file_values(given, before)
+    assert (values["fsdp_config"], values["main_process_ip"]) == ({"fsdp_version": 2}, None)
+    assert values["distributed_type"] == "NO"
+
+
+def test_a_section_that_is_asked_about_is_new() -> None:
+    before = {"fp8_config": {"backend": "MSAMP", "opt_level": "O1"}, "mixed_precision": "fp8"}
+    assert file_values(answered(suggested, MACHINE, before), before)["fp8_config"] == before["fp8_config"]
+    other = answered(suggested, MACHINE, before) | {"fp8_config.backend": "AO"}
+    del other["fp8_config.opt_level"]
+    assert file_values(other, before)["fp8_config"] == {"backend": "AO"}
+
+
+def test_not_compiling_is_not_written() -> None:
+    given = answered(suggested, MACHINE)
+    assert given["dynamo_config.dynamo_backend"] == "NO"
+    assert file_values(given)["dynamo_config"] is None
+    compiled = file_values(
+        {**given, "dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_mode": "default"}
+    )
+    assert compiled["dynamo_config"] == {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default"}
+
+
+def test_what_does_not_work_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = (
+        Group("DeepSpeed", "training through DeepSpeed", (Flag("use_deepspeed", ""),)),
+        Group("Several machines", "starting workers on several machines", ()),
+    )
+    monkeypatch.setattr(answers, "GROUPS", groups)
+    assert not_asked() == "training through DeepSpeed"
+
+
+def test_every_value_that_is_written_passes_the_checks_of_the_file(tmp_path: Path) -> None:
+    def any_answer(question: Question, before: Answers, value: Any) -> Any:
+        return {
+            "distributed_type": "MULTI_GPU",
+            "num_machines": 2,
+            "main_process_ip": "a",
+            "mixed_precision": "fp8",
+        }.get(question.key, value)
+
+    path = tmp_path / "config.yaml"
+    file.save(path, file_values(answered(any_answer, Machine(gpus=4))))
+    assert file.load(path).given["num_processes"] == 8
+    assert len(QUESTIONS) > len(file.load(path).given["fp8_config"]) > 0

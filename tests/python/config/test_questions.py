@@ -1,0 +1,111 @@
+"""The table of questions: what each accepts, suggests, and when it is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accelerate_cpp.config import file
+from accelerate_cpp.config.questions import QUESTIONS, Machine, Question
+
+BY_KEY = {question.key: question for question in QUESTIONS}
+SEVERAL = {"distributed_type": "MULTI_GPU", "num_machines": 2}
+
+
+def asked(answers: dict[str, Any]) -> set[str]:
+    return {question.key for question in QUESTIONS if question.when.holds({"distributed_type": "NO"} | answers)}
+
+
+def test_every_key_is_one_of_the_file() -> None:
+    assert {key.partition(".")[0] for key in BY_KEY} <= file.KEYS.keys()
+    assert len(BY_KEY) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.key)
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+@pytest.mark.parametrize("kind", ["MULTI_CPU", "MULTI_GPU"])
+def test_what_is_suggested_is_accepted(question: Question, gpus: int, kind: str) -> None:
+    answers = {"distributed_type": kind, "num_machines": 3}
+    value = question.default(answers, Machine(gpus))
+    if question.key == "main_process_ip":
+        assert value is None
+        return
+    typed = ",".join("yes" if flag else "no" for flag in value) if isinstance(value, list) else str(value)
+    assert question.read(typed, answers) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("distributed_type", " multi_gpu ", "MULTI_GPU"),
+        ("use_cpu", "Y", True),
+        ("machine_rank", "1", 1),
+        ("num_processes", "4", 4),
+        ("gpu_ids", "0, 2", "0,2"),
+        ("main_process_ip", "node-0", "node-0"),
+        ("fp8_config.override_linear_precision", "(no, no, yes)", [False, False, True]),
+    ],
+)
+def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
+    assert BY_KEY[key].read(text, SEVERAL) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("distributed_type", "FSDP", "expected one of NO, MULTI_CPU, MULTI_GPU"),
+        ("use_cpu", "maybe", "expected yes or no"),
+        ("num_machines", "0", "expected an integer of at least 1"),
+        ("num_machines", "two", "expected an integer of at least 1"),
+        ("machine_rank", "2", "expected an integer from 0 to 1"),
+        ("main_process_ip", "a b", "expected an address"),
+        ("main_process_port", "65536", "expected an integer from 1 to 65535"),
+        ("num_processes", "1", "expected an integer of at least 2"),
+        ("num_processes", "5", "expected a multiple of 2"),
+        ("gpu_ids", "0,,1", "expected all, or ids"),
+        ("gpu_ids", "all,1", "expected all, or ids"),
+        ("fp8_config.override_linear_precision", "yes", "expected three"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_is_expected(key: str, text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        BY_KEY[key].read(text, SEVERAL)
+
+
+def test_defaults_use_all_gpus_of_all_machines() -> None:
+    assert BY_KEY["distributed_type"].default({}, Machine(8)) == "MULTI_GPU"
+    assert BY_KEY["num_processes"].default(SEVERAL, Machine(8)) == 16
+    assert BY_KEY["num_processes"].default({"distributed_type": "MULTI_CPU"}, Machine(8)) == 2
+    assert BY_KEY["use_cpu"].default({}, Machine(0)) is True
+
+
+def test_machines_are_asked_about_only_where_there_are_several() -> None:
+    of_machines = {"machine_rank", "main_process_ip", "main_process_port", "same_network"}
+    assert not asked({"distributed_type": "MULTI_CPU", "num_machines": 1}) & of_machines
+    assert asked({"distributed_type": "MULTI_CPU", "num_machines": 2}) >= of_machines
+    assert "num_machines" not in asked({})
+
+
+def test_how_machines_meet_is_asked_only_where_they_are_apart() -> None:
+    assert "rdzv_backend" not in asked({**SEVERAL, "same_network": True})
+    assert "rdzv_backend" in asked({**SEVERAL, "same_network": False})
+
+
+def test_gpus_are_asked_about_only_where_they_are_used() -> None:
+    assert "gpu_ids" in asked({"use_cpu": False})
+    assert "gpu_ids" not in asked({"use_cpu": True})
+    assert "gpu_ids" not in asked({"distributed_type": "MULTI_CPU"})
+
+
+@pytest.mark.parametrize(("backend", "key"), [("AO", "pad_inner_dim"), ("TE", "margin"), ("MSAMP", "opt_level")])
+def test_the_recipe_of_fp8_is_that_of_its_library(backend: str, key: str) -> None:
+    own = {name for name in asked({"mixed_precision": "fp8", "fp8_config.backend": backend}) if "fp8_config" in name}
+    assert f"fp8_config.{key}" in own
+    assert not [name for name in asked({"mixed_precision": "bf16"}) if "fp8_config" in name]
+
+
+def test_how_to_compile_is_asked_only_where_models_are_compiled() -> None:
+    assert "dynamo_config.dynamo_backend" in asked({})
+    assert "dynamo_config.dynamo_mode" not in asked({"dynamo_config.dynamo_backend": "NO"})
+    assert "dynamo_config.dynamo_mode" in asked({"dynamo_config.dynamo_backend": "INDUCTOR"})
