@@ -71,6 +71,8 @@ tsan asan: $(VENV)/.requirements
 	$(CTEST) --test-dir build/$@
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
+	@.ci/system-packages $(PYTHON) browser
+	$(BIN)/python -m pip install --quiet -r requirements/browser.txt
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) tsan
@@ -80,7 +82,7 @@ lint: $(VENV)/.requirements ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision checkpoint) build_backend
+	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision checkpoint check) build_backend
 	cd python && lint-imports --config ../pyproject.toml --no-cache
 
 format: $(VENV)/.requirements ## format Python and C++

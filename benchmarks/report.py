@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 PEERS = ("torch", "mpi4py", "accelerate")
 
 
-def print_heading(processes: int, absent: Sequence[Contestant]) -> None:
+def print_heading(processes: int, absent: Sequence[Contestant], times: str = "those of rank 0") -> None:
     """The head of a table, and a line for each contestant that cannot take part."""
-    print(f"\n{processes} processes; times are those of rank 0\n")
+    print(f"\n{processes} processes; times are {times}\n")
     for contestant in absent:
         print(f"{contestant.name}: {contestant.absent}\n")
     print("| measurement | contestant | time | mean | fraction of the first | quartiles |")

@@ -10,6 +10,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/solo.h"
+#include "core/comm/waiting_time.h"
 #include "torch_bridge/c10d_arguments.h"
 #include "torch_bridge/c10d_backend.h"
 #include "torch_bridge/c10d_reduction.h"
@@ -91,6 +92,8 @@ void bind_comm(py::module_& module) {
       "Collective: connects the ranks that share `store`, all on this host, and returns the backend. Waits are "
       "reported "
       "after `warn_after`; 0 means never.");
+  module.def("time_waited", &comm::time_waited,
+             "How long the calling thread has waited for other ranks in all, over all communicators of this package.");
   module.def("reduce_instruction_set", &comm::reduce_instruction_set,
              "The vector instructions that reductions use: avx512, avx2 or portable.");
 }

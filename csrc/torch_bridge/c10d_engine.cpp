@@ -11,6 +11,7 @@
 
 #include "core/base/background.h"
 #include "core/base/error.h"
+#include "core/comm/waiting_time.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -125,6 +126,7 @@ void C10dEngine::wait_in_background(::c10d::Work& work, const std::function<bool
 }
 
 void C10dEngine::wait(::c10d::Work& work, const Deadline& deadline, Operation& operation) {
+  const Waiting waiting;
   while (!work.isCompleted()) {
     pause(work);
     if (!work.isCompleted()) {

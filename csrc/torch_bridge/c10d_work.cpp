@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/comm/waiting_time.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -95,6 +96,7 @@ class PendingWork final : public NumberedWork {
   int sourceRank() const override { return transfer_ ? transfer_->source() : Work::sourceRank(); }
 
   bool wait(std::chrono::milliseconds timeout) override {
+    const Waiting waiting;
     try {
       pending_->wait(timeout.count() > 0 ? std::optional(Deadline::after(timeout)) : std::nullopt);
     } catch (...) {

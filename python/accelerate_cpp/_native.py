@@ -50,6 +50,7 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     reduce_instruction_set,
     scale_gradients,
     shared_empty,
+    time_waited,
 )
 
 __all__ = [
@@ -71,4 +72,5 @@ __all__ = [
     "reduce_instruction_set",
     "scale_gradients",
     "shared_empty",
+    "time_waited",
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelerate_cpp.checkpoint.finding import common_numbers
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.checkpoint.state_files import (
@@ -149,6 +150,15 @@ def load_state(
     accelerator.step = states.get("step", accelerator.step)
     for loader, cursor in zip(accelerator._dataloaders, cursors):  # noqa: B905 - a program may read other data now
         restore_cursor(loader, cursor)
+
+
+def resume(accelerator: Accelerator) -> bool:
+    """:meth:`Accelerator.resume`."""
+    accelerator._checkpoints.wait()
+    if not common_numbers(accelerator.project_configuration, _ranks(accelerator)):
+        return False
+    accelerator.load_state()
+    return True
 
 
 def save_model(

@@ -1,20 +1,34 @@
-"""Launching a training function from a notebook or a script: the workers are forked from this process."""
+"""Launching a training function from a notebook or a script.
+
+The workers are forked from this process, or, where its forks could not use the GPU, from a clean helper process.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
-from accelerate_cpp.launch.environment import exported
-from accelerate_cpp.launch.forked import function_group, run_forked
+from accelerate_cpp.launch import first_use
+from accelerate_cpp.launch.cells import cell_display
+from accelerate_cpp.launch.environment import WorkerGroup, exported
+from accelerate_cpp.launch.forked import Parent, run_forked
+from accelerate_cpp.launch.forked_plan import function_group, obstacle_to_forks, processes_of_notebook, runs_on_tpus
+from accelerate_cpp.launch.results import result_files, values_of
+from accelerate_cpp.launch.tpu import run_on_tpus
+from accelerate_cpp.launch.variables import variables_reached
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 
 _DEFAULT_PORT = "29500"
+_IMPORTED_BY_THE_FORK_SERVER = ("torch", "accelerate_cpp.accelerator", "accelerate_cpp.launchers")
+
+first_use.watch()
 
 
 def notebook_launcher(
@@ -33,13 +47,14 @@ def notebook_launcher(
     max_restarts: int = 0,
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
-) -> None:
-    """Runs ``function(*args)`` in ``num_processes`` workers forked from this process, and returns when all have ended.
+) -> list[Any] | None:
+    """Runs ``function(*args)`` in ``num_processes`` workers, and returns what they returned when all have ended.
 
     Args:
-        function: any callable, also one defined in a cell, a closure or a lambda; nothing is pickled.
+        function: any callable, also one defined in a cell, a closure or a lambda.
         args: positional arguments of ``function``.
-        num_processes: ``None`` means one per visible GPU, or 1 without GPUs; 1 runs ``function`` in this process.
+        num_processes: ``None`` means one per visible GPU, else one per TPU, else 1; 1 runs ``function`` in this
+            process. On TPUs any other number means all of them; in Colab with one GPU or none, any number means 1.
         mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; default of every ``Accelerator`` of the workers.
         use_port: value of MASTER_PORT in the workers. They meet through a memory file and need no port, so the default
             becomes a free one, and several launches can run at once.
@@ -51,51 +66,135 @@ def notebook_launcher(
         monitor_interval: without effect; the end of a worker is noticed at once.
         log_line_prefix_template: only ``None``.
 
+    Returns:
+        A list of what ``function`` returned, by rank, or ``None`` if it returned nothing anywhere. Tensors of workers
+        arrive on the CPU. A value that cannot be pickled is ``None`` in the list, with a warning.
+
+    The workers are forks of this process: they start in milliseconds and have all its variables. If this process has
+    used a GPU, forks of it cannot, and a warning says which call did it. Then the workers are forks of a helper process
+    that the first such call starts; the function and what it uses are copied there. An ``Accelerator`` may exist here
+    already, but workers have to make their own.
+
+    In a notebook, a run of several seconds shows in the cell how far each worker is, and which one is slower than the
+    others; ACCELERATE_CPP_LIVE_VIEW=0 turns that off.
+
     What workers print appears live in ``sys.stdout`` and ``sys.stderr`` of this process, so in the cell. If one fails,
     the others are ended and :class:`accelerate_cpp.launch.failure.WorkerFailed`, a RuntimeError with that worker's
     traceback in its message, is raised. An interrupt ends all workers and raises KeyboardInterrupt. No worker is left
     in any case.
 
     Raises:
-        InvalidArgument: an argument has a value that is not supported, or this process already has a process group.
-        AccelerateError: CUDA is initialised in this process; a fork of it could not use the GPU.
+        InvalidArgument: an argument has a value that is not supported, this process is one of a process group, or the
+            function uses an ``Accelerator`` that was made here, or something that cannot be copied to the helper
+            process, such as a tensor on a GPU.
         WorkerFailed: a worker raised or died.
+        AccelerateError: the helper process died.
     """
     _refuse_unsupported(node_rank, num_nodes, max_restarts, log_line_prefix_template)
+    precision = _precision(mixed_precision)
     port = None if use_port == _DEFAULT_PORT else _port(use_port)
+    if runs_on_tpus(num_processes):
+        return run_on_tpus(_WorkerTask(function, args), precision)
     group = function_group(
-        num_processes, mixed_precision=_precision(mixed_precision), master_addr=master_addr, master_port=port
+        processes_of_notebook(num_processes), mixed_precision=precision, master_addr=master_addr, master_port=port
     )
     if group.num_processes == 1:
-        with exported({env_table.MIXED_PRECISION: group.mixed_precision}):
-            function(*args)
+        return _run_here(function, args, group)
+    try:
+        return _launch(function, args, group)
+    except (AccelerateError, KeyboardInterrupt) as end:
+        raise end.with_traceback(None) from None  # a cell shows it without our own frames
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any] | None:
+    """Runs ``function(*args)`` in ``num_processes`` workers that use only the CPU; otherwise as the above."""
+    try:
+        return _launch(function, args, function_group(num_processes, cpu=True))
+    except (AccelerateError, KeyboardInterrupt) as end:
+        raise end.with_traceback(None) from None
+
+
+def _launch(function: Callable[..., Any], args: Sequence[Any], group: WorkerGroup) -> list[Any] | None:
+    _refuse_accelerator_of_this_process(function, args)
+    obstacle = obstacle_to_forks(cpu=group.cpu)
+    task = _WorkerTask(function, args, group.num_threads)
+    display = cell_display() if group.num_processes > 1 else None
+    with result_files(group.num_processes) as results:
+        if obstacle is None:
+            run_forked(task, group, results, Parent(display=display))
+        else:
+            from accelerate_cpp.launch.fork_server import run_in_fork_server  # loads cloudpickle
+
+            _tell_once(obstacle)
+            used = (function, args)
+            run_in_fork_server(task, used, group, results, _IMPORTED_BY_THE_FORK_SERVER, display)
+        return values_of(results)
+
+
+@cache
+def _tell_once(obstacle: str) -> None:
+    warnings.warn(
+        f"{obstacle}; the workers are forked from a helper process instead, to which the function and what it uses are "
+        "copied",
+        stacklevel=4,
+    )
+
+
+def _run_here(function: Callable[..., Any], args: Sequence[Any], group: WorkerGroup) -> list[Any] | None:
+    with exported({env_table.MIXED_PRECISION: group.mixed_precision}), _session_set_aside():
+        value = function(*args)
+    return None if value is None else [value]
+
+
+@contextmanager
+def _session_set_aside() -> Iterator[None]:
+    """Within it there is no session, so that the function's ``Accelerator`` is the first; then that of before again."""
+    session, accumulation = current.session, current.accumulation
+    if session is None:
+        yield
         return
-    _refuse_state_that_forks_cannot_use()
-    run_forked(_WorkerTask(function, args, group.num_threads), group)
+    views = [view._shared_state for view in _classes_of_state()]
+    shown = [dict(view) for view in views]
+    _forget_session()
+    try:
+        yield
+    finally:
+        current.session, current.accumulation = session, accumulation
+        for view, before in zip(views, shown, strict=True):
+            view.clear()
+            view.update(before)
 
 
-def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
-    """Runs ``function(*args)`` in ``num_processes`` forked workers that use only the CPU; otherwise as the above."""
-    group = function_group(num_processes, cpu=True)
-    _refuse_existing_group()
-    run_forked(_WorkerTask(function, args, group.num_threads), group)
+def _forget_session() -> None:
+    current.session = None
+    current.accumulation = Accumulation()
+    for view in _classes_of_state():
+        view._shared_state.clear()
+
+
+def _classes_of_state() -> list[Any]:
+    """The classes that show a session; none as long as nobody has loaded them, and torch with them."""
+    state = sys.modules.get("accelerate_cpp.state")
+    return [] if state is None else [state.PartialState, state.AcceleratorState, state.GradientState]
 
 
 class _WorkerTask:
     """What a forked worker runs: the user's function, in a process that has forgotten its parent's session."""
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any], num_threads: int) -> None:
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], num_threads: int | None = None) -> None:
         self._function = function
         self._args = args
         self._num_threads = num_threads
 
-    def __call__(self) -> None:
-        current.session = None
-        current.accumulation = Accumulation()
+    def __call__(self) -> object:
+        _forget_session()
         torch = sys.modules.get("torch")
-        if torch is not None:  # torch read OMP_NUM_THREADS when the parent imported it
+        if torch is not None and self._num_threads is not None:  # it read OMP_NUM_THREADS when the parent imported it
             torch.set_num_threads(self._num_threads)
-        self._function(*self._args)
+        compiler = sys.modules.get("torch._inductor.async_compile")
+        if compiler is not None:  # the parent's pool has no threads here, and torch would wait for them for ever
+            compiler.AsyncCompile.pool.cache_clear()
+        return self._function(*self._args)
 
 
 def _precision(asked: str) -> str | None:
@@ -120,6 +219,19 @@ def _refuse_unsupported(
         raise InvalidArgument("log_line_prefix_template is not supported: output is forwarded unchanged; expected None")
 
 
+def _refuse_accelerator_of_this_process(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """It knows of one process: workers that used it would each train alone, and nothing would say so."""
+    module = sys.modules.get("accelerate_cpp.accelerator")
+    if module is None:
+        return
+    for name, value in (*variables_reached(function), *((f"args[{index}]", arg) for index, arg in enumerate(args))):
+        if isinstance(value, module.Accelerator):
+            raise InvalidArgument(
+                f"{getattr(function, '__name__', function)} uses `{name}`, an Accelerator of this process, which knows "
+                "nothing of the workers: make the Accelerator inside the function"
+            )
+
+
 def _port(text: str | int) -> int:
     try:
         port = int(text)
@@ -128,23 +240,3 @@ def _port(text: str | int) -> int:
     if not 0 <= port <= 65535:
         raise InvalidArgument(f"use_port={text!r}: expected a port number from 0 to 65535")
     return port
-
-
-def _refuse_state_that_forks_cannot_use() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise AccelerateError(
-            "CUDA is already initialised in this process, and a forked worker cannot use it. Restart the kernel, and "
-            "use no CUDA tensor or torch.cuda call before notebook_launcher; make them inside the training function"
-        )
-    _refuse_existing_group()
-
-
-def _refuse_existing_group() -> None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        raise InvalidArgument(
-            f"process {os.getpid()} already belongs to a process group of {distributed.get_world_size()}; create the "
-            "Accelerator only inside the launched function, and call torch.distributed.destroy_process_group() or "
-            "restart the kernel first"
-        )

@@ -126,10 +126,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         current.accumulation.end_step()
         if self.scaler is None or not self.scaler.is_enabled():
-            return self.optimizer.step(closure)
-        result = self.scaler.step(self.optimizer, closure)
-        self._step_was_skipped = overflowed(self.scaler, self.optimizer)
-        self.scaler.update()
+            result = self.optimizer.step(closure)
+        else:
+            result = self.scaler.step(self.optimizer, closure)
+            self._step_was_skipped = overflowed(self.scaler, self.optimizer)
+            self.scaler.update()
+        if current.session is not None and current.session.progress is not None:
+            current.session.progress.step_ended()
         return result
 
     def train(self) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from launched import LINES_STAY_WHOLE, lives
+
 # Every worker of these scripts names itself by a file pid-<rank>; the file appears with its whole content.
 NAMES_ITSELF = """
 import os, signal, subprocess, sys, time
@@ -31,8 +33,6 @@ leave(f"pid-{RANK}", os.getpid())
 """
 WAITS = "time.sleep(600)\n"
 PATIENCE_SECONDS = 120.0
-# Unbuffered, a print is several writes, and those of two workers mix.
-LINES_STAY_WHOLE = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 class Job:
@@ -69,14 +69,6 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
@@ -97,7 +89,14 @@ def test_output_and_success_are_passed_on(launch: Callable[..., Job]) -> None:
     status, out, err = launch("print('out', RANK); print('err', RANK, file=sys.stderr)").end()
     assert status == 0
     assert sorted(out.splitlines()) == ["out 0", "out 1"]
-    assert sorted(err.splitlines()) == ["err 0", "err 1"]
+    assert sorted(err.splitlines()) == ["[1] err 1", "err 0"]
+
+
+def test_line_that_all_ranks_say_is_shown_once_with_their_number(launch: Callable[..., Job]) -> None:
+    status, _, err = launch("wait_for('pid-0'); wait_for('pid-1'); print('careful', file=sys.stderr)").end()
+    assert status == 0
+    # A slow machine may show them apart; what is said twice then is told by whom.
+    assert sorted(err.splitlines()) in (["[×2] careful"], ["[1] careful", "careful"])
 
 
 def test_one_process_is_a_plain_run(launch: Callable[..., Job]) -> None:
@@ -132,7 +131,7 @@ def test_fault_of_one_worker_ends_all_and_is_told_last(
     job = launch(f"wait_for('pid-0')\nprint('fault', file=sys.stderr)\nif RANK == '1': {fault}\n" + WAITS)
     actual, _, err = job.end()
     assert actual == status
-    report = err.partition(f"rank 1 failed first: {words}\n")[2]
+    report = err.partition(f") failed first: {words}\n")[2]
     assert report.endswith("ValueError: boom\n" if "boom" in fault else "fault\n")
     assert not lives(job.pid("pid-0"))
 

@@ -138,7 +138,8 @@ def test_survivor_of_a_killed_worker_names_it_and_nothing_is_left(tmp_path: Path
     output = run.output()
     assert run.process.returncode == 128 + signal.SIGKILL
     assert re.search(r"^(\[rank0\]: )?accelerate_cpp.errors.PeerLost: .*rank 1", output, re.MULTILINE)
-    assert "rank 1 failed first" in output
+    assert "rank 1 (host " in output
+    assert ") failed first: killed by SIGKILL" in output
     run.assert_nothing_is_left(pids)
 
 

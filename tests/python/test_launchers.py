@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from accelerate_cpp import launchers
-from accelerate_cpp.errors import AccelerateError, InvalidArgument
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch import fork_server, forked_plan
+from accelerate_cpp.launch.environment import WorkerGroup
 from accelerate_cpp.launchers import debug_launcher, notebook_launcher
 from accelerate_cpp.runtime import current
 
@@ -36,16 +39,19 @@ def test_arguments_are_the_originals() -> None:
 
 
 def test_one_process_runs_in_this_one() -> None:
-    seen: list[tuple[int, int]] = []
-    notebook_launcher(lambda value: seen.append((os.getpid(), value)), (3,), num_processes=1)
-    assert seen == [(os.getpid(), 3)]
+    assert notebook_launcher(lambda value: (os.getpid(), value), (3,), num_processes=1) == [(os.getpid(), 3)]
+    assert notebook_launcher(lambda: None, num_processes=1) is None
+
+
+@pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])
+def test_what_the_function_returns_comes_back_by_rank(launcher: Any) -> None:
+    assert launcher(lambda value: (int(os.environ["RANK"]), value), (3,), num_processes=2) == [(0, 3), (1, 3)]
+    assert launcher(lambda: None, num_processes=2) is None
 
 
 def test_without_gpus_no_number_means_one_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    seen: list[int] = []
-    notebook_launcher(lambda: seen.append(os.getpid()))
-    assert seen == [os.getpid()]
+    assert notebook_launcher(os.getpid) == [os.getpid()]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +71,41 @@ def test_what_is_not_supported_is_refused(arguments: dict[str, Any], words: str)
         notebook_launcher(lambda: None, **{"num_processes": 2, **arguments})
 
 
-def test_initialised_cuda_is_refused_before_any_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True)))  # type: ignore[arg-type]
-    with pytest.raises(AccelerateError, match=r"CUDA is already initialised.*Restart the kernel"):
-        notebook_launcher(lambda: None, num_processes=2)
+@pytest.mark.filterwarnings("error")
+def test_initialised_cuda_takes_the_workers_from_a_helper_process_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def run(task: Any, used: Any, group: WorkerGroup, results: Any, preload: tuple[str, ...], display: Any) -> None:
+        assert display is None
+        seen.append((task(), used, group.num_processes, len(results), preload))
+
+    def train(value: int) -> int:
+        return value + 1
+
+    monkeypatch.setattr(forked_plan, "initialised", lambda: "CUDA")
+    monkeypatch.setattr(fork_server, "run_in_fork_server", run)
+    monkeypatch.setattr(launchers, "run_forked", None)
+    launchers._tell_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"^CUDA is already initialised .* from a helper process instead") as warnings:
+        notebook_launcher(train, (3,), num_processes=2)
+    notebook_launcher(train, (3,), num_processes=2)  # warnings are errors here
+    assert [warning.filename for warning in warnings] == [__file__]
+    modules = ("torch", "accelerate_cpp.accelerator", "accelerate_cpp.launchers")
+    assert seen == [(4, (train, (3,)), 2, 2, modules)] * 2
+
+
+def test_cpu_workers_are_forks_of_this_process_although_cuda_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_plan, "initialised", lambda: "CUDA")
+    assert debug_launcher(os.getppid) == [os.getpid()] * 2
+
+
+def test_tpus_run_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "runs_on_tpus", lambda num_processes: num_processes is None)
+    monkeypatch.setattr(launchers, "run_on_tpus", lambda task, precision: [task(), precision])
+    assert notebook_launcher(lambda value: value + 1, (3,), mixed_precision="bf16") == [4, "bf16"]
+    assert notebook_launcher(lambda value: value + 1, (3,), num_processes=1) == [4]
 
 
 @pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])
@@ -92,8 +129,8 @@ def test_port_that_was_chosen_reaches_the_workers_and_the_default_is_a_free_one(
 
 
 def test_debug_launcher_uses_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    debug_launcher(lambda: print(os.environ["ACCELERATE_USE_CPU"], os.environ["WORLD_SIZE"]))
-    assert capsys.readouterr().out == "true 2\n" * 2
+    debug_launcher(lambda: print(env_table.USE_CPU.get(), os.environ["WORLD_SIZE"]))
+    assert capsys.readouterr().out == "True 2\n" * 2
 
 
 def test_worker_starts_without_the_session_of_its_parent(
@@ -104,6 +141,49 @@ def test_worker_starts_without_the_session_of_its_parent(
     debug_launcher(lambda: print(current.session, current.accumulation is inherited))
     assert capsys.readouterr().out == "None False\n" * 2
     assert current.accumulation is inherited
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_function_makes_its_own_accelerator_although_there_is_one(num_processes: int) -> None:
+    pytest.importorskip("torch")
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.state import AcceleratorState
+
+    def train() -> tuple[int, str]:
+        accelerator = Accelerator(cpu=True, mixed_precision="no", gradient_accumulation_steps=2)
+        return accelerator.num_processes, accelerator.mixed_precision
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=4)
+    assert notebook_launcher(train, num_processes=num_processes) == [(num_processes, "no")] * num_processes
+    assert AcceleratorState().mixed_precision == "bf16"
+    assert accelerator.gradient_accumulation_steps == 4
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])
+def test_accelerator_of_this_process_is_refused_inside_the_function(launcher: Any) -> None:
+    pytest.importorskip("torch")
+    from accelerate_cpp import Accelerator
+
+    def train() -> int:
+        return device()
+
+    def device() -> Any:
+        return accelerator.device
+
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(InvalidArgument, match=r"^train uses `accelerator`, an Accelerator .* inside the function$"):
+        launcher(train, num_processes=2)
+    with pytest.raises(InvalidArgument, match=r"uses `args\[1\]`, an Accelerator"):
+        launcher(lambda *args: None, (1, accelerator), num_processes=2)
+
+
+def test_frames_of_the_package_are_not_shown_with_the_workers_error() -> None:
+    with pytest.raises(RuntimeError, match="rank 0 failed: ZeroDivisionError") as failure:
+        debug_launcher(lambda: 1 // 0, num_processes=1)
+    assert [entry.name for entry in failure.traceback][1:] == ["debug_launcher"]
+    assert failure.value.__cause__ is failure.value.__context__ is None
 
 
 def test_threads_of_torch_are_the_workers_share(

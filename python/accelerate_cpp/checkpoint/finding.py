@@ -55,6 +55,20 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
     return target
 
 
+def common_numbers(project: Project, ranks: Ranks) -> list[int]:
+    """The numbers of the checkpoints that all ranks see, the highest first. A collective.
+
+    Raises:
+        InvalidArgument: the project does not number its checkpoints.
+    """
+    if not project.automatic_checkpoint_naming:
+        raise InvalidArgument(
+            "load_state needs input_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) numbers folders"
+        )
+    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(checkpoints_folder(project))))]
+    return sorted(set.intersection(*known), reverse=True)
+
+
 def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path], str | None]) -> Path:
     """The checkpoint with the highest number that is whole for every rank. A collective.
 
@@ -64,14 +78,9 @@ def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path],
     Raises:
         InvalidArgument: there is none; the message says what is wrong with each.
     """
-    if not project.automatic_checkpoint_naming:
-        raise InvalidArgument(
-            "load_state needs input_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) numbers folders"
-        )
-    folder = checkpoints_folder(project)
-    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(folder)))]
+    numbers, folder = common_numbers(project, ranks), checkpoints_folder(project)
     refused = []
-    for number in sorted(set.intersection(*known), reverse=True):
+    for number in numbers:
         path = folder / f"checkpoint_{number}"
         reason = why_not_whole(path)
         if reason is None:

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import warnings
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.launch.dry_run import render
+from accelerate_cpp.launch.elastic import become_agent
 from accelerate_cpp.launch.executed import execute
+from accelerate_cpp.launch.hostfile import SSH, launcher_commands, read_hostfile, run_launchers
 from accelerate_cpp.launch.plan import LaunchOptions, resolve
 from accelerate_cpp.launch.settings import FP8_FLAGS
+
+_DYNAMO_BACKENDS = (
+    "no",
+    "eager",
+    "aot_eager",
+    "inductor",
+    "aot_ts_nvfuser",
+    "nvprims_nvfuser",
+    "cudagraphs",
+    "ofi",
+    "fx2trt",
+    "onnxrt",
+    "tensorrt",
+    "aot_torchxla_trace_once",
+    "torhchxla_trace_once",
+    "tvm",
+)
 
 
 def launch_command_parser(
@@ -27,6 +49,7 @@ def launch_command_parser(
     else:
         parser = CustomArgumentParser("accelerate-cpp launch", description=description, usage=usage)
     add_setting_flags(parser)
+    _add_supervision_flags(parser)
     _add_script_flags(parser)
     _add_unsupported_flags(parser)
     parser.set_defaults(func=launch_command)
@@ -45,16 +68,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "--num_processes",
         type=at_least_one,
         metavar="N",
-        help="processes; default: one per visible GPU, else 1",
-    )
-    parser.add_argument("--num_machines", type=at_least_one, metavar="N", help="machines; 1 is the only one supported")
-    parser.add_argument("--machine_rank", type=integer_from(0), metavar="R", help="rank of this machine: 0")
-    parser.add_argument("--main_process_ip", metavar="ADDRESS", help="value of MASTER_ADDR; default 127.0.0.1")
-    parser.add_argument(
-        "--main_process_port",
-        type=integer_from(0, 65535),
-        metavar="P",
-        help="value of MASTER_PORT; default: free",
+        help="processes, on all machines together; default: one per visible GPU, else 1 per machine",
     )
     parser.add_argument(
         "--num_cpu_threads_per_process",
@@ -75,7 +89,47 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "--gradient_accumulation_steps", type=at_least_one, metavar="N", help="micro-batches per optimizer step"
     )
     parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
+    _add_machine_flags(parser)
+    _add_compiler_flags(parser)
     _add_fp8_flags(parser)
+
+
+def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group(
+        "Several machines", "Without these flags, what Slurm, MPI or Kubernetes tells a launcher counts."
+    )
+    section.add_argument("--num_machines", type=integer_from(1), metavar="N", help="machines; default: 1, or as found")
+    section.add_argument("--machine_rank", type=integer_from(0), metavar="R", help="rank of this machine, from 0")
+    section.add_argument("--main_process_ip", metavar="ADDRESS", help="address of the machine with rank 0")
+    section.add_argument(
+        "--main_process_port",
+        type=integer_from(0, 65535),
+        metavar="P",
+        help="TCP port of rank 0; default: a free one on one machine, else 29500 or as found",
+    )
+    section.add_argument(
+        "--hostfile", metavar="FILE", help="start a launcher on each machine of FILE, lines of a name and slots=N"
+    )
+    section.add_argument("--ssh", metavar="COMMAND", default=SSH, help=f"how to reach these machines; default: {SSH}")
+    section.add_argument("--same_network", action="store_true", help="all machines are in one network; changes nothing")
+    section.add_argument(
+        "--rdzv_backend", metavar="NAME", help="how machines meet: static (default), or c10d and others of torchrun"
+    )
+    section.add_argument(
+        "--rdzv_conf", metavar="OPTIONS", default="", help="its options, as key=value, with commas between"
+    )
+    section.add_argument("--role", metavar="NAME", default="default", help="name of the workers in such a rendezvous")
+
+
+def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("Compilation", "torch.compile for the models that are prepared.")
+    section.add_argument("--dynamo_backend", choices=_DYNAMO_BACKENDS, help="backend")
+    section.add_argument(
+        "--dynamo_mode", choices=("default", "reduce-overhead", "max-autotune"), help="what to tune for"
+    )
+    section.add_argument("--dynamo_use_fullgraph", action="store_true", help="refuse breaks of the graph")
+    section.add_argument("--dynamo_use_dynamic", action="store_true", help="compile for shapes that change")
+    section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
 
 
 class _NotYet(argparse.Action):
@@ -94,9 +148,7 @@ def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
     for group in GROUPS:
         section = parser.add_argument_group(f"{group.title}, not yet")
         for flag in group.flags:
-            short = ("-t",) if flag.name == "tee" else ()
             section.add_argument(
-                *short,
                 f"--{flag.name}",
                 action=_NotYet,
                 group=group,
@@ -117,7 +169,29 @@ def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
             section.add_argument(f"--fp8_{name}", help=meaning, **shown)
 
 
+def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("Supervision")
+    section.add_argument(
+        "--max_restarts", type=integer_from(0), default=0, metavar="N", help="start all again after a failure, N times"
+    )
+    section.add_argument(
+        "--monitor_interval", type=float, default=0.1, metavar="S", help="for torch's agent; ours needs no interval"
+    )
+    section.add_argument("--log_dir", metavar="DIR", help="folder for the output of each rank, and a report")
+    section.add_argument(
+        "-t",
+        "--tee",
+        default="0",
+        metavar="STREAMS",
+        help="show with ranks, and write to log_dir: 1 standard output, 2 standard error, 3 both, or such as 0:3,1:2",
+    )
+    section.add_argument("--monitor", action="store_true", help="show how far each rank is, and which one is slow")
+    section.add_argument("--ends_with_stdin", action="store_true", help="end the run when standard input does")
+    section.add_argument("--report", metavar="FILE", help="write what happened to each worker, as JSON")
+
+
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry_run", action="store_true", help="show what would be started, and start nothing")
     parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
     parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
     parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")
@@ -136,13 +210,41 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
 
 def launch_command(args: argparse.Namespace) -> int:
     """Runs the launch that ``args`` describes and returns its exit status."""
+    if args.hostfile is not None:
+        return _launch_on_machines(args)
     options = launch_options(args, training_script_args=tuple(args.training_script_args))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
         plan = resolve(options)
     for warning in told:
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
+    if args.dry_run:
+        print(render(plan))
+        return 0
+    if plan.agent is not None:
+        become_agent(plan, plan.agent)
     return execute(plan, quiet=args.quiet)
+
+
+def _launch_on_machines(args: argparse.Namespace) -> int:
+    """Starts this very launch on each machine of a file."""
+    machines = read_hostfile(Path(args.hostfile))
+    script = [args.training_script, *args.training_script_args]
+    given = sys.argv[2:] if sys.argv[1] == "launch" else sys.argv[1:]
+    flags, tokens = [], iter(given[: len(given) - len(script)])
+    for token in tokens:
+        name, equals, _ = token.partition("=")
+        if name in ("--hostfile", "--ssh"):
+            if not equals:
+                next(tokens)
+        elif name not in ("--dry_run", "--dry-run"):
+            flags.append(token)
+    commands = launcher_commands(machines, flags, script, args.ssh)
+    if args.dry_run:
+        for machine, command in zip(machines, commands, strict=True):
+            print(f"{machine.name}: {shlex.join(command)}")
+        return 0
+    return run_launchers(machines, commands, quiet=args.quiet)
 
 
 def run_command(parser: argparse.ArgumentParser) -> int:

@@ -21,7 +21,7 @@ def test_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentPar
 
 def _test(args: argparse.Namespace) -> int:
     args.training_script = str(Path(scripts.__file__).with_name("test_script.py"))
-    args.training_script_args, args.quiet = [], False
+    args.training_script_args, args.quiet, args.dry_run, args.hostfile = [], False, False, None
     status = launch_command(args)
     if status == 0:
         print("accelerate-cpp test: everything works; train on")

@@ -100,12 +100,23 @@ def _integer(name: str, default: int | None, doc: str) -> Variable[Any]:
     return Variable(name, _parse_int, str, default, doc)
 
 
-def _flag(name: str, doc: str, default: bool = False) -> Variable[bool]:
-    return Variable(name, parse_flag, lambda value: "true" if value else "false", default, doc)
+def _flag(name: str, doc: str, default: bool = False, texts: tuple[str, str] = ("false", "true")) -> Variable[bool]:
+    """A switch; ``texts`` are how off and on are written, which scripts that read them themselves may rely on."""
+    return Variable(name, parse_flag, lambda value: texts[bool(value)], default, doc)
+
+
+_AS_PYTHON_WRITES = ("False", "True")
 
 
 def _text(name: str, default: str | None, doc: str) -> Variable[Any]:
     return Variable(name, str, str, default, doc)
+
+
+def _parse_place(text: str) -> tuple[int, int]:
+    descriptor, colon, slot = text.partition(":")
+    if not (colon and descriptor.isdecimal() and slot.isdecimal()):
+        raise ValueError("expected two numbers with a colon between, such as 7:0")
+    return int(descriptor), int(slot)
 
 
 def _parse_fp8_backend(text: str) -> str:
@@ -125,7 +136,19 @@ RENDEZVOUS_FD = _integer(
     None,
     "inherited descriptor of the memory file through which one host's workers meet",
 )
-USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present")
+BOARD: Variable[tuple[int, int] | None] = Variable(
+    "ACCELERATE_CPP_BOARD",
+    _parse_place,
+    lambda place: ":".join(map(str, place or ())),
+    None,
+    "inherited descriptor of the memory file on which workers say how far they are, and this worker's slot in it",
+)
+LIVE_VIEW = _flag("ACCELERATE_CPP_LIVE_VIEW", "show in the cell how far the workers of notebook_launcher are", True)
+RESTART_COUNT = _integer(
+    "TORCHELASTIC_RESTART_COUNT", None, "how often the workers were started again; named as torch's"
+)
+MAX_RESTARTS = _integer("TORCHELASTIC_MAX_RESTARTS", None, "how often they may be")
+USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present", texts=_AS_PYTHON_WRITES)
 TORCH_DEVICE = _text("ACCELERATE_TORCH_DEVICE", None, "the device to use, for example cuda:1 or cpu")
 MIXED_PRECISION = _text("ACCELERATE_MIXED_PRECISION", None, "no, fp16, bf16 or fp8; an argument in code wins over it")
 GRADIENT_ACCUMULATION_STEPS = _integer(
@@ -167,6 +190,16 @@ FP8_USE_MXFP8_BLOCK_SCALING = _flag(
 FP8_OPT_LEVEL = _text("ACCELERATE_FP8_OPT_LEVEL", "O2", "MS-AMP: O1 or O2")
 DEBUG_MODE = _flag("ACCELERATE_DEBUG_MODE", "check the shapes of collectives before running them")
 DYNAMO_BACKEND = _text("ACCELERATE_DYNAMO_BACKEND", None, "torch.compile backend for prepared models; no means off")
+DYNAMO_MODE = _text("ACCELERATE_DYNAMO_MODE", None, "mode of torch.compile: default, reduce-overhead or max-autotune")
+DYNAMO_USE_FULLGRAPH = _flag(
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH", "torch.compile refuses breaks of the graph", texts=_AS_PYTHON_WRITES
+)
+DYNAMO_USE_DYNAMIC = _flag(
+    "ACCELERATE_DYNAMO_USE_DYNAMIC", "torch.compile for shapes that change", texts=_AS_PYTHON_WRITES
+)
+DYNAMO_USE_REGIONAL_COMPILATION = _flag(
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "torch.compile block by block", texts=_AS_PYTHON_WRITES
+)
 SLOW_WAIT_SECONDS = Variable(
     "ACCELERATE_CPP_SLOW_WAIT_SECONDS",
     _parse_seconds,
@@ -178,13 +211,9 @@ HF_HOME = _text("HF_HOME", None, "folder of Hugging Face's files, the configurat
 XDG_CACHE_HOME = _text("XDG_CACHE_HOME", "~/.cache", "folder of caches, in which huggingface/ is unless HF_HOME is set")
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
 OMP_NUM_THREADS = _integer("OMP_NUM_THREADS", None, "intra-operator threads of each process")
-CPU_AFFINITY = Variable(
-    "ACCELERATE_CPU_AFFINITY",
-    parse_flag,
-    lambda value: "1" if value else "0",
-    False,
-    "pin each process of a host to cores of its own",
-)
+KMP_AFFINITY = _text("KMP_AFFINITY", None, "how Intel's OpenMP binds the threads of each process to cores")
+KMP_BLOCKTIME = _integer("KMP_BLOCKTIME", None, "milliseconds that its threads wait for work before they sleep")
+CPU_AFFINITY = _flag("ACCELERATE_CPU_AFFINITY", "pin each process of a host to cores of its own", texts=("0", "1"))
 CORES: Variable[tuple[int, ...]] = Variable(
     "ACCELERATE_CPP_CORES",
     parse_cores,

@@ -36,42 +36,6 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group(
-        "Compilation",
-        "compiling models while preparing them",
-        (
-            Flag(
-                "dynamo_backend",
-                "the backend of torch.compile",
-                choices=(
-                    "no",
-                    "eager",
-                    "aot_eager",
-                    "inductor",
-                    "aot_ts_nvfuser",
-                    "nvprims_nvfuser",
-                    "cudagraphs",
-                    "ofi",
-                    "fx2trt",
-                    "onnxrt",
-                    "tensorrt",
-                    "aot_torchxla_trace_once",
-                    "torhchxla_trace_once",
-                    "tvm",
-                ),
-                neutral="no",
-            ),
-            Flag(
-                "dynamo_mode",
-                "the mode of torch.compile",
-                choices=("default", "reduce-overhead", "max-autotune"),
-                neutral="default",
-            ),
-            Flag("dynamo_use_fullgraph", "refuse breaks of the graph", takes_value=False),
-            Flag("dynamo_use_dynamic", "compile for shapes that change", takes_value=False),
-            Flag("dynamo_use_regional_compilation", "compile block by block", takes_value=False),
-        ),
-    ),
-    Group(
         "Sharding (FSDP)",
         "sharding parameters over the processes",
         (
@@ -191,25 +155,9 @@ GROUPS: tuple[Group, ...] = (
         ),
     ),
     Group(
-        "Several machines",
-        "starting workers on several machines",
-        (
-            Flag("same_network", "whether all machines are in one network", takes_value=False, neutral=""),
-            Flag("role", "name of the workers in a rendezvous", neutral="default"),
-            Flag("rdzv_backend", "how several machines meet", neutral="static"),
-            Flag("rdzv_conf", "options of the rendezvous, as key=value pairs"),
-            Flag("mpirun_hostfile", "file with the machines"),
-        ),
-    ),
-    Group(
-        "Supervision",
-        "restarting workers and keeping their output",
-        (
-            Flag("tee", "which streams go to files and to the console", neutral="0"),
-            Flag("log_dir", "folder of the files with the output of workers"),
-            Flag("max_restarts", "how often failed workers are started again", neutral="0"),
-            Flag("monitor_interval", "seconds between two looks at the workers", neutral="0.1"),
-        ),
+        "mpirun",
+        "starting mpirun",
+        (Flag("mpirun_hostfile", "file with the machines"),),
     ),
     Group(
         "AWS",

@@ -5,11 +5,26 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.signals import INTERRUPTS
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def tie_to_parent(parent: int, prctl: Callable[..., int] | None = None) -> None:
+    """Lets the kernel kill this process when the thread that started it ends; at once if ``parent`` is gone already.
+
+    Raises:
+        SystemFailure: the kernel refuses.
+    """
+    prctl = prctl or ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise SystemFailure(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent:  # it died before prctl, so its death will not be signalled
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class ChildSetup:
@@ -25,11 +40,7 @@ class ChildSetup:
 
     def __call__(self) -> None:
         """Raises :class:`SystemFailure` where the kernel refuses; ends the process if the parent is already gone."""
-        if self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-            error = ctypes.get_errno()
-            raise SystemFailure(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-        if os.getppid() != self._parent:  # it died before prctl, so its death will not be signalled
-            os.kill(os.getpid(), signal.SIGKILL)
+        tie_to_parent(self._parent, self._prctl)
         signal.set_wakeup_fd(-1)
         for number in INTERRUPTS:
             if signal.getsignal(number) is not signal.SIG_IGN:

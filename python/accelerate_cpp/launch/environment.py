@@ -13,6 +13,7 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import Shares
+from accelerate_cpp.launch.machines import ALONE, Launchers
 
 # A launch makes its own group: what an outer launch says about another group must not reach its workers.
 _OF_ANOTHER_GROUP = (
@@ -21,17 +22,22 @@ _OF_ANOTHER_GROUP = (
     env_table.LOCAL_RANK,
     env_table.LOCAL_WORLD_SIZE,
     env_table.RENDEZVOUS_FD,
+    env_table.BOARD,
     env_table.FORK_LAUNCHED,
     env_table.CPU_AFFINITY,
     env_table.CORES,
+    env_table.RESTART_COUNT,
+    env_table.MAX_RESTARTS,
 )
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The settings that the workers of one launch share.
+    """The settings that the workers of one launcher share.
 
-    ``shares`` are the cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one.
+    ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
+    cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``compiler`` says how models
+    are compiled while they are prepared.
     """
 
     num_processes: int
@@ -46,10 +52,23 @@ class WorkerGroup:
     fork_launched: bool = False
     shares: Shares = ()
     fp8: Mapping[Variable[Any], Any] = field(default_factory=dict)
+    compiler: Mapping[Variable[Any], Any] = field(default_factory=dict)
+    launchers: Launchers = ALONE
 
-    def cores_of(self, rank: int) -> tuple[int, ...]:
-        """The cores that worker ``rank`` is pinned to; none where it is not."""
-        return self.shares[rank] if self.shares else ()
+    @property
+    def world_size(self) -> int:
+        """The number of workers of all launchers."""
+        return self.num_processes * self.launchers.count
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this launcher's workers among all."""
+        first = self.num_processes * self.launchers.rank
+        return range(first, first + self.num_processes)
+
+    def cores_of(self, worker: int) -> tuple[int, ...]:
+        """The cores that this launcher's worker number ``worker`` is pinned to; none where it is not."""
+        return self.shares[worker] if self.shares else ()
 
 
 def threads_per_worker(num_processes: int, asked: int | None, environ: Mapping[str, str], shares: Shares = ()) -> int:
@@ -66,15 +85,43 @@ def threads_per_worker(num_processes: int, asked: int | None, environ: Mapping[s
 
 
 def worker_environment(
-    group: WorkerGroup, rank: int, rendezvous_fd: int, environ: Mapping[str, str] | None = None
+    group: WorkerGroup,
+    worker: int,
+    rendezvous_fd: int,
+    environ: Mapping[str, str] | None = None,
+    restarts: tuple[int, int] = (0, 0),
 ) -> dict[str, str]:
-    """The whole environment of worker ``rank``: the caller's (``environ``, default ``os.environ``) and the group's.
+    """The whole environment of a worker: the caller's (``environ``, default ``os.environ``) and the group's.
 
-    A group of one worker is a plain run: it is told of no rank and no group.
+    A run of one worker is a plain run: it is told of no rank and no group.
+
+    Args:
+        worker: its number among those of its launcher.
+        restarts: how many there were, and how many there may be.
     """
-    base = dict(os.environ if environ is None else environ)
+    first = group.num_processes * group.launchers.local_rank
+    ranks = {
+        env_table.RANK: group.ranks[worker],
+        env_table.WORLD_SIZE: group.world_size,
+        env_table.LOCAL_RANK: first + worker,
+        env_table.LOCAL_WORLD_SIZE: group.num_processes * group.launchers.local_count,
+        env_table.MASTER_ADDR: group.master_addr,
+        env_table.MASTER_PORT: group.master_port,
+        env_table.RENDEZVOUS_FD: rendezvous_fd if group.launchers.count == 1 else None,
+    }
+    number, most = restarts
+    attempt = {env_table.RESTART_COUNT: number, env_table.MAX_RESTARTS: most} if most else {}
+    shared = group_environment(group, os.environ if environ is None else environ)
+    return shared | env_table.render(attempt | (ranks if group.world_size > 1 else {}))
+
+
+def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[str, str]:
+    """What all workers of ``group`` are told, besides ``environ``."""
+    base = dict(environ)
     for row in _OF_ANOTHER_GROUP:
         base.pop(row.name, None)
+    if group.gpu_ids is not None:
+        base["CUDA_VISIBLE_DEVICES"] = group.gpu_ids
     shared = {
         env_table.USE_CPU: group.cpu,
         env_table.MIXED_PRECISION: group.mixed_precision,
@@ -84,20 +131,24 @@ def worker_environment(
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,
+        **group.compiler,
         **group.fp8,
     }
-    ranks = {
-        env_table.RANK: rank,
-        env_table.WORLD_SIZE: group.num_processes,
-        env_table.LOCAL_RANK: rank,
-        env_table.LOCAL_WORLD_SIZE: group.num_processes,
-        env_table.MASTER_ADDR: group.master_addr,
-        env_table.MASTER_PORT: group.master_port,
-        env_table.RENDEZVOUS_FD: rendezvous_fd,
+    return env_table.render(_intel_openmp(group)) | base | env_table.render(shared)
+
+
+def _intel_openmp(group: WorkerGroup) -> dict[Variable[Any], Any]:
+    """What Intel's OpenMP is told on the CPU unless the user says otherwise.
+
+    Its threads are bound to cores only where no other worker's would be bound to the same.
+    """
+    if not group.cpu:
+        return {}
+    has_cores_of_its_own = bool(group.shares) or group.world_size == 1
+    return {
+        env_table.KMP_BLOCKTIME: 1,
+        env_table.KMP_AFFINITY: "granularity=fine,compact,1,0" if has_cores_of_its_own else None,
     }
-    if group.gpu_ids is not None:
-        base["CUDA_VISIBLE_DEVICES"] = group.gpu_ids
-    return base | env_table.render(shared | (ranks if group.num_processes > 1 else {}))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accelerate_cpp.errors import AccelerateError
 
@@ -20,11 +20,18 @@ class WorkerFailed(AccelerateError):
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended: its exit code, negative for a signal, and whether the launcher was ending the run by then."""
+    """How a worker ended.
+
+    Attributes:
+        exit_code: negative for a signal.
+        while_ending: whether the launcher was ending the run by then.
+        at: seconds since the epoch.
+    """
 
     rank: int
     exit_code: int
     while_ending: bool
+    at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs a function in workers that are forks of this process: ``notebook_launcher``.
+"""Runs a function in workers that are forks of this process: of the notebook's kernel, or of its fork server.
 
 The forks are made by a thread of their own, which then is the main thread of each child. It has never entered an
 OpenMP region, so the child does not wait for the parent's OpenMP threads, which a fork does not copy; and as the main
@@ -8,61 +8,31 @@ thread it may install signal handlers, as training code does.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from signal import SIGINT
 
 from accelerate_cpp.config import env_table
-from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
-from accelerate_cpp.launch.affinity import pinned, shares_of_launch
+from accelerate_cpp.launch.affinity import pinned
+from accelerate_cpp.launch.board import Board, board
+from accelerate_cpp.launch.cells import FunctionFailed
 from accelerate_cpp.launch.child import ChildSetup
-from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker, worker_environment
-from accelerate_cpp.launch.failure import RunEnd, WorkerFailed, describe, first_failure
+from accelerate_cpp.launch.environment import WorkerGroup, worker_environment
+from accelerate_cpp.launch.failure import RunEnd, describe, first_failure
 from accelerate_cpp.launch.forked_child import ErrorReport, run_child
+from accelerate_cpp.launch.live_view import CELL_DELAY_SECONDS, LiveView, in_cell
 from accelerate_cpp.launch.rendezvous import rendezvous_file
 from accelerate_cpp.launch.signals import blocked_signals, caught_signals
 from accelerate_cpp.launch.supervisor import Supervisor
 from accelerate_cpp.launch.worker import Sink, Worker
 from accelerate_cpp.launch.worker_output import ForwardedText
-
-
-def function_group(
-    num_processes: int | None,
-    *,
-    cpu: bool = False,
-    mixed_precision: str | None = None,
-    master_addr: str = "127.0.0.1",
-    master_port: int | None = None,
-) -> WorkerGroup:
-    """The settings of a launched function.
-
-    Args:
-        num_processes: ``None`` is one per visible GPU, or 1 without GPUs.
-        mixed_precision: ``None`` leaves it to the environment.
-    """
-    cpu = cpu or env_table.USE_CPU.get()
-    if num_processes is None:
-        num_processes = 1 if cpu else max(1, host.gpu_count(os.environ))
-    if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
-        raise InvalidArgument(f"num_processes={num_processes!r}: expected an integer of at least 1")
-    shares = shares_of_launch(num_processes, os.environ, on_gpus=not cpu) if env_table.CPU_AFFINITY.get() else ()
-    return WorkerGroup(
-        num_processes=num_processes,
-        cpu=cpu,
-        mixed_precision=mixed_precision or env_table.MIXED_PRECISION.get() or "no",
-        num_threads=threads_per_worker(num_processes, None, os.environ, shares),
-        master_addr=master_addr,
-        master_port=master_port or host.free_port(),
-        debug=env_table.DEBUG_MODE.get(),
-        fork_launched=True,
-        shares=shares,
-    )
 
 
 @dataclass(frozen=True)
@@ -82,21 +52,65 @@ class _Pipes:
         return self.stdout[1], self.stderr[1], self.report[1]
 
 
-def run_forked(task: Callable[[], object], group: WorkerGroup) -> None:
+def _print_to_stdout(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What this process is to workers that it forks. The defaults are for a kernel.
+
+    Attributes:
+        environment: of the workers, before the group's; ``None`` is that of this process.
+        signals: delivers one byte per interrupt; ``None``: those of this process are caught.
+        print_stdout: takes what workers print.
+        print_stderr: takes what they complain.
+        private: descriptors that workers must not keep.
+        display: shows how far the workers are, as text and as HTML; ``None``: that is not shown.
+    """
+
+    environment: Mapping[str, str] | None = None
+    signals: socket.socket | None = None
+    print_stdout: Callable[[str], object] = _print_to_stdout
+    print_stderr: Callable[[str], object] = _print_to_stderr
+    private: Collection[int] = ()
+    display: Callable[[str, str], object] | None = None
+
+
+def run_forked(
+    task: Callable[[], object], group: WorkerGroup, results: Sequence[int], parent: Parent | None = None
+) -> None:
     """Runs ``task()`` in each worker of ``group`` and returns when all have ended.
 
-    Raises :class:`WorkerFailed` for the first worker that failed, KeyboardInterrupt when this process is interrupted,
+    Args:
+        results: for each rank the descriptor of an empty file, into which goes what ``task()`` returns there
+            (:func:`accelerate_cpp.launch.results.values_of`).
+
+    Raises :class:`FunctionFailed` for the first worker that failed, KeyboardInterrupt when this process is interrupted,
     and :class:`InvalidArgument` where workers cannot be forked. No worker is left in any case.
     """
     host.require_supervision(group.num_processes)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what is buffered is the parent's to print
+    parent = parent or Parent()
     reports = [bytearray() for _ in range(group.num_processes)]
     with ExitStack() as stack:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        signals = stack.enter_context(caught_signals((SIGINT,)) if in_main_thread else nullcontext())
-        forks = stack.enter_context(_Forks(task, group, stack.enter_context(rendezvous_file())))
-        supervisor = stack.enter_context(Supervisor(signals))
+        signals = parent.signals
+        if signals is None and threading.current_thread() is threading.main_thread():
+            signals = stack.enter_context(caught_signals((SIGINT,)))
+        rendezvous = stack.enter_context(rendezvous_file())
+        watched, views = None, []
+        if parent.display is not None:
+            watched = stack.enter_context(board(group.ranks))
+            views.append(LiveView(watched, in_cell(parent.display), CELL_DELAY_SECONDS))
+        forks = stack.enter_context(_Forks(task, group, (rendezvous, watched), results, parent))
+        supervisor = stack.enter_context(Supervisor(signals, views))
         forks.start(supervisor, reports)
         end = supervisor.run()
     _raise_failure(end, [ErrorReport.parse(bytes(report)) for report in reports])
@@ -105,10 +119,24 @@ def run_forked(task: Callable[[], object], group: WorkerGroup) -> None:
 class _Forks:
     """The thread that forks the workers. It lives until they have ended: the kernel kills them when it ends."""
 
-    def __init__(self, task: Callable[[], object], group: WorkerGroup, rendezvous: int) -> None:
+    def __init__(
+        self,
+        task: Callable[[], object],
+        group: WorkerGroup,
+        files: tuple[int, Board | None],
+        results: Sequence[int],
+        parent: Parent,
+    ) -> None:
+        rendezvous, watched = files
         self._task = task
         self._group = group
-        self._environments = [worker_environment(group, rank, rendezvous) for rank in range(group.num_processes)]
+        self._results = results
+        self._parent = parent
+        self._environments = [
+            worker_environment(group, rank, rendezvous, parent.environment)
+            | ({} if watched is None else env_table.render({env_table.BOARD: (watched.descriptor, rank)}))
+            for rank in range(group.num_processes)
+        ]
         self._setup = ChildSetup()
         self._finished = threading.Event()
         self._forked: Future[None] = Future()
@@ -141,8 +169,8 @@ class _Forks:
     def _worker(self, rank: int, pid: int, report: bytearray) -> Worker:
         pipes = self._pipes[rank]
         outputs: dict[int, Sink] = {
-            pipes.stdout[0]: ForwardedText(_print_to_stdout),
-            pipes.stderr[0]: ForwardedText(_print_to_stderr),
+            pipes.stdout[0]: ForwardedText(self._parent.print_stdout),
+            pipes.stderr[0]: ForwardedText(self._parent.print_stderr),
             pipes.report[0]: report.extend,
         }
         return Worker(rank, pid, outputs, partial(os.waitpid, pid, 0))
@@ -163,20 +191,11 @@ class _Forks:
         pid = os.fork()
         if pid == 0:
             own = self._pipes[rank].write_ends
-            others = {end for pipes in self._pipes for end in (*pipes.read_ends, *pipes.write_ends)}
-            run_child(self._task, self._environments[rank], self._setup, own, others - set(own))
+            pipes = {end for pipes in self._pipes for end in (*pipes.read_ends, *pipes.write_ends)}
+            foreign = {*pipes, *self._results, *self._parent.private}.difference(own, (self._results[rank],))
+            run_child(self._task, self._environments[rank], self._setup, own, self._results[rank], foreign)
         self._pids.append(pid)
         os.setpgid(pid, pid)  # the child does the same; whoever is first, the group exists before it is signalled
-
-
-def _print_to_stdout(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _print_to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
 
 
 def _raise_failure(end: RunEnd, reports: list[ErrorReport | None]) -> None:
@@ -195,4 +214,4 @@ def _raise_failure(end: RunEnd, reports: list[ErrorReport | None]) -> None:
         message = f"rank {failure.rank} failed: {describe(failure.exit_code)}"
     else:
         message = f"rank {failure.rank} failed: {report.summary}\n\n{report.traceback}"
-    raise WorkerFailed(message, failure.rank, failure.exit_code)
+    raise FunctionFailed(message, failure.rank, failure.exit_code)

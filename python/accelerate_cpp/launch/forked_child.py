@@ -1,4 +1,4 @@
-"""The life of a forked worker: from the fork to ``os._exit``, and the report of the error that ended it."""
+"""The life of a forked worker, from the fork to ``os._exit``, and the report of the error that ended it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import NoReturn
 from accelerate_cpp.errors import PeerLost
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import become_worker
+from accelerate_cpp.launch.results import send
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
 
@@ -58,12 +59,14 @@ def run_child(
     environment: Mapping[str, str],
     setup: ChildSetup,
     write_ends: tuple[int, int, int],
+    result: int,
     foreign: Iterable[int],
 ) -> NoReturn:
     """Runs ``task()`` as this freshly forked process, then ends it without running anything of the parent's.
 
     Args:
         write_ends: descriptors for standard output, standard error and the error report.
+        result: descriptor of the file for what ``task()`` returns.
         foreign: descriptors that belong to other workers or to the parent.
     """
     exit_code = 1
@@ -75,7 +78,7 @@ def run_child(
         for descriptor in foreign:
             os.close(descriptor)
         _redirect(*write_ends[:2])
-        exit_code = _run_task(task, write_ends[2])
+        exit_code = _run_task(task, write_ends[2], result)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
@@ -97,10 +100,10 @@ def _text_writer(descriptor: int) -> io.TextIOWrapper:
     return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
-def _run_task(task: Callable[[], object], report_to: int) -> int:
-    """Runs ``task()`` and waits for the threads that it started; returns the exit code."""
+def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
+    """Runs ``task()``, sends what it returns, and waits for the threads that it started; returns the exit code."""
     try:
-        task()
+        send(task(), result)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import shares_of_launch
+from accelerate_cpp.launch.elastic import Agent
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker
-from accelerate_cpp.launch.settings import Setting, fp8_recipe, resolved
+from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers, find_launchers
+from accelerate_cpp.launch.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
+from accelerate_cpp.launch.streams import STDERR, STDOUT, Logs, parse_tee
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,17 @@ class LaunchOptions:
     machine_rank: int | None = None
     main_process_ip: str | None = None
     main_process_port: int | None = None
+    same_network: bool = False
+    rdzv_backend: str | None = None
+    rdzv_conf: str = ""
+    role: str = "default"
     num_cpu_threads_per_process: int | None = None
     mixed_precision: str | None = None
+    dynamo_backend: str | None = None
+    dynamo_mode: str | None = None
+    dynamo_use_fullgraph: bool = False
+    dynamo_use_dynamic: bool = False
+    dynamo_use_regional_compilation: bool = False
     gradient_accumulation_steps: int | None = None
     gpu_ids: str | None = None
     module: bool = False
@@ -40,26 +53,84 @@ class LaunchOptions:
     debug: bool = False
     enable_cpu_affinity: bool = False
     config_file: str | None = None
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    log_dir: str | None = None
+    tee: str = "0"
+    report: str | None = None
+    ends_with_stdin: bool = False
+    monitor: bool = False
     fp8: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a launch does: the command that every worker runs and what the workers are told.
+    """What a launch does.
 
-    ``settings`` say where everything came from.
+    Attributes:
+        command: what every worker runs.
+        group: what the workers are told.
+        settings: where everything came from.
+        max_restarts: how often all workers are started again after a failure.
+        logs: which output goes to files.
+        report: where to write what happened.
+        agent: of torch, if it is to watch the workers in our place.
+        ends_with_stdin: whether the run ends when standard input does, of which the workers see nothing then.
+        monitor: whether it is shown how far the workers are.
     """
 
     command: tuple[str, ...]
     group: WorkerGroup
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    max_restarts: int = 0
+    logs: Logs = field(default_factory=Logs)
+    report: Path | None = None
+    agent: Agent | None = None
+    ends_with_stdin: bool = False
+    monitor: bool = False
 
 
 def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> LaunchPlan:
     """The plan for ``options`` under ``environ`` (default ``os.environ``), or :class:`InvalidArgument`."""
     command = _command(options, os.environ if environ is None else environ)
     group, settings = resolve_group(options, environ)
-    return LaunchPlan(command, group, settings)
+    logs = _logs(options, group.num_processes)
+    report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
+    agent = _agent(options, group.launchers, settings)
+    if options.monitor and agent is not None:
+        raise InvalidArgument(
+            f"--monitor shows workers that this launcher watches, but here torch's agent does ({agent.rdzv_backend}); "
+            "leave out --monitor, or --rdzv_backend and --max_restarts"
+        )
+    return LaunchPlan(
+        command,
+        group,
+        settings,
+        max_restarts=options.max_restarts,
+        logs=logs,
+        report=report,
+        agent=agent,
+        ends_with_stdin=options.ends_with_stdin,
+        monitor=options.monitor,
+    )
+
+
+def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
+    """Torch's agent, if several machines have to agree on who takes part."""
+    backend = settings["rdzv_backend"].value
+    if launchers.count == 1 or (backend == "static" and options.max_restarts == 0):
+        return None
+    # With a rendezvous, the flags may be the same on all machines.
+    numbered = settings["num_machines"].value == 1 or settings["machine_rank"].source != DEFAULT
+    return Agent(
+        backend,
+        options.rdzv_conf,
+        options.role,
+        options.max_restarts,
+        options.monitor_interval,
+        options.tee,
+        is_host=launchers.rank == 0 if numbered else None,
+    )
 
 
 def resolve_group(
@@ -72,56 +143,88 @@ def resolve_group(
     file = config_file.find(options.config_file, environ)
     settings = resolved(options, environ, file)
     said = {name: setting.value for name, setting in settings.items()}
-    _check_machines(settings)
     # Of what the file says and what a flag says, the flag counts.
     cpu = said["cpu"] and not options.multi_gpu
     gpu_ids = _gpu_ids(said["gpu_ids"], cpu)
     visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
-    num_processes = _num_processes(settings, cpu, visible)
-    shares = shares_of_launch(num_processes, visible, on_gpus=not cpu) if said["enable_cpu_affinity"] else ()
+    launchers = _launchers(settings, environ)
+    workers = _workers_of_launcher(settings, launchers, cpu, visible)
+    shares = shares_of_launch(workers, visible, on_gpus=not cpu) if said["enable_cpu_affinity"] else ()
     group = WorkerGroup(
-        num_processes=num_processes,
+        num_processes=workers,
         cpu=cpu,
         mixed_precision=said["mixed_precision"],
-        num_threads=threads_per_worker(num_processes, said["num_cpu_threads_per_process"], environ, shares),
-        master_addr=said["main_process_ip"] or "127.0.0.1",
-        master_port=said["main_process_port"] or host.free_port(),
+        num_threads=threads_per_worker(workers, said["num_cpu_threads_per_process"], environ, shares),
+        master_addr=str(launchers.address),
+        master_port=said["main_process_port"] or launchers.port or host.free_port(),
         debug=said["debug"],
         gradient_accumulation_steps=said["gradient_accumulation_steps"],
         gpu_ids=gpu_ids,
         shares=shares,
         fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
+        compiler=compiler(settings),
+        launchers=launchers,
     )
-    effective = {"cpu": cpu, "num_processes": num_processes, "num_cpu_threads_per_process": group.num_threads}
+    effective = {
+        "cpu": cpu,
+        "num_processes": group.world_size,
+        "num_cpu_threads_per_process": group.num_threads,
+    }
     return group, settings | {name: replace(settings[name], value=value) for name, value in effective.items()}
 
 
-def _num_processes(settings: Mapping[str, Setting], cpu: bool, visible: Mapping[str, str]) -> int:
-    setting, multi_gpu = settings["num_processes"], settings["multi_gpu"]
-    number = setting.value
-    if number is None:
-        number = 1 if cpu else max(1, host.gpu_count(visible))
-    if number < 1:
+def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Launchers:
+    """Which launcher of how many this is: as flags or the file say, else as can be found out."""
+    machines, rank, address = settings["num_machines"], settings["machine_rank"], settings["main_process_ip"].value
+    if machines.value > 1:
+        launchers = Launchers(machines.value, rank.value, port=DEFAULT_PORT, source=machines.source)
+    else:
+        if rank.value != 0:
+            raise InvalidArgument(f"machine_rank is {rank.value} ({rank.source}): with one machine the only rank is 0")
+        # A file says 1 unless it was asked for more; a flag means it.
+        launchers = ALONE if machines.source == "--num_machines" else find_launchers(environ)
+    launchers = replace(launchers, address=address or launchers.address)
+    if launchers.address is None:
         raise InvalidArgument(
-            f"num_processes is {number} ({setting.source}), and must be at least 1: pass --num_processes"
+            f"{launchers.count} machines ({launchers.source}), and nobody says where rank 0 is: pass --main_process_ip "
+            "with the address of that machine"
         )
-    if multi_gpu.value and not cpu and number < 2:
+    return launchers
+
+
+def _workers_of_launcher(
+    settings: Mapping[str, Setting], launchers: Launchers, cpu: bool, visible: Mapping[str, str]
+) -> int:
+    setting, multi_gpu = settings["num_processes"], settings["multi_gpu"]
+    total = setting.value
+    if total is None:
+        alone_here = launchers.local_count == 1
+        each = launchers.workers_each or (1 if cpu or not alone_here else max(1, host.gpu_count(visible)))
+        total = each * launchers.count
+    if total < 1:
         raise InvalidArgument(
-            f"multi_gpu ({multi_gpu.source}) needs at least 2 processes, but this launch has {number}: "
+            f"num_processes is {total} ({setting.source}), and must be at least 1: pass --num_processes"
+        )
+    if total % launchers.count:
+        raise InvalidArgument(
+            f"num_processes is {total} ({setting.source}), which is of all machines together and cannot be shared out "
+            f"evenly to {launchers.count} ({launchers.source}); pass a multiple of {launchers.count}"
+        )
+    if multi_gpu.value and not cpu and total < 2:
+        raise InvalidArgument(
+            f"multi_gpu ({multi_gpu.source}) needs at least 2 processes, but this launch has {total}: "
             "pass --num_processes, or leave --multi_gpu out"
         )
-    return int(number)
+    return int(total // launchers.count)
 
 
-def _check_machines(settings: Mapping[str, Setting]) -> None:
-    machines, rank = settings["num_machines"], settings["machine_rank"]
-    if machines.value != 1:
-        raise InvalidArgument(
-            f"num_machines is {machines.value} ({machines.source}): this command starts workers on one machine only; "
-            "for several machines start the script with torchrun on each"
-        )
-    if rank.value != 0:
-        raise InvalidArgument(f"machine_rank is {rank.value} ({rank.source}): with one machine the only rank is 0")
+def _logs(options: LaunchOptions, num_workers: int) -> Logs:
+    """Each run has a folder of its own, so that no run writes into the files of another."""
+    streams = parse_tee(options.tee, num_workers)
+    if options.log_dir is None:
+        return Logs(None, streams)
+    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}"
+    return Logs(Path(options.log_dir) / run, streams if any(streams) else (STDOUT | STDERR,) * num_workers)
 
 
 def _gpu_ids(gpu_ids: str | None, cpu: bool) -> str | None:

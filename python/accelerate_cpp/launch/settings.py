@@ -50,6 +50,16 @@ def _number_of_processes(given: Mapping[str, Any]) -> int | None:
     return 1 if number is None else number
 
 
+def _compiler(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Looks up a key of the section on torch.compile, which may be written without ``dynamo_``."""
+
+    def look_up(given: Mapping[str, Any]) -> Any:
+        section = given.get("dynamo_config") or {}
+        return section.get(f"dynamo_{name}", section.get(name))
+
+    return look_up
+
+
 ROWS: tuple[Row, ...] = (
     Row("cpu", env_table.USE_CPU, _trains_on_cpu, default=False),
     Row("multi_gpu", None, _trains_on_gpus, default=False),
@@ -58,8 +68,20 @@ ROWS: tuple[Row, ...] = (
     Row("machine_rank", None, "machine_rank", default=0),
     Row("main_process_ip", None, "main_process_ip"),
     Row("main_process_port", None, "main_process_port"),
+    Row("same_network", None, "same_network", default=False),
+    Row("rdzv_backend", None, "rdzv_backend", default="static"),
     Row("num_cpu_threads_per_process", env_table.OMP_NUM_THREADS, None),
     Row("mixed_precision", env_table.MIXED_PRECISION, "mixed_precision", default="no"),
+    Row("dynamo_backend", env_table.DYNAMO_BACKEND, _compiler("backend"), default="no"),
+    Row("dynamo_mode", env_table.DYNAMO_MODE, _compiler("mode"), default="default"),
+    Row("dynamo_use_fullgraph", env_table.DYNAMO_USE_FULLGRAPH, _compiler("use_fullgraph"), default=False),
+    Row("dynamo_use_dynamic", env_table.DYNAMO_USE_DYNAMIC, _compiler("use_dynamic"), default=False),
+    Row(
+        "dynamo_use_regional_compilation",
+        env_table.DYNAMO_USE_REGIONAL_COMPILATION,
+        _compiler("use_regional_compilation"),
+        default=False,
+    ),
     Row("gradient_accumulation_steps", env_table.GRADIENT_ACCUMULATION_STEPS, None),
     Row("gpu_ids", None, "gpu_ids"),
     Row("debug", env_table.DEBUG_MODE, "debug", default=False),
@@ -150,14 +172,21 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     for name, purpose in _SECTIONS.items():
         if given.get(name) and asked is None:
             asked = (name, purpose)
-    backend = str((given.get("dynamo_config") or {}).get("dynamo_backend", "NO"))
-    if backend.upper() != "NO" and asked is None:
-        asked = (f"dynamo_backend: {backend}", "compiling models while preparing them")
+    known_names = [row.name for row in ROWS if row.name.startswith("dynamo_")]
+    for name in given.get("dynamo_config") or {}:
+        if name not in known_names and f"dynamo_{name}" not in known_names:
+            raise unknown_key(f"{file.path}: dynamo_config", name, known_names)
     if asked is not None:
         raise InvalidArgument(
             f"{file.path}: {asked[0]}: {asked[1]} does not work in accelerate_cpp yet; use another file with "
             "--config_file, in which distributed_type is NO, MULTI_CPU or MULTI_GPU"
         )
+
+
+def compiler(settings: Mapping[str, Setting]) -> dict[Variable[Any], Any]:
+    """How models are compiled while they are prepared, as variables for the workers."""
+    values = {row.variable: settings[row.name].value for row in ROWS if row.name.startswith("dynamo_") and row.variable}
+    return values | {env_table.DYNAMO_BACKEND: str(values[env_table.DYNAMO_BACKEND]).upper()}
 
 
 def fp8_recipe(

@@ -7,9 +7,10 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
+from typing import Protocol
 
 from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.failure import RunEnd, WorkerEnd
@@ -23,14 +24,32 @@ GRACE_SECONDS = 5.0
 _CHUNK_BYTES = 64 * 1024
 
 
+class Periodic(Protocol):
+    """Something that shows what it has from time to time, such as the lines that a console holds."""
+
+    def seconds_left(self) -> float | None:
+        """How long until :meth:`show_due` has something to do; ``None`` when nothing waits."""
+
+    def show_due(self) -> None:
+        """Shows what is due."""
+
+    def show_all(self) -> None:
+        """Shows all there is."""
+
+
 class Supervisor:
     """Owns the workers added to it. Leaving the context ends whatever still runs, reads the pipes empty, and reaps.
 
     Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
     their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
+    ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` is as
+    SIGTERM.
     """
 
-    def __init__(self, signals: socket.socket | None = None) -> None:
+    def __init__(
+        self, signals: socket.socket | None = None, consoles: Sequence[Periodic] = (), lifeline: int | None = None
+    ) -> None:
+        self._consoles = consoles
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._ends: list[WorkerEnd] = []
@@ -41,6 +60,8 @@ class Supervisor:
         self._ending = False
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signal, signals))
+        if lifeline is not None:
+            self._selector.register(lifeline, selectors.EVENT_READ, partial(self._on_lifeline, lifeline))
 
     def __enter__(self) -> Supervisor:
         return self
@@ -75,6 +96,8 @@ class Supervisor:
             self._end(())
             for descriptor in list(self._outputs):
                 self._read_to_the_end(descriptor)
+            for console in self._consoles:
+                console.show_all()
         finally:
             ended = {end.rank for end in self._ends}
             for worker in self._workers:
@@ -99,8 +122,13 @@ class Supervisor:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 return
-            for key, _ in self._selector.select(remaining):
+            held = [left for console in self._consoles if (left := console.seconds_left()) is not None]
+            for key, _ in self._selector.select(
+                min([*held, *([] if remaining is None else [remaining])], default=None)
+            ):
                 key.data()
+            for console in self._consoles:
+                console.show_due()
 
     def _end(self, ladder: tuple[signal.Signals, ...]) -> None:
         """Signals every group with each of ``ladder`` in turn while something lives, and at last with SIGKILL.
@@ -153,10 +181,15 @@ class Supervisor:
         on_end()
 
     def _on_worker_end(self, worker: Worker) -> None:
-        self._ends.append(WorkerEnd(worker.rank, exit_code_of_ended(worker.pid), self._ending))
+        self._ends.append(WorkerEnd(worker.rank, exit_code_of_ended(worker.pid), self._ending, time.time()))
 
     def _on_signal(self, signals: socket.socket) -> None:
         self._interrupts.extend(number for number in signals.recv(_CHUNK_BYTES) if number in INTERRUPTS)
+
+    def _on_lifeline(self, lifeline: int) -> None:
+        if not os.read(lifeline, _CHUNK_BYTES):
+            self._selector.unregister(lifeline)
+            self._interrupts.append(signal.SIGTERM)
 
     def _on_output(self, descriptor: int) -> bool:
         """Passes one chunk on, and returns whether more can come."""

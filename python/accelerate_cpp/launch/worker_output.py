@@ -1,4 +1,4 @@
-"""What workers print: forwarded as it comes, and the end of it kept for the report."""
+"""What workers print: where it is written, and the end of it that is kept for the report."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import os
 import re
 import select
 from collections.abc import Callable
+from pathlib import Path
+
+from accelerate_cpp.launch.worker import Sink
 
 TAIL_BYTES = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
+_PEER_LOST = "accelerate_cpp.errors.PeerLost"
 # What torch.distributed puts before each line of an uncaught exception.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 
-class ForwardedBytes:
-    """Writes each chunk unchanged to a descriptor at once and keeps the last :data:`TAIL_BYTES`."""
+class Descriptor:
+    """Writes to a descriptor that others may share, until its reader leaves."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
-        self._tail = bytearray()
 
     def __call__(self, chunk: bytes) -> None:
-        self._tail += chunk
-        del self._tail[:-TAIL_BYTES]
         while chunk and self._descriptor is not None:
             try:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
@@ -33,10 +34,47 @@ class ForwardedBytes:
             except BrokenPipeError:  # the reader of our output left; the run itself goes on
                 self._descriptor = None
 
+
+class Tail:
+    """Keeps the last :data:`TAIL_BYTES` of what comes."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def __call__(self, chunk: bytes) -> None:
+        self._bytes += chunk
+        del self._bytes[:-TAIL_BYTES]
+
     @property
-    def tail(self) -> str:
-        """The last text that came, at most :data:`TAIL_BYTES` of it."""
-        return self._tail.decode(errors="replace")
+    def text(self) -> str:
+        """The last text that came."""
+        return self._bytes.decode(errors="replace")
+
+
+class LogFile:
+    """Writes what comes to a file. If that fails, ``complain`` is called once with the reason; the run goes on."""
+
+    def __init__(self, path: Path, complain: Callable[[str], object]) -> None:
+        self._path = path
+        self._complain = complain
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def __call__(self, chunk: bytes) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            while chunk:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+        except OSError as error:
+            self._complain(f"{self._path}: {error.strerror}: what workers print from now on is not in this file")
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file, after which nothing more is written."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class ForwardedText:
@@ -50,6 +88,16 @@ class ForwardedText:
         text = self._decoder.decode(chunk, final=not chunk)
         if text:
             self._write(text)
+
+
+def to_all(*sinks: Sink) -> Sink:
+    """A sink that hands each chunk to each of ``sinks``."""
+
+    def hand_on(chunk: bytes) -> None:
+        for sink in sinks:
+            sink(chunk)
+
+    return hand_on
 
 
 def last_traceback(tail: str) -> str:
@@ -68,3 +116,8 @@ def last_error_line(tail: str) -> str:
     if start < 0:
         return ""
     return next((line for line in tail[start:].splitlines()[1:] if line and not line[0].isspace()), "")
+
+
+def says_that_a_peer_was_lost(tail: str) -> bool:
+    """Whether the error in ``tail`` is the consequence of another rank's end."""
+    return last_error_line(tail).startswith(_PEER_LOST)

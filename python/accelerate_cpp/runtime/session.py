@@ -16,6 +16,7 @@ from accelerate_cpp.launch.affinity import pin_process
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.precision import Precision, precision_for
+from accelerate_cpp.runtime.progress import Progress, open_progress
 from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecting, read_topology
 
 
@@ -28,6 +29,7 @@ class Session:
     device: torch.device
     strategy: Strategy
     precision: Precision
+    progress: Progress | None = None  # where a launcher shows it
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
@@ -53,7 +55,7 @@ def build_session(config: SessionConfig) -> Session:
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
     precision = precision_for(config.mixed_precision, device, config.fp8)
-    return Session(config, topology, device, _strategy(config, topology, device), precision)
+    return Session(config, topology, device, _strategy(config, topology, device), precision, open_progress(device))
 
 
 def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:

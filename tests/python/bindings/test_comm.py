@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp._native import C10dBackend, create_backend, reduce_instruction_set
+from accelerate_cpp._native import C10dBackend, create_backend, reduce_instruction_set, time_waited
 from accelerate_cpp.errors import InvalidArgument, PeerLost, Timeout
 
 MINUTE = timedelta(minutes=1)
@@ -113,3 +114,27 @@ def test_python_goes_on_while_a_rank_waits() -> None:
 
 def test_the_instructions_in_use_have_a_name() -> None:
     assert reduce_instruction_set() in {"avx512", "avx2", "portable"}
+
+
+def test_time_waited_is_that_of_the_rank_that_came_first() -> None:
+    came = threading.Event()
+
+    def waited(backend: C10dBackend) -> timedelta:
+        total = timedelta()
+        while True:
+            before = time_waited()
+            if backend.rank() == 1:
+                assert came.wait(60)
+                came.clear()
+            else:
+                came.set()
+            backend.barrier().wait()
+            total += time_waited() - before
+            enough = torch.tensor([float(total > timedelta())]) if backend.rank() == 0 else torch.zeros(1)
+            backend.broadcast([enough]).wait()
+            if enough.item():
+                return total
+
+    waits = run_ranks(2, waited)
+    assert waits[0] > timedelta()
+    assert waits[1] >= timedelta()

@@ -70,7 +70,7 @@ def test_cores_that_are_no_numbers_are_refused(text: str) -> None:
 def test_a_rendered_environment_reads_back_and_leaves_none_out() -> None:
     values = {env_table.RANK: 1, env_table.USE_CPU: True, env_table.MASTER_ADDR: None}
     environ = env_table.render(values)
-    assert environ == {"RANK": "1", "ACCELERATE_USE_CPU": "true"}
+    assert environ == {"RANK": "1", "ACCELERATE_USE_CPU": "True"}
     assert (env_table.RANK.get(environ), env_table.USE_CPU.get(environ)) == (1, True)
 
 
@@ -97,3 +97,14 @@ def test_all_variables_are_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> 
         assert dict(os.environ) == {"ONLY": "1"}
         os.environ["MORE"] = "1"
     assert dict(os.environ) == before
+
+
+def test_slot_on_the_board_is_a_descriptor_and_a_number() -> None:
+    assert env_table.BOARD.get({}) is None
+    assert env_table.BOARD.get(env_table.render({env_table.BOARD: (7, 0)})) == (7, 0)
+
+
+@pytest.mark.parametrize("text", ["7", "7:", ":1", "7:x", "-1:0"])
+def test_other_places_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="two numbers with a colon between"):
+        env_table.BOARD.get({"ACCELERATE_CPP_BOARD": text})

@@ -14,6 +14,7 @@ from accelerate_cpp.launch.environment import (
     threads_per_worker,
     worker_environment,
 )
+from accelerate_cpp.launch.machines import Launchers
 
 GROUP = WorkerGroup(
     num_processes=3, cpu=True, mixed_precision="no", num_threads=5, master_addr="127.0.0.1", master_port=4321
@@ -30,16 +31,49 @@ def test_worker_is_told_its_rank_its_group_and_where_they_meet() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "4321",
         "ACCELERATE_CPP_RENDEZVOUS_FD": "7",
-        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_CPU": "True",
         "ACCELERATE_MIXED_PRECISION": "no",
         "OMP_NUM_THREADS": "5",
+        "KMP_BLOCKTIME": "1",
     }
 
 
 def test_lone_worker_is_told_of_no_group() -> None:
     outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "ACCELERATE_CPP_RENDEZVOUS_FD": "9"}
+    outer["ACCELERATE_CPP_BOARD"] = "8:1"
     told = worker_environment(replace(GROUP, num_processes=1), 0, 7, outer)
-    assert told.keys() == {"ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION", "OMP_NUM_THREADS"}
+    assert told.keys() == {
+        "ACCELERATE_USE_CPU",
+        "ACCELERATE_MIXED_PRECISION",
+        "OMP_NUM_THREADS",
+        "KMP_BLOCKTIME",
+        "KMP_AFFINITY",
+    }
+
+
+def test_threads_of_intels_openmp_are_bound_where_no_other_worker_is_bound_to_the_same_cores() -> None:
+    binding = "granularity=fine,compact,1,0"
+    assert "KMP_AFFINITY" not in worker_environment(GROUP, 0, 7, {})
+    pinned = replace(GROUP, shares=((0,), (1,), (2,)))
+    assert worker_environment(pinned, 0, 7, {})["KMP_AFFINITY"] == binding
+    assert worker_environment(pinned, 0, 7, {"KMP_AFFINITY": "none"})["KMP_AFFINITY"] == "none"
+    assert "KMP_BLOCKTIME" not in worker_environment(replace(GROUP, cpu=False), 0, 7, {})
+
+
+def test_workers_of_a_launcher_are_numbered_after_those_of_the_launchers_before_it() -> None:
+    launchers = Launchers(count=4, rank=3, local_count=2, local_rank=1, address="10.0.0.1")
+    group = replace(GROUP, launchers=launchers, master_addr="10.0.0.1")
+    told = worker_environment(group, 2, 7, {})
+    assert (told["RANK"], told["WORLD_SIZE"]) == ("11", "12")
+    assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("5", "6")
+    assert "ACCELERATE_CPP_RENDEZVOUS_FD" not in told
+    assert list(group.ranks) == [9, 10, 11]
+
+
+def test_restarted_worker_is_told_how_often() -> None:
+    told = worker_environment(GROUP, 0, 7, {}, restarts=(2, 3))
+    assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_MAX_RESTARTS"]) == ("2", "3")
+    assert "TORCHELASTIC_RESTART_COUNT" not in worker_environment(GROUP, 0, 7, {"TORCHELASTIC_RESTART_COUNT": "1"})
 
 
 def test_settings_that_were_asked_for_reach_the_worker() -> None:
@@ -108,6 +142,6 @@ def test_exported_values_last_as_long_as_the_block(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     with exported({env_table.MIXED_PRECISION: "fp16", env_table.USE_CPU: True}):
         assert os.environ["ACCELERATE_MIXED_PRECISION"] == "fp16"
-        assert os.environ["ACCELERATE_USE_CPU"] == "true"
+        assert os.environ["ACCELERATE_USE_CPU"] == "True"
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert "ACCELERATE_USE_CPU" not in os.environ

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from accelerate_cpp.launch import executed, supervisor
 from accelerate_cpp.launch.environment import WorkerGroup
 from accelerate_cpp.launch.executed import execute
 from accelerate_cpp.launch.plan import LaunchPlan
+from accelerate_cpp.launch.streams import Logs
 
 
 def _plan(code: str, num_processes: int = 2) -> LaunchPlan:
@@ -64,7 +66,7 @@ def test_workers_run_on_their_shares_and_the_launcher_does_not(capfd: pytest.Cap
 def test_first_failure_is_reported_after_all_other_output(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import os\nif os.environ['RANK'] == '1': raise ValueError('boom')\nimport time; time.sleep(600)"
     assert execute(_plan(code)) == 1
-    report = capfd.readouterr().err.partition("rank 1 failed first: exit code 1\n")[2]
+    report = capfd.readouterr().err.partition(") failed first: exit code 1\n")[2]
     assert report.startswith("Traceback (most recent call last)")
     assert report.endswith("ValueError: boom\n")
 
@@ -83,7 +85,9 @@ if os.environ["RANK"] == "0":
 os.kill(os.getpid(), signal.SIGSEGV)
 """
     assert execute(_plan(code)) == 128 + signal.SIGSEGV
-    assert "rank 1 failed first: killed by SIGSEGV (signal 11)" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "\nrank 1 (host " in err
+    assert ") failed first: killed by SIGSEGV (signal 11)" in err
 
 
 def test_quiet_leaves_the_report_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +98,65 @@ def test_quiet_leaves_the_report_out(capfd: pytest.CaptureFixture[str]) -> None:
 def test_lone_workers_death_by_a_signal_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(_plan("import os; os.kill(os.getpid(), 9)", num_processes=1)) == 137
     assert capfd.readouterr().err == "the worker was killed by SIGKILL (signal 9)\n"
+
+
+FAILS_TWICE = """
+import os, sys
+print("try", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
+    sys.exit(4)
+"""
+
+
+def test_failed_run_is_started_again_as_often_as_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    assert execute(replace(_plan(FAILS_TWICE), max_restarts=5)) == 0
+    out, err = capfd.readouterr()
+    assert sorted(set(out.splitlines())) == ["try 0 5", "try 1 5", "try 2 5"]
+    assert err.count("starting all again, restart ") == 2
+    assert "failed first: exit code 4; starting all again, restart 2 of 5" in err
+
+
+def test_last_attempt_says_how_the_run_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = replace(_plan(FAILS_TWICE), max_restarts=1, report=tmp_path / "report.json")
+    assert execute(plan) == 4
+    assert "failed first: exit code 4\n" in capfd.readouterr().err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_status"], len(report["attempts"])) == (4, 2)
+    assert report["attempts"][1]["workers"][1]["exit_code"] == 4
+
+
+def test_interrupt_ends_the_attempts(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        f"import os, time; os.environ['RANK'] == '0' and os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(600)"
+    )
+    assert execute(replace(_plan(code), max_restarts=5)) == 130
+    assert "starting all again" not in capfd.readouterr().err
+
+
+def test_output_goes_to_files_and_is_shown_with_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import os, sys; print('out', os.environ['RANK']); print('err', file=sys.stderr)"
+    assert execute(replace(_plan(code), logs=Logs(tmp_path, (3, 3)))) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert "err\n" in err
+    files = {str(path.relative_to(tmp_path / "attempt_0")): path.read_text() for path in tmp_path.rglob("*.log")}
+    assert files == {
+        "0/stdout.log": "out 0\n",
+        "1/stdout.log": "out 1\n",
+        "0/stderr.log": "err\n",
+        "1/stderr.log": "err\n",
+    }
+
+
+def test_output_that_no_file_can_hold_is_shown_and_fails_the_launch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    (tmp_path / "attempt_0" / "0" / "stdout.log").symlink_to("/dev/full")
+    assert execute(replace(_plan("print('precious')", 1), logs=Logs(tmp_path, (3,)))) == 1
+    out, err = capfd.readouterr()
+    assert out == "precious\n"
+    assert "No space left on device" in err
 
 
 def test_interrupt_during_start_up_ends_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +212,21 @@ def test_without_the_system_calls_two_workers_are_refused(monkeypatch: pytest.Mo
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(InvalidArgument, match="use num_processes=1"):
         execute(_plan("pass"))
+
+
+def test_without_the_system_calls_nothing_can_be_monitored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(InvalidArgument, match="--monitor needs Linux"):
+        execute(replace(_plan("pass", 1), monitor=True))
+
+
+def test_monitored_workers_have_slots_of_their_own_and_the_log_says_how_far_they_are(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    steps = "from accelerate_cpp.config import env_table; from accelerate_cpp.launch.board import open_slot; "
+    steps += "place = env_table.BOARD.get(); slot = open_slot(place, 1); print(place[1]); "
+    steps += "[slot.add_step(n * 10**9, 0) for n in range(1, 6)]"
+    assert execute(replace(_plan(steps), monitor=True)) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.split()) == ["0", "1"]
+    assert err.startswith("accelerate-cpp: step ")

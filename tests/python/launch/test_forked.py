@@ -4,16 +4,22 @@ import errno
 import faulthandler
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
-from accelerate_cpp.errors import InvalidArgument, PeerLost
-from accelerate_cpp.launch import supervisor
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import PeerLost
+from accelerate_cpp.launch import forked, supervisor
+from accelerate_cpp.launch.board import open_slot
 from accelerate_cpp.launch.failure import WorkerFailed
-from accelerate_cpp.launch.forked import function_group, run_forked
+from accelerate_cpp.launch.forked import Parent, run_forked
+from accelerate_cpp.launch.forked_plan import function_group
+from accelerate_cpp.launch.results import result_files, values_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +48,10 @@ def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _run(task: Callable[[], object], num_processes: int = 2) -> None:
-    run_forked(task, function_group(num_processes, cpu=True))
+def _run(task: Callable[[], object], num_processes: int = 2, parent: Parent | None = None) -> list[Any] | None:
+    with result_files(num_processes) as results:
+        run_forked(task, function_group(num_processes, cpu=True), results, parent)
+        return values_of(results)
 
 
 def _rank_1(does: Callable[[], object]) -> Callable[[], object]:
@@ -63,6 +71,41 @@ def _raise(error: BaseException) -> None:
 def test_every_rank_runs_and_its_output_arrives(capsys: pytest.CaptureFixture[str]) -> None:
     _run(lambda: print(_rank(), os.environ["WORLD_SIZE"], os.environ["FORK_LAUNCHED"]), 3)
     assert sorted(capsys.readouterr().out.splitlines()) == ["0 3 true", "1 3 true", "2 3 true"]
+
+
+def test_what_each_rank_returns_comes_back() -> None:
+    assert _run(_rank, 3) == [0, 1, 2]
+    assert _run(lambda: None) is None
+
+
+def test_large_values_come_back_from_all_ranks() -> None:
+    values = _run(lambda: b"x" * 50_000_000)
+    assert values is not None
+    assert list(map(len, values)) == [50_000_000] * 2
+
+
+def test_parent_says_where_output_goes_and_what_workers_find(capsys: pytest.CaptureFixture[str]) -> None:
+    out: list[str] = []
+    read_end, write_end = os.pipe()
+
+    def task() -> None:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(write_end)
+        print(os.environ["ONLY_THIS"], "HOME" in os.environ)
+
+    environment = {"ONLY_THIS": "there"}
+    _run(task, 1, Parent(environment, print_stdout=out.append, private=(write_end,)))
+    assert ("".join(out), capsys.readouterr().out) == ("there False\n", "")
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_interrupt_may_come_over_a_socket() -> None:
+    interrupts, signals = socket.socketpair()
+    signals.setblocking(False)
+    interrupts.send(bytes([signal.SIGINT]))
+    with interrupts, signals, pytest.raises(KeyboardInterrupt):
+        _run(threading.Event().wait, 1, Parent(signals=signals))
 
 
 def test_output_arrives_while_the_worker_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +209,21 @@ def test_refused_fork_is_raised_and_ends_the_workers_before_it(monkeypatch: pyte
         _run(threading.Event().wait)
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
-def test_number_of_processes_must_be_a_positive_integer(count: object) -> None:
-    with pytest.raises(InvalidArgument, match="expected an integer of at least 1"):
-        function_group(count)  # type: ignore[arg-type]
+def _step() -> None:
+    place = env_table.BOARD.get()
+    slot = None if place is None else open_slot(place, 1)
+    assert slot is not None
+    slot.add_step(1, 0)
 
 
-def test_no_number_of_processes_is_one_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert function_group(None).num_processes == 1
+def test_display_shows_how_far_each_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "CELL_DELAY_SECONDS", 0.0)
+    shown: list[tuple[str, str]] = []
+    _run(_step, parent=Parent(display=lambda *both: shown.append(both)))
+    text, page = shown[-1]
+    assert [line.split()[:2] for line in text.splitlines()[:3]] == [["rank", "step"], ["0", "1"], ["1", "1"]]
+    assert page.startswith("<table>")
+
+
+def test_without_a_display_workers_have_no_board() -> None:
+    assert _run(env_table.BOARD.is_set) == [False, False]

@@ -11,6 +11,7 @@ import pytest
 from accelerate_cpp.errors import PeerLost
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.forked_child import ErrorReport, run_child
+from accelerate_cpp.launch.results import result_files, values_of
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -24,9 +25,11 @@ def _run(task: Callable[[], object]) -> tuple[int, str, str, ErrorReport | None]
     """Runs ``task`` in a fork and returns its exit code, what it printed, what it complained, and its report."""
     pipes = [os.pipe() for _ in range(3)]
     setup = ChildSetup()
-    pid = os.fork()
-    if pid == 0:
-        run_child(task, dict(os.environ), setup, (pipes[0][1], pipes[1][1], pipes[2][1]), [end for end, _ in pipes])
+    with result_files(1) as (result,):
+        write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+        pid = os.fork()
+        if pid == 0:
+            run_child(task, dict(os.environ), setup, write_ends, result, [end for end, _ in pipes])
     texts = []
     for read_end, write_end in pipes:
         os.close(write_end)
@@ -60,6 +63,20 @@ def test_child_prints_to_its_pipes_in_any_way() -> None:
         os.write(1, b"raw")
 
     assert _run(task) == (0, "é\nraw", "bad\n", None)
+
+
+def test_what_the_child_returns_is_in_the_file() -> None:
+    with result_files(1) as (result,):
+        pipes = [os.pipe() for _ in range(3)]
+        setup = ChildSetup()
+        pid = os.fork()
+        if pid == 0:
+            write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+            run_child(lambda: {"loss": 0.5}, dict(os.environ), setup, write_ends, result, ())
+        assert os.waitpid(pid, 0)[1] == 0
+        assert values_of([result]) == [{"loss": 0.5}]
+    for end in (end for pipe in pipes for end in pipe):
+        os.close(end)
 
 
 def test_childs_exception_becomes_a_report_that_starts_at_the_function() -> None:

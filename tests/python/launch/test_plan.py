@@ -101,7 +101,14 @@ def test_command_is_a_script_a_module_or_a_program(script: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"num_machines": 2}, "torchrun"),
+        ({"num_machines": 2}, "pass --main_process_ip"),
+        ({"num_machines": 2, "machine_rank": 2}, "rank 2 of 2"),
+        ({"num_machines": 2, "main_process_ip": "head", "num_processes": 3}, "pass a multiple of 2"),
+        (
+            {"num_machines": 2, "main_process_ip": "head", "num_processes": 2, "rdzv_backend": "c10d", "monitor": True},
+            "--monitor shows workers that this launcher watches",
+        ),
+        ({"tee": "x"}, "--tee 'x'"),
         ({"machine_rank": 1}, "only rank is 0"),
         ({"cpu": True, "multi_gpu": True}, "exclude each other"),
         ({"multi_gpu": True, "num_processes": 1}, "at least 2 processes"),
@@ -118,3 +125,59 @@ def test_what_cannot_be_launched_is_refused_in_one_sentence(
     with pytest.raises(InvalidArgument, match=message) as refusal:
         resolve(options, {})
     assert "\n" not in str(refusal.value)
+
+
+def test_processes_are_shared_out_to_the_machines(script: str) -> None:
+    several = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "head"}
+    group = resolve(LaunchOptions(script, num_processes=6, **several), {}).group  # type: ignore[arg-type]
+    assert (group.num_processes, group.world_size, list(group.ranks)) == (3, 6, [3, 4, 5])
+    assert (group.master_addr, group.master_port) == ("head", 29500)
+    assert resolve(LaunchOptions(script, **several), {}).group.world_size == 8  # type: ignore[arg-type]
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "gpu[1-2]",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+}
+
+
+def test_machines_are_found_out_unless_a_flag_says_one(script: str) -> None:
+    plan = resolve(LaunchOptions(script, cpu=True), SLURM)
+    assert (plan.group.world_size, list(plan.group.ranks), plan.group.master_addr) == (2, [1], "gpu1")
+    assert resolve(LaunchOptions(script, cpu=True, num_machines=1), SLURM).group.world_size == 1
+
+
+def test_launcher_per_worker_starts_one_worker(script: str) -> None:
+    tasks = SLURM | {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+    }
+    group = resolve(LaunchOptions(script), tasks).group
+    assert (group.num_processes, group.world_size, list(group.ranks)) == (1, 4, [3])
+
+
+def test_report_lies_beside_the_logs_unless_a_flag_says_where(script: str, tmp_path: Path) -> None:
+    assert resolve(LaunchOptions(script), {}).report is None
+    plan = resolve(LaunchOptions(script, log_dir=str(tmp_path)), {})
+    assert plan.logs.folder is not None
+    assert plan.report == plan.logs.folder / "report.json"
+    assert resolve(LaunchOptions(script, report="r.json"), {}).report == Path("r.json")
+
+
+def test_compiler_is_always_told(script: str) -> None:
+    told = resolve(LaunchOptions(script, dynamo_backend="inductor", dynamo_use_dynamic=True), {}).group.compiler
+    assert {row.name: value for row, value in told.items()} == {
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": False,
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": True,
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": False,
+    }

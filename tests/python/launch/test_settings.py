@@ -65,7 +65,7 @@ def test_a_file_says_as_the_original_understands_it(given: dict[str, Any], name:
         ({"distributed_type": "FSDP"}, "distributed_type: FSDP: sharding parameters"),
         ({"distributed_type": "MULTI_NPU"}, "distributed_type: MULTI_NPU: training on devices of MULTI_NPU"),
         ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config: a mesh"),
-        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_backend: INDUCTOR"),
+        ({"mpirun_config": {"mpirun_hostfile": "hosts"}}, "mpirun_config: starting through mpirun"),
     ],
 )
 def test_what_does_not_work_yet_is_refused(given: dict[str, Any], words: str) -> None:
@@ -124,3 +124,14 @@ def test_a_recipe_that_cannot_be_meant_is_refused(section: dict[str, Any], words
     with pytest.raises(InvalidArgument) as refused:
         fp8_recipe({}, a_file(fp8_config=section))
     assert words in str(refused.value)
+
+
+def test_section_on_the_compiler_may_leave_its_prefix_out() -> None:
+    given = {"dynamo_config": {"dynamo_backend": "INDUCTOR", "use_dynamic": True}}
+    assert setting("dynamo_backend", a_file(**given)).value == "INDUCTOR"
+    assert setting("dynamo_use_dynamic", a_file(**given)).value is True
+
+
+def test_unknown_key_of_the_compiler_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidArgument, match=r"dynamo_config: unknown key dynamo_backnd.*dynamo_backend"):
+        setting("cpu", a_file(dynamo_config={"dynamo_backnd": "INDUCTOR"}))

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
+
+import pytest
 
 from accelerate_cpp.launch.worker_output import (
     TAIL_BYTES,
-    ForwardedBytes,
+    Descriptor,
     ForwardedText,
+    LogFile,
+    Tail,
     last_error_line,
     last_traceback,
+    to_all,
 )
 
 CHAIN = """noise
@@ -28,30 +34,46 @@ and more of the message
 
 def test_bytes_are_forwarded_unchanged_and_at_once() -> None:
     read_end, write_end = os.pipe()
-    forwarded = ForwardedBytes(write_end)
-    forwarded(b"\r 50%|\xff")
+    Descriptor(write_end)(b"\r 50%|\xff")
     assert os.read(read_end, 100) == b"\r 50%|\xff"
     os.close(read_end)
     os.close(write_end)
 
 
 def test_tail_keeps_only_the_end() -> None:
-    with open(os.devnull, "wb") as nothing:
-        forwarded = ForwardedBytes(nothing.fileno())
-        forwarded(b"first" + b"x" * TAIL_BYTES)
-        forwarded(b"last")
-    assert len(forwarded.tail) == TAIL_BYTES
-    assert forwarded.tail.endswith("xlast")
+    tail = Tail()
+    tail(b"first" + b"x" * TAIL_BYTES)
+    tail(b"last")
+    assert len(tail.text) == TAIL_BYTES
+    assert tail.text.endswith("xlast")
 
 
 def test_reader_that_left_does_not_stop_the_run() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    forwarded = ForwardedBytes(write_end)
-    forwarded(b"one")
-    forwarded(b"two")
+    tail = Tail()
+    sink = to_all(Descriptor(write_end), tail)
+    sink(b"one")
+    sink(b"two")
     os.close(write_end)
-    assert forwarded.tail == "onetwo"
+    assert tail.text == "onetwo"
+
+
+def test_log_file_has_what_came_and_makes_its_folder(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "0" / "stderr.log", pytest.fail)
+    file(b"one\n")
+    file(b"two\n")
+    file.close()
+    file(b"three\n")
+    assert (tmp_path / "0" / "stderr.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_full_disk_is_complained_of_once() -> None:
+    complaints: list[str] = []
+    file = LogFile(Path("/dev/full"), complaints.append)
+    file(b"one\n")
+    file(b"two\n")
+    assert complaints == ["/dev/full: No space left on device: what workers print from now on is not in this file"]
 
 
 def test_full_non_blocking_output_is_waited_for() -> None:
@@ -66,7 +88,7 @@ def test_full_non_blocking_output_is_waited_for() -> None:
 
     reader = threading.Thread(target=read_all)
     reader.start()
-    ForwardedBytes(write_end)(data)
+    Descriptor(write_end)(data)
     reader.join()
     os.close(read_end)
     os.close(write_end)

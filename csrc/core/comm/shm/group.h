@@ -27,6 +27,7 @@
 #include "core/comm/shm/control_block.h"
 #include "core/comm/shm/liveness.h"
 #include "core/comm/store.h"
+#include "core/comm/waiting_time.h"
 
 namespace accelerate_cpp::comm {
 
@@ -124,6 +125,7 @@ class Group {
     if (condition()) {
       return;
     }
+    const Waiting waiting;
     auto last_check = std::chrono::steady_clock::now();
     control(peer).event.wait_until(condition, spin_limits_, [&] {
       const auto now = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/comm/waiting_time.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -264,6 +265,7 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
   if (group_->forked()) {
     group_->check_usable([this](const Posted& transfer) { return describe(transfer); }, *posted);
   }
+  const Waiting waiting;
   EventWord& doorbell = group_->own().doorbell;
   for (int look = 0;; ++look) {
     const std::uint32_t seen = doorbell.value.load(std::memory_order_seq_cst);

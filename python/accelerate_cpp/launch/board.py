@@ -1,0 +1,171 @@
+"""The memory file on which workers say how far they are: each writes into a slot of its own, the launcher reads.
+
+A slot is a header (steps, loss, resident bytes, device bytes, when the worker began) and a ring with the last steps:
+when each ended, and how long the worker had waited for other ranks until then, in nanoseconds. ``steps`` is written
+last, so a step that it counts is in the ring. Times are of the monotonic clock, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+_NAME = "accelerate-cpp-board"
+_HEADER = struct.Struct("=QdQQq")
+_STEPS = struct.Struct("=Q")
+_STATE = struct.Struct("=dQQ")
+_BEGAN = struct.Struct("=q")
+_ENTRY = struct.Struct("=qq")
+_STATE_OFFSET, _BEGAN_OFFSET, _RING_OFFSET = 8, 32, 64
+WINDOW_STEPS = 10
+_RING_STEPS = 16  # more than are read, so that a worker may go on meanwhile
+_SLOT_BYTES = _RING_OFFSET + _RING_STEPS * _ENTRY.size
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far one worker is.
+
+    Attributes:
+        steps: optimizer steps that it has made.
+        loss: of a recent step; NaN if unknown.
+        resident_bytes: of its memory on the host.
+        device_bytes: of its tensors on its accelerator; 0 without one.
+        last_ns: when its last step ended, or it began; 0 before.
+        step_seconds: of its last steps, the oldest first.
+        waited_seconds: how long it waited for other ranks in each of these.
+        has_waited: whether it ever did.
+    """
+
+    rank: int
+    steps: int = 0
+    loss: float = math.nan
+    resident_bytes: int = 0
+    device_bytes: int = 0
+    last_ns: int = 0
+    step_seconds: Sequence[float] = ()
+    waited_seconds: Sequence[float] = ()
+    has_waited: bool = False
+
+    @property
+    def own_seconds(self) -> list[float]:
+        """What each of its last steps took besides waiting."""
+        return [max(0.0, step - wait) for step, wait in zip(self.step_seconds, self.waited_seconds, strict=True)]
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of its last steps; 0 before there is one."""
+        taken = sum(self.step_seconds)
+        return len(self.step_seconds) / taken if taken > 0 else 0.0
+
+    @property
+    def share_waited(self) -> float:
+        """The part of its last steps in which it waited, from 0 to 1."""
+        taken = sum(self.step_seconds)
+        return min(1.0, sum(self.waited_seconds) / taken) if taken > 0 else 0.0
+
+
+class Slot:
+    """A worker's side: what it writes is seen at once."""
+
+    def __init__(self, memory: mmap.mmap, number: int, began_ns: int) -> None:
+        self._memory = memory
+        self._start = number * _SLOT_BYTES
+        (self._steps,) = _STEPS.unpack_from(memory, self._start)
+        if self._steps == 0:
+            _BEGAN.pack_into(memory, self._start + _BEGAN_OFFSET, began_ns)
+
+    def add_step(self, ended_ns: int, waited_ns: int) -> None:
+        """One more step has ended; ``waited_ns`` is the time waited since the worker began."""
+        start = self._start
+        entry = start + _RING_OFFSET + self._steps % _RING_STEPS * _ENTRY.size
+        _ENTRY.pack_into(self._memory, entry, ended_ns, waited_ns)
+        self._steps += 1
+        _STEPS.pack_into(self._memory, start, self._steps)
+
+    def set_state(self, loss: float, resident_bytes: int, device_bytes: int) -> None:
+        """What changes slowly."""
+        _STATE.pack_into(self._memory, self._start + _STATE_OFFSET, loss, resident_bytes, device_bytes)
+
+
+def open_slot(place: tuple[int, int], began_ns: int) -> Slot | None:
+    """The slot at ``place``, a descriptor and a number; ``None`` where the descriptor is no board.
+
+    A program that a worker starts may have inherited the variable without the descriptor.
+    """
+    descriptor, number = place
+    try:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{_NAME}"):
+            return None
+        return Slot(mmap.mmap(descriptor, 0), number, began_ns)
+    except OSError:
+        return None
+
+
+class Board:
+    """The launcher's side.
+
+    Attributes:
+        descriptor: for the workers to inherit.
+        ranks: of the workers, in the order of their slots.
+    """
+
+    def __init__(self, descriptor: int, ranks: Sequence[int]) -> None:
+        self.descriptor = descriptor
+        self.ranks = ranks
+        os.ftruncate(descriptor, len(ranks) * _SLOT_BYTES)
+        self._memory = mmap.mmap(descriptor, 0)
+
+    def look(self) -> list[Standing]:
+        """How far each worker is."""
+        return [self._read(number, rank) for number, rank in enumerate(self.ranks)]
+
+    def close(self) -> None:
+        """Lets the memory go."""
+        self._memory.close()
+
+    def _read(self, number: int, rank: int) -> Standing:
+        start = number * _SLOT_BYTES
+        for _ in range(_ATTEMPTS):
+            slot = bytes(self._memory[start : start + _SLOT_BYTES])
+            steps, loss, resident, device, began = _HEADER.unpack_from(slot)
+            (steps_after,) = _STEPS.unpack_from(self._memory, start)
+            if steps_after - steps < _RING_STEPS - WINDOW_STEPS - 1:  # what is read has not been overwritten
+                break
+        first = max(0, steps - WINDOW_STEPS - 1)
+        entries = [
+            _ENTRY.unpack_from(slot, _RING_OFFSET + step % _RING_STEPS * _ENTRY.size) for step in range(first, steps)
+        ]
+        pairs = list(pairwise(entries))
+        return Standing(
+            rank=rank,
+            steps=steps,
+            loss=loss if steps else math.nan,
+            resident_bytes=resident,
+            device_bytes=device,
+            last_ns=entries[-1][0] if entries else began,
+            step_seconds=[(after[0] - before[0]) / 1e9 for before, after in pairs],
+            waited_seconds=[(after[1] - before[1]) / 1e9 for before, after in pairs],
+            has_waited=bool(entries) and entries[-1][1] > 0,
+        )
+
+
+@contextmanager
+def board(ranks: Sequence[int]) -> Iterator[Board]:
+    """An empty board for workers with ``ranks``."""
+    descriptor = os.memfd_create(_NAME)
+    try:
+        made = Board(descriptor, ranks)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""Torch's elastic agent in the place of our supervisor, where machines have to agree on who takes part.
+
+The agent is torch's ``torch.distributed.run``: it meets the agents of other machines in a rendezvous, numbers the
+workers, and starts all of them again when one fails anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from accelerate_cpp.comm.hosts import address_towards, is_reachable
+from accelerate_cpp.launch import tied
+from accelerate_cpp.launch.environment import group_environment
+
+if TYPE_CHECKING:
+    from accelerate_cpp.launch.plan import LaunchPlan
+
+_RUN = "accelerate-cpp"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What the agent is asked for.
+
+    Attributes:
+        rdzv_backend: ``static``, ``c10d``, ``etcd-v2``, ….
+        rdzv_conf: its options, ``key=value`` with commas between.
+        role: name of the workers.
+        monitor_interval: seconds between two looks at the workers.
+        tee: as torchrun has it.
+        is_host: whether this agent holds the store of the rendezvous; ``None`` lets torch go by its name.
+    """
+
+    rdzv_backend: str
+    rdzv_conf: str = ""
+    role: str = "default"
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    tee: str = "0"
+    is_host: bool | None = None
+
+
+def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
+    """The command that runs ``agent`` on this machine."""
+    group = plan.group
+    endpoint = f"{group.master_addr}:{group.master_port}"
+    options: dict[str, object] = {
+        "nnodes": group.launchers.count,
+        "nproc_per_node": group.num_processes,
+        "rdzv_backend": agent.rdzv_backend,
+        "max_restarts": agent.max_restarts,
+        "monitor_interval": agent.monitor_interval,
+        "role": agent.role,
+        "tee": agent.tee,
+    }
+    if agent.rdzv_backend == "static":
+        options |= {
+            "node_rank": group.launchers.rank,
+            "master_addr": group.master_addr,
+            "master_port": group.master_port,
+        }
+    else:
+        options |= {"rdzv_endpoint": endpoint, "rdzv_id": _RUN}
+    parts = [agent.rdzv_conf] if agent.rdzv_conf else []
+    if agent.rdzv_backend == "c10d" and agent.is_host is not None and "is_host=" not in agent.rdzv_conf:
+        parts.append(f"is_host={str(agent.is_host).lower()}")
+    if parts:
+        options["rdzv_conf"] = ",".join(parts)
+    if plan.logs.folder is not None:
+        options["log_dir"] = str(plan.logs.folder)
+    # Workers are told the address of the agent with rank 0, which the name of its machine may not lead to.
+    own_address = address_towards(group.master_addr)
+    if is_reachable(own_address):
+        options["local_addr"] = own_address
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    # The workers of the agent are tied to it as ours are to us.
+    return (sys.executable, "-m", "torch.distributed.run", *flags, tied.__file__, *plan.command)
+
+
+def become_agent(plan: LaunchPlan, agent: Agent, environ: Mapping[str, str] | None = None) -> NoReturn:
+    """Replaces this process by the agent."""
+    command = agent_command(plan, agent)
+    os.execve(command[0], command, group_environment(plan.group, os.environ if environ is None else environ))

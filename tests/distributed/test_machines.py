@@ -1,0 +1,254 @@
+"""Launchers on several machines: network namespaces as hosts, mpirun, and what Slurm and Kubernetes say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.launch.host import free_port
+from launched import LINES_STAY_WHOLE, lives
+from network_namespaces import Host, Unavailable, two_hosts
+
+pytest.importorskip("torch")
+
+PATIENCE_SECONDS = 300.0
+LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu"]
+# Trains nothing: every rank names itself, and the sum over the ranks shows that all of them met.
+MEETS = """
+import os, sys, torch
+from accelerate_cpp import Accelerator
+accelerator = Accelerator()
+with open(f"pid-{accelerator.process_index}", "w") as file:
+    file.write(str(os.getpid()))
+total = accelerator.reduce(torch.tensor(1.0)).item()
+where = os.stat("/proc/self/ns/net").st_ino
+print(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index, total, where, flush=True)
+accelerator.end_training()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "meets.py").write_text(MEETS)
+    return tmp_path
+
+
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    for launcher in STARTED:
+        launcher.kill()
+        launcher.communicate()
+    STARTED.clear()
+
+
+def _start(folder: Path, flags: list[str], variables: Mapping[str, str], *prefix: str) -> subprocess.Popen[str]:
+    launcher = subprocess.Popen(
+        [*prefix, *LAUNCH, *flags],
+        cwd=folder,
+        env={**LINES_STAY_WHOLE, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    STARTED.append(launcher)
+    return launcher
+
+
+def _lines(launchers: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """The words of each line that the workers of ``launchers``, all of which end well, print."""
+    lines = []
+    for launcher in launchers:
+        out, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+        assert launcher.returncode == 0, err
+        lines += [line.split() for line in out.splitlines()]
+    return sorted(lines)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_LOCALID": "0",
+}
+
+
+def test_launchers_of_a_step_of_slurm_find_each_other(folder: Path) -> None:
+    port = ["--main_process_port", str(free_port())]
+    launchers = [
+        _start(folder, [*port, "meets.py"], SLURM | {"SLURM_PROCID": node, "SLURM_NODEID": node}) for node in "01"
+    ]
+    assert [line[:4] for line in _lines(launchers)] == [["0", "2", "0", "2.0"], ["1", "2", "0", "2.0"]]
+
+
+def test_launchers_of_a_kubernetes_job_find_each_other(folder: Path) -> None:
+    told = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": str(free_port()),
+    }
+    launchers = [_start(folder, ["meets.py"], told | {"PET_NODE_RANK": node}) for node in "01"]
+    assert [line[:4] for line in _lines(launchers)] == [[str(rank), "4", str(rank % 2), "4.0"] for rank in range(4)]
+
+
+@pytest.fixture
+def mpirun() -> list[str]:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: Debian's package openmpi-bin has it")
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+
+
+def test_processes_of_mpirun_become_workers(folder: Path, mpirun: list[str]) -> None:
+    assert [line[:4] for line in _lines([_start(folder, ["meets.py"], {}, *mpirun)])] == [
+        ["0", "2", "0", "2.0"],
+        ["1", "2", "1", "2.0"],
+    ]
+
+
+def test_failure_under_mpirun_ends_all(folder: Path, mpirun: list[str]) -> None:
+    (folder / "fails.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(600)\n"
+    )
+    launcher = _start(folder, ["fails.py"], {}, *mpirun)
+    _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == 1
+    assert "ValueError: boom" in err
+
+
+class Cluster:
+    """Two hosts, reached by a program that stands for ssh: it knows them by their addresses."""
+
+    def __init__(self, hosts: tuple[Host, Host], folder: Path) -> None:
+        self.hosts = hosts
+        cases = "\n".join(f"{host.address}) pid={host.pid} ;;" for host in hosts)
+        ssh = folder / "fake-ssh"
+        ssh.write_text(
+            f'#!/bin/sh\nto=$1; shift\ncase $to in\n{cases}\nesac\nexec nsenter --net --target $pid sh -c "$*"\n'
+        )
+        ssh.chmod(0o755)
+        (folder / "hosts").write_text("".join(f"{host.address} slots=2\n" for host in hosts))
+        self.flags = ["--hostfile", "hosts", "--ssh", str(ssh)]
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[Cluster]:
+    try:
+        with two_hosts() as hosts:
+            yield Cluster(hosts, folder)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_launchers_on_the_machines_of_a_file_train_together(folder: Path, cluster: Cluster) -> None:
+    lines = _lines([_start(folder, [*cluster.flags, "meets.py"], {})])
+    assert [line[:4] for line in lines] == [[str(rank), "4", str(rank % 2), "4.0"] for rank in range(4)]
+    assert [line[4] for line in lines[:2]] != [line[4] for line in lines[2:]]
+
+
+WAITS = MEETS.replace("accelerator.end_training()", "import time; time.sleep(600)")
+
+
+def _pids(folder: Path, count: int, launcher: subprocess.Popen[str]) -> list[int]:
+    """Of the workers, once all of them have been started."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    files = [folder / f"pid-{rank}" for rank in range(count)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(file.read_text()) for file in files]
+
+
+def _until_dead(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(map(lives, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_end_of_the_first_launcher_is_the_end_of_all(folder: Path, cluster: Cluster, number: signal.Signals) -> None:
+    (folder / "waits.py").write_text(WAITS)
+    launcher = _start(folder, [*cluster.flags, "waits.py"], {})
+    pids = _pids(folder, 4, launcher)
+    launcher.send_signal(number)
+    launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == (130 if number == signal.SIGINT else -number)
+    _until_dead(pids)
+
+
+def test_worker_killed_on_one_machine_ends_the_run_on_all(folder: Path, cluster: Cluster) -> None:
+    (folder / "waits.py").write_text(WAITS)
+    launcher = _start(folder, [*cluster.flags, "waits.py"], {})
+    pids = _pids(folder, 4, launcher)
+    os.kill(pids[3], signal.SIGKILL)
+    _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert f"the launcher on {cluster.hosts[1].address} failed first" in err
+    assert "rank 3 (host " in err
+    assert not any(map(lives, pids))
+
+
+DIES_ONCE = MEETS.replace(
+    "total =",
+    "if accelerator.process_index == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\n"
+    "total =",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_torchs_agents_meet_and_start_again_together(folder: Path, cluster: Cluster, backend: str) -> None:
+    (folder / "dies.py").write_text(DIES_ONCE)
+    flags = ["--num_machines", "2", "--num_processes", "2", "--main_process_ip", cluster.hosts[0].address]
+    flags += ["--rdzv_backend", backend, "--max_restarts", "2", "--num_cpu_threads_per_process", "1"]
+    launchers = [
+        _start(
+            folder, [*flags, "--machine_rank", str(rank), "dies.py"], {}, "nsenter", "--net", "--target", str(host.pid)
+        )
+        for rank, host in enumerate(cluster.hosts)
+    ]
+    lines = _lines(launchers)
+    assert [line[:4] for line in lines] == [["0", "2", "0", "2.0"], ["1", "2", "0", "2.0"]]
+
+
+@pytest.mark.long
+def test_workers_of_a_killed_agent_die_with_it(folder: Path) -> None:
+    (folder / "waits.py").write_text(WAITS)
+    flags = ["--num_machines", "2", "--num_processes", "2", "--main_process_ip", "127.0.0.1", "--rdzv_backend", "c10d"]
+    flags += ["--main_process_port", str(free_port()), "waits.py"]
+    launchers = [_start(folder, flags, {}) for _ in range(2)]
+    pids = _pids(folder, 2, launchers[0])
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate(timeout=PATIENCE_SECONDS)
+    _until_dead(pids)
+
+
+def test_plan_of_every_machine_is_shown_and_nothing_started(folder: Path) -> None:
+    (folder / "hosts").write_text("a slots=2\nb slots=2\n")
+    launcher = _start(folder, ["--hostfile=hosts", "--dry_run", "meets.py"], {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    out, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == 0, err
+    first, second = out.splitlines()
+    assert first.startswith("a: ssh -o BatchMode=yes a ")
+    assert "--machine_rank 1 --ends_with_stdin meets.py" in second
+    assert "ACCELERATE_MIXED_PRECISION=bf16" in second
+    assert json.dumps(str(folder))[1:-1] in second
