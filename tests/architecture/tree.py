@@ -11,7 +11,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = "python/accelerate_cpp"
 CXX_SUFFIXES = {".h", ".cpp"}
-ROOT_FOLDERS = {"utils", "commands", "test_utils"}
+ROOT_FOLDERS = {"utils", "commands", "test_utils", "check"}
 
 
 @dataclass(frozen=True, order=True)

@@ -1,0 +1,113 @@
+"""What a script saves: into a folder of the check instead of its own, and whether something is left out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from accelerate_cpp.check.observed import Observed
+from accelerate_cpp.check.source import is_the_users, user_frame
+
+
+class Saving:
+    """Watches what is saved, and leads it into ``folder``, so that a check overwrites nothing."""
+
+    def __init__(self, observed: Observed, folder: Path) -> None:
+        self._observed, self._folder = observed, folder
+
+    def elsewhere(self, path: Any) -> Any:
+        """Where ``path`` is written in the check; anything but a path stays as it is."""
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        absolute = os.path.abspath(path)
+        if Path(absolute).is_relative_to(self._folder):
+            return path
+        folder = self._folder / hashlib.sha1(os.path.dirname(absolute).encode()).hexdigest()[:12]
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / os.path.basename(absolute))
+
+    def written(self, path: Any) -> Any:
+        """Where ``path`` is to be read: what the check has written for it, else itself."""
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        absolute = os.path.abspath(path)
+        name = hashlib.sha1(os.path.dirname(absolute).encode()).hexdigest()[:12]
+        copy = self._folder / name / os.path.basename(absolute)
+        return str(copy) if copy.exists() else path
+
+    def saves(self, name: str) -> None:
+        """The script calls a method, or function, that saves something."""
+        self._observed.saved.append(name)
+
+    def save_state(self, accelerator: Any, save: Callable[..., Any], output_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        """``Accelerator.save_state`` in the folder of the check."""
+        self.saves("save_state")
+        self._judge_what_is_left_out(accelerator)
+        project = accelerator.project_configuration
+        before, project.project_dir = project.project_dir, self.elsewhere(project.project_dir)
+        try:
+            return save(accelerator, None if output_dir is None else self.elsewhere(output_dir), *args, **kwargs)
+        finally:
+            project.project_dir = before
+
+    def conclude(self, has_ended: bool) -> None:
+        """Says when a script that has come to its end saved nothing."""
+        if has_ended and self._observed.steps and not self._observed.saved:
+            self._observed.find(
+                "note",
+                "never-saved",
+                "the script ends without having saved anything",
+                "call save_state or save_model",
+                "",
+            )
+
+    def _judge_what_is_left_out(self, accelerator: Any) -> None:
+        kept = {id(item) for item in accelerator._custom_objects}
+        for kind in ("models", "optimizers", "schedulers", "dataloaders"):
+            for item in getattr(accelerator, f"_{kind}"):
+                kept |= {id(item), *(id(getattr(item, name, None)) for name in ("optimizer", "scheduler"))}
+                if isinstance(item, torch.nn.Module):
+                    kept |= {id(module) for module in item.modules()}
+        left_out = {
+            name: item
+            for name, item in _names_in_reach(user_frame()).items()
+            if id(item) not in kept and _has_state(item)
+        }
+        if left_out:
+            shown = ", ".join(f"{name} ({type(item).__name__})" for name, item in sorted(left_out.items()))
+            self._observed.find(
+                "warning",
+                "unsaved-state",
+                f"save_state leaves out the state of {shown}",
+                "pass it to prepare or to register_for_checkpointing",
+            )
+
+
+def _names_in_reach(frame: FrameType | None) -> dict[str, Any]:
+    """Variables of the user's functions that are running, and of their modules."""
+    names: dict[str, Any] = {}
+    while frame is not None:
+        if is_the_users(frame.f_code):
+            names = {**frame.f_globals, **frame.f_locals, **names}
+        frame = frame.f_back
+    return names
+
+
+def _has_state(item: Any) -> bool:
+    """Whether training changes what ``item`` has to be loaded with later."""
+    kind = type(item)
+    if isinstance(item, type) or not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
+        return False
+    if isinstance(item, torch.nn.Module):
+        return isinstance(item, AveragedModel)  # another one is trained, which is told elsewhere, or stays as it is
+    # Optimizers and schedulers are told of when they step; others may be parts of one that is prepared.
+    known = (torch.optim.Optimizer, LRScheduler, torch.utils.data.DataLoader, torch.amp.GradScaler)
+    return not isinstance(item, known) and kind.__module__.partition(".")[0] not in ("accelerate_cpp", "torch")

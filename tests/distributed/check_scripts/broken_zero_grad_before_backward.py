@@ -1,0 +1,16 @@
+# expects: accumulated-gradients-lost gradients-not-cleared
+import torch
+from parts import loader, loss_of, network
+
+from accelerate_cpp import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+model, batches = network(), loader()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+for _ in range(2):
+    for batch in batches:
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            accelerator.backward(loss_of(model, batch))
+            optimizer.step()

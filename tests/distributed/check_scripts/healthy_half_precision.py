@@ -1,0 +1,16 @@
+# expects: nothing
+import torch
+from parts import loader, loss_of, network
+
+from accelerate_cpp import Accelerator
+
+accelerator = Accelerator(mixed_precision="fp16")
+model, batches = network(), loader()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+for _ in range(2):
+    for batch in batches:
+        optimizer.zero_grad()
+        accelerator.backward(loss_of(model, batch))
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()

@@ -1,0 +1,106 @@
+"""``accelerate-cpp check`` on two real processes: small scripts with one mistake each, and healthy ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launched import LINES_STAY_WHOLE
+
+SCRIPTS = Path(__file__).with_name("check_scripts")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+COMMAND = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "check", "--cpu", "--num_processes", "2"]
+# The others are run by `make test-full`.
+ALWAYS = (
+    "broken_save_state_on_main_process",
+    "broken_schedule_of_prepared_length",
+    "broken_unsaved_average",
+    "healthy_schedule_and_metrics",
+)
+
+
+def check(folder: Path, *arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit status, the findings, and what was printed."""
+    command = [*COMMAND, "--json", folder / "report.json", *arguments]
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=LINES_STAY_WHOLE, capture_output=True, text=True)
+    assert (folder / "report.json").exists(), done.stdout + done.stderr
+    return done.returncode, json.loads((folder / "report.json").read_text())["findings"], done.stdout + done.stderr
+
+
+def alarms(findings: list[dict[str, Any]]) -> set[str]:
+    """The codes of errors and warnings; how many cores this machine has is not the scripts' fault."""
+    return {one["code"] for one in findings if one["level"] != "note"} - {"too-many-processes"}
+
+
+def corpus() -> list[Any]:
+    scripts = sorted(path for path in SCRIPTS.glob("*_*.py"))
+    return [
+        pytest.param(path, id=path.stem, marks=() if path.stem in ALWAYS else (pytest.mark.long,)) for path in scripts
+    ]
+
+
+@pytest.mark.parametrize("script", corpus())
+def test_mistakes_are_found_and_healthy_scripts_left_alone(tmp_path: Path, script: Path) -> None:
+    first, second, *_ = script.read_text().splitlines()
+    expected = set(first.removeprefix("# expects: ").split()) - {"nothing"}
+    flags = second.removeprefix("# flags: ").split() if second.startswith("# flags: ") else []
+    status, findings, printed = check(tmp_path, *flags, script)
+    found = alarms(findings)
+    assert bool(found) == bool(expected), printed
+    assert found <= expected, printed
+    assert status == any(one["level"] == "error" for one in findings)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("digits*.py")), ids=lambda path: path.stem)
+def test_the_examples_have_no_errors_but_where_accelerate_is_missing(tmp_path: Path, example: Path) -> None:
+    _, findings, printed = check(tmp_path, example)
+    expected = set() if "Accelerator" in example.read_text() else {"no-accelerator"}
+    assert {one["code"] for one in findings if one["level"] == "error"} == expected, printed
+
+
+def test_a_process_that_dies_is_named_with_its_end(tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os\nfrom accelerate_cpp import Accelerator\n"
+        "accelerator = Accelerator()\nif accelerator.process_index == 1:\n    os._exit(7)\n"
+        "accelerator.wait_for_everyone()\n"
+    )
+    status, findings, _ = check(tmp_path, script)
+    assert status == 1
+    assert [(one["code"], one["ranks"]) for one in findings if one["level"] == "error"] == [("worker-crashed", [1])]
+    assert "exit code 7" in findings[0]["what"]
+
+
+def test_a_script_that_does_not_end_is_stopped_and_the_place_named(tmp_path: Path) -> None:
+    script = tmp_path / "forever.py"
+    script.write_text("import threading\n\nthreading.Event().wait()\n")
+    status, findings, _ = check(tmp_path, "--time_limit", "1", script)
+    assert status == 1
+    assert {(one["code"], one["where"]) for one in findings if one["level"] == "error"} == {
+        ("too-slow", "forever.py:3")
+    }
+
+
+def test_an_interrupt_ends_the_check_without_a_report(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import threading\n\nprint('waiting', flush=True)\nthreading.Event().wait()\n")
+    process = subprocess.Popen(
+        [*COMMAND, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"waiting\n"
+    os.kill(process.pid, signal.SIGINT)
+    printed, _ = process.communicate()
+    assert process.returncode == 130
+    assert b"accelerate-cpp check:" not in printed
