@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_cpp import checkpointing
 from accelerate_cpp.checkpoint.checkpoints import Checkpoints
 from accelerate_cpp.config import env_table, unsupported
-from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze, require_no_dynamo
-from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze
+from accelerate_cpp.config.session_config import AccumulationConfig, DynamoConfig
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
@@ -30,6 +30,7 @@ from accelerate_cpp.gradient_state import set_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import require_hook
+from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
@@ -62,6 +63,7 @@ from accelerate_cpp.utils.dataclasses import (
     ProjectConfiguration,
     RNGType,
     TERecipeKwargs,
+    TorchDynamoPlugin,
     by_class,
 )
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
@@ -75,6 +77,7 @@ from accelerate_cpp.utils.operations import (
 )
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
 from accelerate_cpp.utils.recipes import settle_recipe
+from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions, taken_out
 
 __all__ = ["Accelerator"]
 
@@ -106,8 +109,11 @@ class Accelerator:
         kwargs_handlers: at most one each of ``AutocastKwargs``, ``DistributedDataParallelKwargs``,
             ``GradScalerKwargs``, ``InitProcessGroupKwargs`` and ``ProfileKwargs``, and one recipe for fp8:
             ``AORecipeKwargs``, ``TERecipeKwargs`` or ``MSAMPRecipeKwargs``.
-        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, dynamo_backend, dynamo_plugin,
-        deepspeed_plugins, parallelism_config: not supported yet; only ``None`` (or backend ``"no"``) is accepted.
+        dynamo_backend: of ``torch.compile``, by which models are compiled while they are prepared, in any case;
+            ``None`` takes ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
+        dynamo_plugin: the same with all options, instead of ``dynamo_backend``.
+        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, deepspeed_plugins,
+        parallelism_config: not supported yet; only ``None`` is accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -137,25 +143,25 @@ class Accelerator:
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: list[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | None = None,
-        dynamo_plugin: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
         _refuse_arguments(
             split_batches,
-            dynamo_backend,
             deepspeed_plugin=deepspeed_plugin,
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             log_with=log_with or None,
-            dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=deepspeed_plugins,
             parallelism_config=parallelism_config,
         )
         handlers = _with_recipe(_accepted_handlers(kwargs_handlers), mixed_precision)
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        self._session = _open_session(cpu, mixed_precision, accumulation, handlers)
+        self._session = _open_session(
+            cpu, mixed_precision, accumulation, handlers, _dynamo_plugin(dynamo_plugin, dynamo_backend)
+        )
         self._keep(
             device_placement=device_placement,
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
@@ -411,10 +417,11 @@ class Accelerator:
     ) -> torch.nn.Module:
         """Moves ``model`` to the device and readies it for training on all processes.
 
-        With ``evaluation_mode`` it is only moved: no gradient will be reduced, and it need not have any.
+        With ``evaluation_mode`` it is only moved, and compiled where that was asked for: no gradient will be reduced,
+        and it need not have any.
         """
         if _is_prepared(model) or evaluation_mode:
-            return _remember(self._models, model if _is_prepared(model) else _place(self, model, device_placement))
+            return _remember(self._models, model if _is_prepared(model) else _evaluated(self, model, device_placement))
         prepared: torch.nn.Module = _prepare_together(self, (model,), [device_placement])[0]
         return prepared
 
@@ -557,6 +564,8 @@ class Accelerator:
             InvalidArgument: some backward passes of a step have a weight and some have none; or the gradients of this
                 step have been divided by their weights already.
         """
+        if self._session.progress is not None:
+            self._session.progress.saw_loss(loss, weight)
         loss, weight = _weighted(loss, weight, self.gradient_accumulation_steps)
         total = current.accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
@@ -743,6 +752,20 @@ class Accelerator:
         """
         checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
 
+    def resume(self) -> bool:
+        """Restores the newest whole checkpoint of the project, if it has any. A collective.
+
+        For scripts that may be started again: call it after everything is prepared and registered.
+
+        Returns:
+            Whether there was one. If not, nothing has changed.
+
+        Raises:
+            ValueError: the project does not number its checkpoints, or has some, but none that is whole.
+            CheckpointError: as :meth:`load_state`.
+        """
+        return checkpointing.resume(self)
+
     def wait_for_checkpoint(self) -> None:
         """Returns when no checkpoint is being written; raises what stopped the last one, once."""
         self._checkpoints.wait()
@@ -801,8 +824,12 @@ class Accelerator:
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> torch.nn.Module:
-        """The module that was given to :meth:`prepare`, compiled still if ``keep_torch_compile``."""
-        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+        """The module that was given to :meth:`prepare`, compiled still if ``keep_torch_compile``.
+
+        ``model`` stays as it is: what is trained goes on being compiled and distributed.
+        """
+        inner = taken_out(model, keep_torch_compile)
+        return extract_model_from_parallel(inner, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """The full state dict of ``model``, under the user's own names if ``unwrap``."""
@@ -843,6 +870,7 @@ def _weighted(
 
 @contextmanager
 def _synchronising(model: torch.nn.Module) -> Iterator[None]:
+    model = inside_compiler(model)
     if not isinstance(model, DistributedDataParallel):
         yield
         return
@@ -878,11 +906,8 @@ def _uneven(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterato
         accumulation.on_uneven, accumulation.weighs_rows = before, False
 
 
-def _refuse_arguments(split_batches: object, dynamo_backend: object, **plugins: Any) -> None:
-    if plugins["dynamo_plugin"] is not None and dynamo_backend is not None:
-        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
+def _refuse_arguments(split_batches: object, **plugins: Any) -> None:
     unsupported.refuse_given(plugins)
-    require_no_dynamo(dynamo_backend)
     if split_batches is not _NOT_GIVEN:
         warnings.warn(
             "Accelerator(split_batches=...) has no effect; pass "
@@ -909,6 +934,14 @@ def _with_recipe(
     return handlers if recipe is None else {**handlers, type(recipe): recipe}
 
 
+def _dynamo_plugin(plugin: TorchDynamoPlugin | None, backend: DynamoBackend | str | None) -> TorchDynamoPlugin | None:
+    if plugin is not None and backend is not None:
+        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
+    if plugin is not None and not isinstance(plugin, TorchDynamoPlugin):
+        raise InvalidArgument(f"dynamo_plugin={plugin!r}: expected a TorchDynamoPlugin")
+    return plugin if backend is None else TorchDynamoPlugin(backend=backend)
+
+
 def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> AccumulationConfig:
     return compile_accumulation(steps, None if plugin is None else plugin.to_kwargs())
 
@@ -918,12 +951,14 @@ def _open_session(
     mixed_precision: PrecisionType | str | None,
     accumulation: AccumulationConfig,
     handlers: dict[type[KwargsHandler], Any],
+    dynamo_plugin: TorchDynamoPlugin | None,
 ) -> Session:
     """Settles the state, and makes the session that has this Accelerator's strategy the current one."""
     group = handlers.get(InitProcessGroupKwargs)
     AcceleratorState(
         mixed_precision=None if mixed_precision is None else str(mixed_precision),
         cpu=cpu,
+        dynamo_plugin=dynamo_plugin,
         _from_accelerator=True,
         **({} if group is None else group.to_kwargs()),
     )
@@ -959,7 +994,7 @@ def _is_prepared(item: Any) -> bool:
 
 def _remember(prepared: list[Any], item: T) -> T:
     """Marks ``item`` as prepared, adds it to the list of its kind once, and returns it."""
-    item._is_accelerate_prepared = True  # type: ignore[attr-defined]
+    object.__setattr__(item, "_is_accelerate_prepared", True)  # a compiled module would hand it on to the one inside
     if not any(known is item for known in prepared):
         prepared.append(item)
     return item
@@ -987,6 +1022,20 @@ def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | N
     )
 
 
+def _dynamo(accelerator: Accelerator) -> DynamoConfig | None:
+    """How models that are prepared now are compiled; those in full precision then compute in TF32 where GPUs can."""
+    dynamo = accelerator.state.dynamo_plugin.dynamo_config()
+    if dynamo is not None and accelerator.mixed_precision == "no":
+        allow_tf32(accelerator.device.type)
+    return dynamo
+
+
+def _evaluated(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
+    """The model as ``evaluation_mode`` prepares it."""
+    dynamo = _dynamo(accelerator)
+    return compile_prepared(compile_prepared_regions(_place(accelerator, model, placement), dynamo), dynamo)
+
+
 def _plan(accelerator: Accelerator, model: torch.nn.Module) -> PrecisionPlan:
     if not _is_prepared(model):
         raise InvalidArgument(
@@ -999,7 +1048,7 @@ def _plan(accelerator: Accelerator, model: torch.nn.Module) -> PrecisionPlan:
         inner,
         accelerator._session.precision,
         casts=handler.enabled and "_original_forward" in inner.__dict__,
-        reduces=inner is not model,
+        reduces=isinstance(inside_compiler(model), DistributedDataParallel),
         master_dtypes={parameter: dtype for dtypes in stepped for parameter, dtype in dtypes.items()},
     )
 
@@ -1026,18 +1075,19 @@ def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placemen
     optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
     for model in models:
         _require_trainable(accelerator, model)
-    session = accelerator._session
+    session, dynamo = accelerator._session, _dynamo(accelerator)
     converted, stepping = convert_to_fp8(session.config.fp8, models, optimizers, session.device.type)
     placed = [_place(accelerator, new, placement_of[id(model)]) for model, new in zip(models, converted, strict=True)]
     ready = session.strategy.prepare(
         Bundle(
-            models=placed,
+            models=[compile_prepared_regions(model, dynamo) for model in placed],
             optimizers=stepping,
             dataloaders=[item for item in unique if isinstance(item, DataLoader)],
             schedulers=[item for item in unique if isinstance(item, LRScheduler)],
         )
     )
-    results: dict[int, Any] = {id(model): done for model, done in zip(models, ready.models, strict=True)}
+    compiled = [compile_prepared(model, dynamo) for model in ready.models]
+    results: dict[int, Any] = {id(model): done for model, done in zip(models, compiled, strict=True)}
     results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
     for last in (False, True):
         for item in unique:

@@ -26,6 +26,7 @@ from accelerate_cpp.gradient_state import GradientState
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.partition import part_of
 from accelerate_cpp.runtime.session import Session, build_session
+from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
@@ -276,6 +277,8 @@ class AcceleratorState(PartialState):
         mixed_precision: as for ``Accelerator``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision settled
             before.
         cpu: use the CPU even when an accelerator is present.
+        dynamo_plugin: how models are compiled from now on; ``None`` leaves the plugin that there is, or makes one of
+            the variables ``ACCELERATE_DYNAMO_*``.
         kwargs: as for :class:`PartialState`.
 
     Raises:
@@ -285,11 +288,14 @@ class AcceleratorState(PartialState):
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
+    dynamo_plugin: TorchDynamoPlugin
+    """How models are compiled while they are prepared; what it says then counts."""
+
     def __init__(
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
-        dynamo_plugin: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugin: Any = None,
         fsdp_plugin: Any = None,
         torch_tp_plugin: Any = None,
@@ -301,7 +307,6 @@ class AcceleratorState(PartialState):
         self.__dict__ = self._shared_state
         unsupported.refuse_given(
             {
-                "dynamo_plugin": dynamo_plugin,
                 "deepspeed_plugin": deepspeed_plugin,
                 "fsdp_plugin": fsdp_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
@@ -309,6 +314,7 @@ class AcceleratorState(PartialState):
                 "parallelism_config": parallelism_config,
             }
         )
+        plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         running = None if current.session is None else current.session.config
         if running is not None:
             self._require_agreement(mixed_precision, cpu, kwargs)
@@ -316,6 +322,7 @@ class AcceleratorState(PartialState):
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
             enter_session(replace(running or compile_process(cpu=cpu, **kwargs), mixed_precision=precision))
+        self.dynamo_plugin = plugin
 
     def _require_agreement(self, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
         config, device = self._session.config, self._session.device
@@ -361,11 +368,6 @@ class AcceleratorState(PartialState):
     @property
     def deepspeed_plugin(self) -> None:
         """``None``: no run goes through DeepSpeed, as asking for it is refused."""
-        return None
-
-    @property
-    def dynamo_plugin(self) -> None:
-        """``None``: models are not compiled while they are prepared, as asking for it is refused."""
         return None
 
     @property

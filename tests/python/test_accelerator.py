@@ -26,6 +26,7 @@ from accelerate_cpp.utils.dataclasses import (
     GradientAccumulationPlugin,
     ProfileKwargs,
     ProjectConfiguration,
+    TorchDynamoPlugin,
 )
 
 VARIABLES = (
@@ -78,9 +79,9 @@ class TestConstruction:
             {"parallelism_config": object()},
             {"log_with": "tensorboard"},
             {"dynamo_plugin": object()},
-            {"dynamo_backend": "inductor"},
+            {"dynamo_backend": "quick"},
             {"mixed_precision": "fp17"},
-            {"dynamo_plugin": object(), "dynamo_backend": "eager"},
+            {"dynamo_plugin": TorchDynamoPlugin(), "dynamo_backend": "eager"},
             {"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]},
             {"kwargs_handlers": [DistributedDataParallelKwargs(comm_wrapper=DDPCommunicationHookType.BF16)]},
             {"gradient_accumulation_steps": 0},
@@ -95,9 +96,9 @@ class TestConstruction:
 
     @pytest.mark.parametrize(
         ("name", "text"),
-        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp7"), ("ACCELERATE_DYNAMO_BACKEND", "eager")],
+        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp7"), ("ACCELERATE_DYNAMO_BACKEND", "quick")],
     )
-    def test_the_environment_is_refused_by_the_same_table(
+    def test_the_environment_is_refused_as_arguments_are(
         self, name: str, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(name, text)

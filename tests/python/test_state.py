@@ -18,7 +18,7 @@ from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.runtime.topology import Topology
 from accelerate_cpp.state import AcceleratorState, GradientState, PartialState
-from accelerate_cpp.utils.dataclasses import DistributedType
+from accelerate_cpp.utils.dataclasses import DistributedType, TorchDynamoPlugin
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
 
@@ -172,10 +172,28 @@ def test_on_the_cpu_the_device_is_what_it_is() -> None:
 
 def test_what_is_refused_is_none() -> None:
     state = AcceleratorState(cpu=True)
-    assert [state.dynamo_plugin, state.parallelism_config, state.device_mesh, state.torch_tp_plugin] == [None] * 4
-    for name in ("dynamo_plugin", "parallelism_config", "torch_tp_plugin"):
+    assert [state.parallelism_config, state.device_mesh, state.torch_tp_plugin] == [None] * 3
+    for name in ("parallelism_config", "torch_tp_plugin"):
         with pytest.raises(InvalidArgument, match=name):
             AcceleratorState(**{name: object()})
+
+
+def test_the_plugin_for_compilation_is_kept_until_another_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    plugin = AcceleratorState(cpu=True).dynamo_plugin
+    assert plugin == TorchDynamoPlugin(backend="eager")
+    assert AcceleratorState().dynamo_plugin is plugin
+    other = TorchDynamoPlugin(backend="aot_eager")
+    assert AcceleratorState(dynamo_plugin=other).dynamo_plugin is AcceleratorState().dynamo_plugin is other
+    AcceleratorState._reset_state()
+    assert AcceleratorState().dynamo_plugin == plugin
+
+
+def test_an_unknown_backend_for_compilation_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "quick")
+    with pytest.raises(InvalidArgument, match=r"ACCELERATE_DYNAMO_BACKEND='quick'.* EAGER"):
+        AcceleratorState(cpu=True)
+    assert not PartialState._shared_state
 
 
 def test_a_run_without_deepspeed_has_no_deepspeed_plugin() -> None:

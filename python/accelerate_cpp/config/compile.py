@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accelerate_cpp.config import env_table, fp8, unsupported
-from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
+from accelerate_cpp.config.session_config import AccumulationConfig, DynamoConfig, SessionConfig
 from accelerate_cpp.errors import InvalidArgument
 
 PRECISIONS = ("no", "fp8", "fp16", "bf16")
@@ -67,13 +67,52 @@ def compile_precision(argument: object | None, environ: Mapping[str, str] | None
     return text
 
 
-def require_no_dynamo(argument: object | None, environ: Mapping[str, str] | None = None) -> None:
-    """Refuses every ``torch.compile`` backend but ``no``, whether an argument or the environment asks for it."""
-    variable = env_table.DYNAMO_BACKEND
-    value, source = (argument, "dynamo_backend") if argument is not None else (variable.get(environ), variable.name)
-    text = "no" if value is None else str(value)
-    if text.lower() != "no":
-        unsupported.refuse("dynamo_backend", f"{source}={text!r}")
+_DYNAMO: Mapping[str, tuple[env_table.Variable[Any], Any]] = {
+    "backend": (env_table.DYNAMO_BACKEND, "no"),
+    "mode": (env_table.DYNAMO_MODE, "default"),
+    "fullgraph": (env_table.DYNAMO_USE_FULLGRAPH, False),
+    "dynamic": (env_table.DYNAMO_USE_DYNAMIC, None),
+    "use_regional_compilation": (env_table.DYNAMO_USE_REGIONAL_COMPILATION, False),
+}
+DYNAMO_DEFAULTS: Mapping[str, Any] = MappingProxyType({name: default for name, (_, default) in _DYNAMO.items()})
+"""What the fields of a ``TorchDynamoPlugin`` that have variables are where neither says anything."""
+
+
+def compile_dynamo_field(name: str, argument: Any, environ: Mapping[str, str] | None = None) -> tuple[Any, str]:
+    """Settles one field of a ``TorchDynamoPlugin``: the argument wins, and its variable fills a ``None``.
+
+    Args:
+        name: a key of :data:`DYNAMO_DEFAULTS`, which applies where both say nothing.
+
+    Returns:
+        The value, and what the caller wrote for it.
+    """
+    variable, default = _DYNAMO[name]
+    if argument is not None:
+        return argument, f"{name}={argument!r}"
+    value = variable.get(environ) if variable.is_set(environ) else default
+    return value, f"environment variable {variable.name}={value!r}"
+
+
+def compile_dynamo(options: Mapping[str, Any], by_region: bool) -> DynamoConfig | None:
+    """How models are compiled; ``None`` if they are not.
+
+    Args:
+        options: arguments of ``torch.compile``, as far as they are not the defaults of ``TorchDynamoPlugin``.
+        by_region: compile repeated blocks one by one.
+
+    Raises:
+        InvalidArgument: a mode and options for the backend are both given.
+    """
+    if options.get("backend", "no") == "no" or options.get("disable"):
+        return None
+    mode, own = options.get("mode"), options.get("options")
+    if mode is not None and own is not None:
+        raise InvalidArgument(
+            f"TorchDynamoPlugin has mode={mode!r} and options={own!r}, and torch.compile takes one of them, as a mode "
+            "is a name for options; leave out the mode (or ACCELERATE_DYNAMO_MODE), or the options"
+        )
+    return DynamoConfig(freeze(options), by_region)
 
 
 def compile_process(

@@ -40,6 +40,19 @@ class Fp8Config:
 
 
 @dataclass(frozen=True)
+class DynamoConfig:
+    """How the models of one ``prepare`` call are compiled; no part of a session, as plugins may change between calls.
+
+    Attributes:
+        options: arguments of ``torch.compile``.
+        by_region: compile repeated blocks one by one, of which those that are alike share one compilation.
+    """
+
+    options: Mapping[str, Any]
+    by_region: bool = False
+
+
+@dataclass(frozen=True)
 class SessionConfig:
     """Everything that a session is built from.
 

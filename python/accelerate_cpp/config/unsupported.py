@@ -28,7 +28,6 @@ class Unsupported:
 
 _PLAIN = "leave it out: plain data parallelism over all processes is used"
 _NO_TRACKER = "call the tracker's own package under `if accelerator.is_main_process:`"
-_COMPILE = "call torch.compile on the model before prepare"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
@@ -38,8 +37,6 @@ ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
     Unsupported("parallelism_config", "a mesh of several kinds of parallelism", _PLAIN),
     Unsupported("log_with", "experiment trackers", _NO_TRACKER),
-    Unsupported("dynamo_backend", "compiling models while preparing them", _COMPILE),
-    Unsupported("dynamo_plugin", "compiling models while preparing them", _COMPILE),
     Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
     Unsupported(
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer, note_registration
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.compilation import interpreted
 from accelerate_cpp.parallel.joining import UnevenInputs, agree
 
 _MEBIBYTE = 1 << 20
@@ -52,6 +53,11 @@ def _parameters_to_reduce(module: torch.nn.Module, known: Collection[int]) -> li
         for name, parameter in module.named_parameters()
         if parameter.requires_grad or id(parameter) in known
     ]
+
+
+def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A frame of ours around the call, as ``torch.compile`` passes over those of torch's own modules."""
+    return module(*args, **kwargs)
 
 
 class _ReducerView:
@@ -204,8 +210,14 @@ class DataParallel(torch.nn.Module, Joinable):
         """Where the parameters are."""
         return self._device
 
+    @interpreted(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module. Whether the backward pass averages is decided here, as in torch's wrapper."""
+        self._start_pass()
+        return _call(self.module, args, kwargs)
+
+    @interpreted(recursive=True)  # what is decided here must not tell one compiled graph from another
+    def _start_pass(self) -> None:
         averages = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
             if self._reducer is None:
@@ -218,7 +230,6 @@ class DataParallel(torch.nn.Module, Joinable):
         elif self._buffers_changed:
             self.broadcast_buffers_from(0)
         self._buffers_changed = self.broadcast_buffers and self.training and averages
-        return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
+from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend
 from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
 
@@ -48,8 +49,9 @@ class DataParallelStrategy(SingleStrategy):
         return bundle
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        wrapper = inside_compiler(model)
         context: AbstractContextManager[None] = (
-            model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model)
+            wrapper.no_sync() if isinstance(wrapper, DistributedDataParallel) else super().no_sync(model)
         )
         return context
 
@@ -78,7 +80,7 @@ class DataParallelStrategy(SingleStrategy):
 
     @contextmanager
     def join(self, models: Iterable[Any]) -> Iterator[bool]:
-        models = list(models)
+        models = [inside_compiler(model) for model in models]
         with Join(models, divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
 
@@ -87,7 +89,8 @@ class DataParallelStrategy(SingleStrategy):
         return [model for model in (reference() for reference in self._wrapped) if model is not None]
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        wrapper = inside_compiler(model)
+        return without_compiler(wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper)
 
     def _share(self, weight: float) -> float:
         """One divided by the sum of the weights of all ranks. Collective."""

@@ -11,6 +11,7 @@ import torch
 
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
+from accelerate_cpp.parallel.compilation import without_compiler
 from accelerate_cpp.parallel.strategy import Strategy
 
 
@@ -53,7 +54,7 @@ class SingleStrategy(Strategy):
         return clip_grad_norm(parameters, max_norm, norm_type, measured)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model
+        return without_compiler(model)
 
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return self.unwrap(model).state_dict()

@@ -60,7 +60,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The module that the user gave to ``prepare``."""
+        """The module that the user gave to ``prepare``, without what compiles or distributes it."""
 
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

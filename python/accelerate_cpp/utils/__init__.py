@@ -44,6 +44,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "RNGType",
         "SageMakerDistributedType",
         "TERecipeKwargs",
+        "TorchDynamoPlugin",
     ),
     "environment": (
         "clear_environment",

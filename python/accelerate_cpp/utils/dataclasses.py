@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import torch
 
+from accelerate_cpp.config.compile import DYNAMO_DEFAULTS, compile_dynamo, compile_dynamo_field
+from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.enums import (
     ComputeEnvironment,
@@ -48,6 +50,7 @@ __all__ = [
     "RNGType",
     "SageMakerDistributedType",
     "TERecipeKwargs",
+    "TorchDynamoPlugin",
 ]
 
 
@@ -176,6 +179,70 @@ class GradientAccumulationPlugin(KwargsHandler):
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """How ``torch.compile`` compiles models while they are prepared. It may be changed until then.
+
+    Attributes:
+        backend: a :class:`DynamoBackend` or its name in any case; ``NO`` compiles nothing. ``None`` takes
+            ``ACCELERATE_DYNAMO_BACKEND``, as other fields that are ``None`` take theirs.
+        mode: ``"default"``, ``"reduce-overhead"``, ``"max-autotune"`` or another one of the backend.
+        fullgraph: refuse breaks of the graph.
+        dynamic: compile for shapes that change; ``None`` lets the compiler find out which do.
+        options: of the backend, instead of a mode.
+        disable: compile nothing, for tests.
+        use_regional_compilation: compile the blocks of each ``ModuleList`` whose blocks are of one class one by one,
+            of which those that are alike share one compilation. A model without such blocks is compiled as a whole.
+
+    Raises:
+        ValueError: there is no backend of that name.
+    """
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in DYNAMO_DEFAULTS:
+            value, found = compile_dynamo_field(name, getattr(self, name))
+            setattr(self, name, _dynamo_backend(value, found) if name == "backend" else value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A deep copy of all fields, the backend in lower case, as ``torch.compile`` knows it."""
+        fields = super().to_dict()
+        return {**fields, "backend": str(_dynamo_backend(fields["backend"], "TorchDynamoPlugin.backend")).lower()}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Arguments of ``torch.compile``: the fields that differ from their defaults, whatever the variables say."""
+        options = super().to_kwargs()
+        options.pop("use_regional_compilation", None)
+        return options
+
+    def _defaults(self) -> dict[str, Any]:
+        return {**DYNAMO_DEFAULTS, "options": None, "disable": False}
+
+    def dynamo_config(self) -> DynamoConfig | None:
+        """What models are compiled with now; ``None`` if they are not.
+
+        Raises:
+            ValueError: a mode and options are both given.
+        """
+        return compile_dynamo(self.to_kwargs(), by_region=bool(self.use_regional_compilation))
+
+
+def _dynamo_backend(value: Any, found: str) -> DynamoBackend:
+    """The backend that ``value`` names; ``found`` is what the caller wrote."""
+    name = str(value).upper()
+    if name not in DynamoBackend.list():
+        known = ", ".join(DynamoBackend.list())
+        raise InvalidArgument(f"{found}: no such backend of torch.compile; expected one of {known}, in any case")
+    return DynamoBackend(name)
 
 
 @dataclass

@@ -1,20 +1,20 @@
-"""Compiling a model region by region: blocks that are alike share one compilation."""
+"""Compiling models: as a whole, or region by region, where blocks that are alike share one compilation."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-import sys
 from types import MethodType
 from typing import Any, cast
 
 import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-
-def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is what ``torch.compile`` made of a module."""
-    # Loading the compiler takes longer than loading the rest of torch; before it is loaded, nothing is compiled.
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return compiler is not None and isinstance(module, compiler.OptimizedModule)
+from accelerate_cpp.config.session_config import DynamoConfig
+from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
+from accelerate_cpp.parallel.compilation import is_compiled_module as is_compiled_module
+from accelerate_cpp.parallel.compilation import original_of_regions as original_of_regions
+from accelerate_cpp.precision.forward import MixedPrecisionForward
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:
@@ -52,9 +52,45 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
     return compiled
 
 
-def original_of_regions(module: torch.nn.Module) -> torch.nn.Module:
-    """What :func:`compile_regions` made ``module`` of; ``module`` itself if it did not, or compiled it as a whole."""
-    return cast(torch.nn.Module, module.__dict__.get("_orig_mod", module))
+def compile_prepared_regions(module: torch.nn.Module, dynamo: DynamoConfig | None) -> torch.nn.Module:
+    """``module``, not distributed yet, with its repeated blocks compiled if ``dynamo`` asks for regions.
+
+    Without repeated blocks, and if it is compiled already, it is returned as it is.
+    """
+    if dynamo is None or not dynamo.by_region or not has_repeated_blocks(module) or _is_compiled(module):
+        return module
+    return compile_regions(module, **dynamo.options)
+
+
+def compile_prepared(module: torch.nn.Module, dynamo: DynamoConfig | None) -> torch.nn.Module:
+    """``module``, in the wrapper that distributes it, compiled as a whole; as it is if it is compiled already."""
+    if dynamo is None or _is_compiled(_without_wrapper(module)):
+        return module
+    # Frames that all prepared models share must not use up the limit of recompilations together.
+    return _whole(module, {"isolate_recompiles": True, **dynamo.options})
+
+
+def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Module:
+    """A prepared ``module`` without the wrapper that distributes it, compiled as it is or as it was before.
+
+    ``module`` stays as it is, as it goes on being trained: what is compiled in its wrapper is compiled anew without.
+    """
+    inner = _without_wrapper(inside_compiler(module))
+    if not keep_torch_compile:
+        return without_compiler(inner)
+    if not is_compiled_module(module):
+        return inner
+    return module if inner is module._orig_mod else type(module)(inner, module.dynamo_ctx)
+
+
+def _without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
+    while isinstance(module, (DistributedDataParallel, DataParallel)):
+        module = module.module
+    return module
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return without_compiler(module) is not module
 
 
 def _compiled(module: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
@@ -76,11 +112,13 @@ def _whole(module: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
 
 
 def _without_children(module: torch.nn.Module) -> torch.nn.Module:
-    """A shallow copy; methods that were bound to ``module`` and stored on it are bound to the copy."""
+    """A shallow copy; what was bound to ``module`` and stored on it, a method or a forward, is bound to the copy."""
     copied = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     copied.__dict__["_modules"] = {}
     for name, value in module.__dict__.items():
         if inspect.ismethod(value) and value.__self__ is module:
             copied.__dict__[name] = MethodType(value.__func__, copied)
+        elif isinstance(value, MixedPrecisionForward):
+            copied.__dict__[name] = copy.deepcopy(value, {id(module): copied})
     return copied

@@ -8,11 +8,13 @@ from datetime import timedelta
 import pytest
 
 from accelerate_cpp.config.compile import (
+    DYNAMO_DEFAULTS,
     compile_accumulation,
+    compile_dynamo,
+    compile_dynamo_field,
     compile_precision,
     compile_process,
     freeze,
-    require_no_dynamo,
 )
 from accelerate_cpp.config.session_config import AccumulationConfig
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
@@ -89,17 +91,59 @@ def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "environ"),
-    [(None, {}), ("no", {"ACCELERATE_DYNAMO_BACKEND": "inductor"}), (None, {"ACCELERATE_DYNAMO_BACKEND": "no"})],
+    ("name", "argument", "text", "expected"),
+    [
+        ("backend", None, "", "no"),
+        ("backend", None, "INDUCTOR", "INDUCTOR"),
+        ("backend", "eager", "INDUCTOR", "eager"),
+        ("mode", None, "max-autotune", "max-autotune"),
+        ("fullgraph", None, "True", True),
+        ("fullgraph", False, "True", False),
+        ("dynamic", None, "", None),
+        ("dynamic", None, "False", False),
+        ("use_regional_compilation", None, "1", True),
+    ],
 )
-def test_no_compilation_is_accepted(argument: str | None, environ: dict[str, str]) -> None:
-    require_no_dynamo(argument, environ)
+def test_an_option_of_compilation_is_the_argument_or_else_its_variable(
+    name: str, argument: object, text: str, expected: object
+) -> None:
+    variable = {"backend": "BACKEND", "mode": "MODE"}.get(name, f"USE_{name.upper().removeprefix('USE_')}")
+    value, found = compile_dynamo_field(name, argument, {f"ACCELERATE_DYNAMO_{variable}": text})
+    assert value == expected
+    assert found == (
+        f"environment variable ACCELERATE_DYNAMO_{variable}={expected!r}"
+        if argument is None
+        else f"{name}={argument!r}"
+    )
 
 
-@pytest.mark.parametrize(("argument", "environ"), [("inductor", {}), (None, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"})])
-def test_compilation_is_refused(argument: str | None, environ: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match=r"torch\.compile"):
-        require_no_dynamo(argument, environ)
+def test_a_variable_of_compilation_that_is_no_switch_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="ACCELERATE_DYNAMO_USE_FULLGRAPH='maybe'"):
+        compile_dynamo_field("fullgraph", None, {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "maybe"})
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}, {"backend": "eager", "disable": True}])
+def test_nothing_is_compiled_without_a_backend_or_when_it_is_switched_off(options: dict[str, object]) -> None:
+    assert compile_dynamo(options, by_region=True) is None
+
+
+def test_what_models_are_compiled_with_cannot_be_changed() -> None:
+    options = {"backend": "eager", "mode": "default"}
+    config = compile_dynamo(options, by_region=True)
+    options["backend"] = "inductor"
+    assert config is not None
+    assert (dict(config.options), config.by_region) == ({"backend": "eager", "mode": "default"}, True)
+    with pytest.raises(TypeError):
+        config.options["mode"] = "max-autotune"  # type: ignore[index]
+
+
+def test_a_mode_and_options_exclude_each_other() -> None:
+    with pytest.raises(InvalidArgument, match=r"mode='max-autotune' and options=.*leave out the mode"):
+        compile_dynamo({"backend": "inductor", "mode": "max-autotune", "options": {"max_autotune": True}}, False)
+
+
+def test_compilation_is_off_by_default() -> None:
+    assert DYNAMO_DEFAULTS["backend"] == "no"
 
 
 def test_the_processes_take_their_settings_from_the_environment() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import timedelta
+from typing import Any
 
+import accelerate.utils.dataclasses as original
 import pytest
 import torch
 
@@ -14,11 +16,13 @@ from accelerate_cpp.utils.dataclasses import (
     DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     ProfileKwargs,
     ProjectConfiguration,
+    TorchDynamoPlugin,
     by_class,
 )
 
@@ -161,3 +165,51 @@ def test_two_handlers_of_one_class_and_other_objects_are_refused() -> None:
         by_class([AutocastKwargs(), AutocastKwargs()])
     with pytest.raises(InvalidArgument, match="instances of KwargsHandler"):
         by_class([DataLoaderConfiguration()])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"BACKEND": "aot_ts_nvfuser", "MODE": "reduce-overhead"},
+        {"BACKEND": "NO", "MODE": "default", "USE_FULLGRAPH": "False", "USE_DYNAMIC": "False"},
+        {"BACKEND": "EAGER", "USE_FULLGRAPH": "True", "USE_DYNAMIC": "True", "USE_REGIONAL_COMPILATION": "True"},
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"backend": "InDuctor", "dynamic": True, "options": {"max_autotune": True}},
+        {"backend": "eager", "mode": "max-autotune", "fullgraph": False, "use_regional_compilation": False},
+        {"backend": "eager", "disable": True},
+    ],
+)
+def test_a_plugin_for_compilation_is_filled_as_the_originals(
+    arguments: dict[str, Any], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", text)
+    own, theirs = TorchDynamoPlugin(**arguments), original.TorchDynamoPlugin(**arguments)
+    assert own.to_dict() == theirs.to_dict()
+    assert own.to_kwargs() == theirs.to_kwargs()
+    assert own.backend is DynamoBackend(theirs.backend.value)
+
+
+def test_a_plugin_for_compilation_may_be_changed_before_models_are_compiled() -> None:
+    plugin = TorchDynamoPlugin()
+    assert plugin.dynamo_config() is None
+    plugin.backend, plugin.use_regional_compilation, plugin.options = "Inductor", True, {"max_autotune": True}
+    config = plugin.dynamo_config()
+    assert config is not None
+    assert (dict(config.options), config.by_region) == ({"backend": "inductor", "options": plugin.options}, True)
+    plugin.options["max_autotune"] = False
+    assert config.options["options"] == {"max_autotune": True}
+    plugin.mode = "max-autotune"
+    with pytest.raises(InvalidArgument, match="mode"):
+        plugin.dynamo_config()
+
+
+def test_an_unknown_backend_of_compilation_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidArgument, match=r"backend='quick'.*expected one of NO, EAGER, AOT_EAGER"):
+        TorchDynamoPlugin(backend="quick")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import accelerate.utils.other as original
@@ -10,7 +11,12 @@ import pytest
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
+from accelerate_cpp.config.session_config import DynamoConfig
+from accelerate_cpp.precision.forward import install
+from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.utils import other, regions
+
+EAGER = {"backend": "eager"}
 
 
 class Block(torch.nn.Module):
@@ -115,3 +121,76 @@ def test_a_model_is_taken_out_of_its_regions_on_request(wrapped: bool) -> None:
     given = torch.nn.DataParallel(result) if wrapped else result
     assert other.extract_model_from_parallel(given) is result
     assert other.extract_model_from_parallel(given, keep_torch_compile=False) is model
+
+
+def test_a_forward_in_mixed_precision_runs_the_compiled_blocks() -> None:
+    torch._dynamo.reset()
+    model = install(Model(), precision_for("bf16", torch.device("cpu")))
+    result, compilations = compiled(model)
+    output = result(torch.rand(2, 3))
+    assert output.dtype == torch.float32
+    assert torch.equal(output, output.bfloat16().float())
+    assert len(compilations) >= 2
+    assert result.forward._module is result
+    assert model.forward._module is model
+
+
+@pytest.mark.parametrize("by_region", [False, True])
+@pytest.mark.parametrize("given", [Model(), torch.nn.Linear(3, 1)], ids=["blocks", "no blocks"])
+def test_a_model_is_prepared_compiled_by_regions_or_as_a_whole(by_region: bool, given: torch.nn.Module) -> None:
+    dynamo = DynamoConfig(EAGER, by_region)
+    inner = regions.compile_prepared_regions(given, dynamo)
+    in_regions = by_region and isinstance(given, Model)
+    assert (inner is not given) is in_regions
+    for wrapped in (inner, torch.nn.DataParallel(inner)):
+        result = regions.compile_prepared(wrapped, dynamo)
+        assert regions.has_compiled_regions(result)
+        assert regions.is_compiled_module(result) is not in_regions
+        assert (result if in_regions else result._orig_mod) is wrapped
+        assert regions.taken_out(result, keep_torch_compile=False) is given
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.nn.DataParallel])
+@pytest.mark.parametrize("compile_before", [partial(torch.compile, **EAGER), partial(regions.compile_regions, **EAGER)])
+def test_a_compiled_model_is_not_compiled_again(
+    compile_before: Callable[[torch.nn.Module], torch.nn.Module], wrap: Callable[[torch.nn.Module], torch.nn.Module]
+) -> None:
+    model = compile_before(Model())
+    for by_region in (False, True):
+        dynamo = DynamoConfig(EAGER, by_region)
+        assert regions.compile_prepared_regions(model, dynamo) is model
+        wrapped = wrap(model)
+        assert regions.compile_prepared(wrapped, dynamo) is wrapped
+
+
+def test_nothing_is_compiled_unless_it_is_asked_for() -> None:
+    model = Model()
+    assert regions.compile_prepared_regions(model, None) is regions.compile_prepared(model, None) is model
+
+
+def test_models_do_not_use_up_the_recompilations_of_one_another() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    precision = precision_for("bf16", torch.device("cpu"))
+    models = [install(Model(), precision) for _ in range(torch._dynamo.config.recompile_limit + 2)]
+    for model in models:
+        regions.compile_prepared(model, DynamoConfig({"backend": backend}))(torch.rand(2, 3))
+    assert len(graphs) == len(models)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_compiled_model_is_taken_out_of_its_wrapper_and_stays_in_it(wrapped: bool) -> None:
+    model = Model()
+    given = torch.nn.DataParallel(model) if wrapped else model
+    result = torch.compile(given, **EAGER)
+    apart = regions.taken_out(result, keep_torch_compile=True)
+    assert apart._orig_mod is model
+    assert result._orig_mod is given
+    assert (apart is result) is not wrapped
+    assert torch.equal(apart(torch.ones(1, 3)), model(torch.ones(1, 3)))
+    assert regions.taken_out(result, keep_torch_compile=False) is model

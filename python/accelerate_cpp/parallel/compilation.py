@@ -1,0 +1,57 @@
+"""What ``torch.compile`` puts around a model, and frames that it leaves to the interpreter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+_WITH_TF32 = ("cuda", "musa")
+
+
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile`` made of a module."""
+    # Loading the compiler takes longer than loading the rest of torch; before it is loaded, nothing is compiled.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
+
+
+def inside_compiler(module: torch.nn.Module) -> torch.nn.Module:
+    """What ``torch.compile`` was given to make ``module``; ``module`` itself if it did not."""
+    return cast(torch.nn.Module, module._orig_mod) if is_compiled_module(module) else module
+
+
+def original_of_regions(module: torch.nn.Module) -> torch.nn.Module:
+    """What ``compile_regions`` made ``module`` of; ``module`` itself if it did not, or compiled it as a whole."""
+    return cast(torch.nn.Module, module.__dict__.get("_orig_mod", module))
+
+
+def without_compiler(module: torch.nn.Module) -> torch.nn.Module:
+    """``module`` as it was before it was compiled, as a whole or by regions."""
+    return original_of_regions(inside_compiler(module))
+
+
+def interpreted(recursive: bool) -> Callable[[F], F]:
+    """A decorator: the compiler passes over the function, and if ``recursive`` over all that it calls.
+
+    That is what ``torch.compiler.disable(recursive=...)`` is for, which would load the compiler.
+    """
+
+    def decorate(function: F) -> F:
+        frames: Any = torch._C._dynamo.eval_frame
+        action = frames._FrameAction
+        strategy = frames._FrameExecStrategy(action.SKIP, action.SKIP if recursive else action.DEFAULT)
+        frames.set_code_exec_strategy(function.__code__, strategy)  # where the interpreter calls it
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it is called in what is compiled
+        return function
+
+    return decorate
+
+
+def allow_tf32(device_type: str) -> None:
+    """Lets matrix products in fp32 be computed in TF32 on the GPUs that have it; elsewhere nothing changes."""
+    if device_type in _WITH_TF32:
+        getattr(torch.backends, device_type).matmul.allow_tf32 = True
