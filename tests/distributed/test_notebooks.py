@@ -25,11 +25,9 @@ class ThisPython(AsyncKernelManager):
         return KernelSpec(argv=command, display_name="tests", language="python")
 
 
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
-    """The quick start after all its cells have run, and no process of it is left."""
-    notebook = nbformat.read(NOTEBOOKS[0].with_name("quickstart.ipynb"), as_version=4)
-    folder = tmp_path_factory.mktemp("notebook")
+def executed(name: str, folder: Path) -> nbformat.NotebookNode:
+    """A notebook after all its cells have run, and no process of it is left."""
+    notebook = nbformat.read(NOTEBOOKS[0].with_name(name), as_version=4)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     client = NotebookClient(
         notebook,
@@ -42,8 +40,18 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNod
     return notebook
 
 
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    return executed("quickstart.ipynb", tmp_path_factory.mktemp("notebook"))
+
+
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def results(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells that end in a value show."""
+    return [output.data["text/plain"] for output in outputs(notebook) if output.output_type == "execute_result"]
 
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
@@ -62,6 +70,21 @@ def test_two_processes_learn_the_digits_from_a_notebook(quickstart: nbformat.Not
 
 def test_what_the_workers_print_reaches_the_notebook_once(quickstart: nbformat.NotebookNode) -> None:
     assert len(re.findall(r"^epoch 1: accuracy", text_of(quickstart), re.MULTILINE)) == 1
+
+
+def test_results_come_back_edits_count_and_errors_are_shown(tmp_path: Path) -> None:
+    notebook = executed("results.ipynb", tmp_path)
+    assert results(notebook) == [
+        "[(6.0, [6.0, 22.0]), (22.0, [6.0, 22.0])]",
+        "[(60.0, [60.0, 220.0]), (220.0, [60.0, 220.0])]",
+    ]
+    assert text_of(notebook) == "rank 1 failed: ValueError: no more data on rank 1\n"
+
+
+def test_a_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
+    first, second = results(executed("resume.ipynb", tmp_path))
+    assert first.startswith("[(False, 3, ")
+    assert second.startswith("[(True, 5, ")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
