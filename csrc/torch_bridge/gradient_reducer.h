@@ -21,7 +21,7 @@
 // to agree on goes through the communicator all the same.
 //
 // Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
-// memory.
+// memory. On an accelerator, the figures stay there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -103,7 +103,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
   // reduction, and nobody can have changed it since.
-  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
+  std::optional<Measurement> statistics(const at::Tensor& parameter);
 
   // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
   // averages are there. Without, autograd says so, at the end of the pass in which the first gradient arrived; with
@@ -133,6 +133,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                   std::vector<at::Tensor> left_out, ReducerOptions options, Rethrow rethrow);
 
   void check_process() const;
+  // On the device all ranks have kernels or none uses them.
+  void agree_on_kernels();
   std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
   void install_hook(std::size_t parameter);
   static void remove_hook(Parameter& parameter);
@@ -152,6 +154,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);
   static void fill_slot(const at::Tensor& slot, const at::Tensor& grad);
+  std::optional<Measurement> measured(const Slot& slot) const;
   void take_averages();
   // With the gradients of this rank, which become the averages, or without.
   void average_sparse_gradients(bool with_own);
@@ -174,6 +177,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   BucketPlan plan_;                                                 // of those with dense gradients
   CommHook hook_;                                                   // if there is one
   std::shared_ptr<comm::GradientExchange> exchange_;
+  const DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
   bool synchronizing_ = true;
 
   // The current backward pass.

@@ -187,11 +187,18 @@ void GradientReducer::take_averages() {
     if (!parameter.accumulator || (!grad.defined() && !exchange_->used_anywhere(slot.bucket, slot.index))) {
       continue;
     }
-    if (const auto statistics = exchange_->statistics(slot.bucket, slot.index)) {
-      parameter.bound = BoundGradient(parameter.slot, statistics);
+    if (auto measurement = measured(slot)) {
+      parameter.bound = BoundGradient(parameter.slot, std::move(measurement));
     }
     grad = parameter.bound.tensor();
   }
+}
+
+std::optional<Measurement> GradientReducer::measured(const Slot& slot) const {
+  if (device_exchange_ != nullptr) {
+    return device_exchange_->device_statistics(slot.bucket, slot.index);
+  }
+  return exchange_->statistics(slot.bucket, slot.index);
 }
 
 void GradientReducer::average_sparse_gradients(bool with_own) {

@@ -16,7 +16,7 @@ from processes import run_processes
 
 
 @contextmanager
-def wrapped():
+def wrapped(**options: Any):
     """A linear layer of ones, from 3 to 1, in our wrapper, and this process's rank."""
     import torch
     import torch.distributed as dist
@@ -31,7 +31,7 @@ def wrapped():
     torch.nn.init.constant_(module.weight, float(dist.get_rank() + 1))
     backend = core_backend()
     assert backend is not None
-    yield DataParallel(module, backend.communicator, backend.timeout, device_group=gloo), dist.get_rank()
+    yield DataParallel(module, backend.communicator, backend.timeout, device_group=gloo, **options), dist.get_rank()
     # Rank 0, which serves the store of Gloo's group, leaves last.
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() > 0:
@@ -63,6 +63,71 @@ def test_gradients_are_averaged_by_weight_and_left_alone_within_no_sync():
         # Of the ranks 0, 1 and 2 the mean is 1; with the weights 1, 3 and 5 it is 13 / 9.
         expected = [1.0, 1.0, 13 / 9, 0.0, 1.0, 1.0 + rank]
         assert [row for (row,) in found] == [pytest.approx([value] * 3, rel=1e-6) for value in expected]
+
+
+def averages_without_the_kernels() -> list[Any]:
+    import os
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # One rank asks for kernels; those of CUDA are not for the CPU.
+        with wrapped(device_kernels=os.environ["RANK"] == "1") as (model, rank):
+            model(torch.full((1, 3), float(rank))).sum().backward()
+            messages = [str(warning.message).splitlines()[0] for warning in caught if "kernels" in str(warning.message)]
+            return [model.module.weight.grad.tolist(), messages]
+
+
+def test_kernels_that_are_not_available_are_done_without_and_named():
+    (first, no_message), (second, [message]) = run_processes(averages_without_the_kernels, 2)
+    assert first == second == [[0.5] * 3]
+    assert no_message == []
+    assert "kernels are not available, and torch's operations serve instead" in message
+    assert "found cpu" in message
+
+
+def operations_of_a_step() -> list[Any]:
+    """Of a third step that un-scales, clips and steps fused: the norm, and what torch was asked to do."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from accelerate_cpp.parallel.clipping import clip_grad_norm
+    from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
+    from accelerate_cpp.precision.grad_scaler import overflowed, unscale_all
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    with wrapped() as (model, rank):
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, fused=True)
+        scaler = DeviceGradScaler("cpu", init_scale=8.0)
+        for _ in range(3):
+            names: list[str] = []
+            optimizer.zero_grad()
+            with Recorded():
+                scaler.scale(model(torch.full((1, 3), float(rank + 1))).sum()).backward()
+                norm = clip_grad_norm(parameters, 0.5, measured=unscale_all(scaler, [optimizer], left=parameters))
+                scaler.step(optimizer)
+            skipped = overflowed(scaler, optimizer)
+            scaler.update()
+        return [norm.item(), bool(skipped), names]
+
+
+def test_a_step_on_a_device_reads_no_number_from_it_and_passes_over_gradients_twice():
+    for norm, skipped, names in run_processes(operations_of_a_step, 2):
+        assert norm == pytest.approx(1.5 * 3**0.5)
+        assert not skipped
+        assert "aten::_fused_adamw_.tensor_lr" in names or "aten::_fused_adamw_" in names
+        assert not {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"} & set(names)
+        # One pass multiplies, by the inverse scale and by what clips.
+        assert names.count("aten::_amp_foreach_non_finite_check_and_unscale_") == 1
+        # One pass has read them, within the reduction.
+        assert names.count("aten::_foreach_norm.Scalar") == 1
 
 
 def one_fails() -> list[str]:

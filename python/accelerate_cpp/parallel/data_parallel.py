@@ -93,6 +93,8 @@ class DataParallel(torch.nn.Module, Joinable):
             After a backward pass that raises, such a group cannot be used any more.
         timeout: of each collective.
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
+        device_kernels: whether kernels of ours average and measure gradients on a CUDA device, where they can be
+            compiled on all ranks; otherwise torch's operations do. They have run on no GPU yet.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
             training step.
     """
@@ -105,6 +107,7 @@ class DataParallel(torch.nn.Module, Joinable):
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
         device_group: dist.ProcessGroup | None = None,
+        device_kernels: bool = False,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -112,6 +115,7 @@ class DataParallel(torch.nn.Module, Joinable):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         self._bucket_cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
+        self._device_kernels = device_kernels
         self._buffers_changed = False
         self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
         _notice_new_parameters()
@@ -137,6 +141,7 @@ class DataParallel(torch.nn.Module, Joinable):
             bucket_cap_bytes=self._bucket_cap_bytes,
             timeout=self._timeout,
             device_group=self._device_group,
+            device_kernels=self._device_kernels,
         )
         if self._comm_hook is not None:
             reducer.register_comm_hook(self._comm_hook)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
@@ -113,6 +114,7 @@ class DataParallelStrategy(SingleStrategy):
             known = ("bucket_cap_mb", "broadcast_buffers")
             options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
             options["device_group"] = None if on_cpu else dist.group.WORLD
+            options["device_kernels"] = env_table.CUDA_KERNELS.get()
             wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
             self._wrapped.append(weakref.ref(wrapped, self._wrapped.remove))
         hook = hook_for(*self._hook_options)

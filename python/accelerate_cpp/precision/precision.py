@@ -12,6 +12,7 @@ import torch
 from accelerate_cpp.config.session_config import Fp8Config
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision import fp8_transformer_engine
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 from accelerate_cpp.precision.fp8 import require_device
 from accelerate_cpp.precision.grad_scaler import GradScaler
 
@@ -59,7 +60,7 @@ class Precision:
     def make_scaler(self, options: Mapping[str, Any] | None = None) -> torch.amp.GradScaler | None:
         """What keeps small gradients from vanishing in fp16; ``None`` where the exponent is as wide as that of fp32.
 
-        On the CPU it is :class:`GradScaler`, elsewhere torch's own.
+        On the CPU it is :class:`GradScaler`, elsewhere torch's own, which spares passes where it can.
 
         Args:
             options: arguments of ``torch.amp.GradScaler`` but for the device.
@@ -68,7 +69,7 @@ class Precision:
             return None
         if self.device_type == "cpu":
             return GradScaler(**(options or {}))
-        return torch.amp.GradScaler(self.device_type, **(options or {}))
+        return DeviceGradScaler(self.device_type, **(options or {}))
 
 
 @contextmanager
