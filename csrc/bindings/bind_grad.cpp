@@ -111,9 +111,13 @@ void bind_reducer(py::module_& module) {
            "Takes part in an averaging backward pass of the other ranks, who have weights, with nothing of its own.")
       .def(
           "register_comm_hook",
-          [](GradientReducer& reducer, const py::function& hook) { reducer.register_comm_hook(comm_hook(hook)); },
-          py::arg("hook"),
-          "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets.")
+          [](GradientReducer& reducer, const py::function& hook, const std::optional<Group>& group) {
+            reducer.register_comm_hook(comm_hook(hook), group ? device_group(*group, nullptr).abort : nullptr);
+          },
+          py::arg("hook"), py::arg("group") = std::nullopt,
+          "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets. "
+          "A "
+          "failed backward pass ends `group`, in which the hook's collectives are, and the communicator.")
       .def_property_readonly("bucket_sizes_bytes", &GradientReducer::bucket_sizes_bytes)
       .def("expect_backward", &GradientReducer::expect_backward,
            "The caller says how the next backward pass ends, by backward_ended() or backward_failed().")

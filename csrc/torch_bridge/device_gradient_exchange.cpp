@@ -42,7 +42,7 @@ void DeviceGradientExchange::reset_round() {
     bucket.published = false;
     bucket.await = nullptr;
   }
-  weighted_ = measures_ = false;
+  completing_ = weighted_ = measures_ = false;
   sum_of_weights_ = communicator_.size();
   factor_ = 1.0 / sum_of_weights_;
 }
@@ -81,6 +81,7 @@ void DeviceGradientExchange::publish(std::size_t index) {
 void DeviceGradientExchange::finish(Deadline deadline) {
   // First, since a rank that has failed says so here, and would be waited for there.
   used_.reduce([&](MemoryView flags) { communicator_.all_reduce(flags, comm::ReduceOp::kMax, deadline); });
+  completing_ = true;
   statistics_.begin_round();
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     buckets_[index].await();

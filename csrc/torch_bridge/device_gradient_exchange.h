@@ -50,6 +50,8 @@ class DeviceGradientExchange final : public comm::GradientExchange {
   std::optional<DeviceRow> device_statistics(std::size_t index, std::size_t slot) const {
     return statistics_.row(index, slot);
   }
+  // Whether the ranks have met in this round, so that others may complete it although this one cannot.
+  bool completing() const { return completing_; }
   double divisor() const override { return divisor_; }
   void publish(std::size_t index) override;
   void progress() override {}
@@ -76,6 +78,7 @@ class DeviceGradientExchange final : public comm::GradientExchange {
   std::vector<Bucket> buckets_;
   DeviceStatistics statistics_;
   std::size_t num_started_ = 0;
+  bool completing_ = false;
   bool weighted_ = false;        // in the current round
   bool measures_ = false;        // in the current round
   double factor_ = 0.0;          // of this rank's gradients in the current round

@@ -40,7 +40,8 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
       options_(std::move(options)),
       rethrow_(std::move(rethrow)),
       left_out_(std::move(left_out)),
-      registrations_seen_(registrations()) {
+      registrations_seen_(registrations()),
+      interruptions_(communicator_->interruptions()) {
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient; there is nothing to synchronise");
   }
@@ -239,12 +240,13 @@ void GradientReducer::set_weight(std::optional<double> weight) {
   weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
 }
 
-void GradientReducer::register_comm_hook(CommHook hook) {
+void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
   check_process();
   if (hook_) {
     throw InvalidArgument("this model has a communication hook already; register one, once");
   }
   hook_ = std::move(hook);
+  end_hooks_collectives_ = std::move(end_collectives);
   build(current_order());
 }
 

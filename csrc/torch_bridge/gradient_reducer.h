@@ -94,8 +94,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_weight(std::optional<double> weight);
 
   // Collective, and before the first backward pass: lets `hook` average the buckets from now on. Throws InvalidArgument
-  // when there is one already.
-  void register_comm_hook(CommHook hook);
+  // when there is one already. On an accelerator a failed pass leaves collectives of the hook's that only
+  // `end_collectives` ends, for good.
+  void register_comm_hook(CommHook hook, std::function<void()> end_collectives = {});
 
   // What a rank that has no more batches does while the others average: nothing of its own goes into their averages,
   // which its gradients, if it has any, do not become. The others have weights.
@@ -110,7 +111,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // reentrant checkpointing that may be a nested one, and an InvalidArgument is thrown.
   //
   // A pass that ends in an exception makes the other ranks raise, too, unless they do not take part in it, and loses
-  // its gradients on all ranks, which go on together from there. They get to know the `reason`.
+  // its gradients on all ranks, which go on together from there. They get to know the `reason`. A process group that
+  // sums buckets has ended then, and passes throw PeerLost: the ranks go on with reducers that have another one.
   void expect_backward();
   void backward_ended();
   void backward_failed(const std::string& reason) noexcept;
@@ -149,7 +151,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void end_backward();
   void pass_failed() noexcept;  // as autograd says
   void give_up_pass(const std::string& reason) noexcept;
-  void abort_device_group(const std::string& reason) noexcept;
+  void tell_other_ranks(const std::string& reason) noexcept;
+  // Ends what ranks have begun differently, which nothing else takes back.
+  static void end(const std::function<void()>& collectives) noexcept;
   void publish(std::size_t bucket);
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);
@@ -176,6 +180,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::weak_ptr<const GradientReducer>> predecessors_;  // who have given up parameters
   BucketPlan plan_;                                                 // of those with dense gradients
   CommHook hook_;                                                   // if there is one
+  std::function<void()> end_hooks_collectives_;
+  std::string why_group_ended_;  // the device group; empty: it has not
   std::shared_ptr<comm::GradientExchange> exchange_;
   const DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
   bool synchronizing_ = true;

@@ -180,6 +180,20 @@ TEST(DeviceGradientExchanges, StartBucketsInOrderWhicheverIsReadyFirst) {
   });
 }
 
+TEST(DeviceGradientExchanges, TellWhenOthersMayCompleteARoundThatThisRankCannot) {
+  comm::testing::run_threads(1, [](comm::Store& store, int rank) {
+    const Communicator communicator = comm::ShmCommunicator::connect(store, rank, 1, soon(), {});
+    DeviceGradientExchange exchange(*communicator, {{DType::kFloat32, 16, {{0, 4}}}}, {{parameter(4)}},
+                                    [](const at::Tensor&) { return [] { throw SystemFailure("a sum", 5); }; });
+    exchange.publish(0);
+    EXPECT_FALSE(exchange.completing());
+    EXPECT_THROW(exchange.finish(soon()), SystemFailure);
+    EXPECT_TRUE(exchange.completing());
+    exchange.begin({}, soon());
+    EXPECT_FALSE(exchange.completing());
+  });
+}
+
 TEST(DeviceGradientExchanges, LeaveNobodyWaitingForARankThatFailed) {
   run_ranks(2, [](const Communicator& communicator, int rank) {
     Exchange exchange(communicator);
