@@ -30,7 +30,8 @@ function(accelerate_add_nccl_tests target)
                                                "ACCELERATE_CUDART_DOUBLE=\"$<TARGET_FILE:cudart_double>\"")
 
   if(ACCELERATE_CUDA_INCLUDE)
-    add_library(cuda_declarations OBJECT "${here}/cuda_declarations_test.cpp")
+    add_library(cuda_declarations OBJECT "${here}/cuda_declarations_test.cpp"
+                "${PROJECT_SOURCE_DIR}/tests/cpp/core/cuda/driver_declarations_test.cpp")
     if(ACCELERATE_NCCL_INCLUDE)
       target_sources(cuda_declarations PRIVATE "${here}/nccl_declarations_test.cpp")
     else()

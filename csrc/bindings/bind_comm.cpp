@@ -67,6 +67,8 @@ void bind_comm(py::module_& module) {
       module, "Communicator", "Collective operations of a fixed set of ranks (csrc/core/comm/communicator.h).")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("interruptions", &Communicator::interruptions,
+                             "How many collectives have ended in an error that all ranks raised alike.")
       .def("all_reduce", &all_reduce, py::arg("tensor"), py::arg("op"), py::arg("timeout"), release,
            "Reduces the tensors of all ranks into that of every rank, in place, without what torch.distributed does "
            "around it.")

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "core/base/error.h"
+#include "torch_bridge/device_kernels.h"
 #include "torch_bridge/gradient_reducers.h"
 
 namespace accelerate_cpp::bindings {
@@ -49,13 +51,28 @@ std::shared_ptr<Group> ended_without_lock(Group group) {
           }};
 }
 
-grad::DeviceGroup device_group(const Group& group) {
+grad::DeviceGroup device_group(const Group& group, std::shared_ptr<const cuda::LoadedSlotKernels> kernels) {
   const std::shared_ptr<Group> held = ended_without_lock(group);
   const auto sum = [held](const at::Tensor& bucket) -> std::function<void()> {
     std::vector<at::Tensor> tensors{bucket};
     return [work = (*held)->allreduce(tensors)] { work->wait(); };
   };
-  return {sum, [held] { (*held)->abort(); }};
+  return {sum, [held] { (*held)->abort(); }, std::move(kernels)};
+}
+
+// Called without the interpreter's lock.
+std::shared_ptr<const cuda::LoadedSlotKernels> kernels_or_warning(const c10::Device& device) {
+  try {
+    return grad::slot_kernels_on(device);
+  } catch (const Error& error) {
+    const std::string warning =
+        "the gradient kernels are not available, and torch's operations serve instead: " + std::string(error.what());
+    const py::gil_scoped_acquire gil;
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) != 0) {
+      throw py::error_already_set();
+    }
+    return nullptr;
+  }
 }
 
 void bind_reducer(py::module_& module) {
@@ -67,18 +84,23 @@ void bind_reducer(py::module_& module) {
                        const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
                        std::vector<at::Tensor> left_out, std::size_t first_bucket_cap_bytes,
                        std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout,
-                       const std::optional<Group>& group) {
+                       const std::optional<Group>& group, bool device_kernels) {
+             auto kernels = group && device_kernels && !parameters.empty()
+                                ? kernels_or_warning(std::get<1>(parameters.front()).device())
+                                : nullptr;
              std::vector<grad::ReducedParameter> reduced;
              for (const auto& [name, tensor, sparse_gradient] : parameters) {
                reduced.push_back({name, tensor, sparse_gradient});
              }
-             return GradientReducer::create(std::move(communicator), std::move(reduced), std::move(left_out),
-                                            {first_bucket_cap_bytes, bucket_cap_bytes, timeout,
-                                             group ? std::optional(device_group(*group)) : std::nullopt},
-                                            rethrow_for_autograd);
+             return GradientReducer::create(
+                 std::move(communicator), std::move(reduced), std::move(left_out),
+                 {first_bucket_cap_bytes, bucket_cap_bytes, timeout,
+                  group ? std::optional(device_group(*group, std::move(kernels))) : std::nullopt},
+                 rethrow_for_autograd);
            }),
            py::arg("communicator"), py::arg("parameters"), py::arg("left_out"), py::arg("first_bucket_cap_bytes"),
-           py::arg("bucket_cap_bytes"), py::arg("timeout"), py::arg("device_group") = std::nullopt, release)
+           py::arg("bucket_cap_bytes"), py::arg("timeout"), py::arg("device_group") = std::nullopt,
+           py::arg("device_kernels") = false, release)
       .def_property("synchronizing", &GradientReducer::synchronizing, &GradientReducer::set_synchronizing,
                     "Whether backward passes average gradients or leave them local.")
       .def("may_lack_parameters", &GradientReducer::may_lack_parameters,
@@ -89,9 +111,13 @@ void bind_reducer(py::module_& module) {
            "Takes part in an averaging backward pass of the other ranks, who have weights, with nothing of its own.")
       .def(
           "register_comm_hook",
-          [](GradientReducer& reducer, const py::function& hook) { reducer.register_comm_hook(comm_hook(hook)); },
-          py::arg("hook"),
-          "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets.")
+          [](GradientReducer& reducer, const py::function& hook, const std::optional<Group>& group) {
+            reducer.register_comm_hook(comm_hook(hook), group ? device_group(*group, nullptr).abort : nullptr);
+          },
+          py::arg("hook"), py::arg("group") = std::nullopt,
+          "Collective. Lets hook(torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor] average buckets. "
+          "A "
+          "failed backward pass ends `group`, in which the hook's collectives are, and the communicator.")
       .def_property_readonly("bucket_sizes_bytes", &GradientReducer::bucket_sizes_bytes)
       .def("expect_backward", &GradientReducer::expect_backward,
            "The caller says how the next backward pass ends, by backward_ended() or backward_failed().")
@@ -118,6 +144,9 @@ void bind_grad(py::module_& module) {
       py::arg("parameters"),
       "The sum of squares and the number of non-finite elements of the gradient of each parameter, where the reduction "
       "has measured it and nobody can have changed it since. Looking at p.grad in Python counts as a change.");
+  module.def("known_device_statistics", &grad::known_device_statistics, py::arg("parameters"),
+             "The same where their accelerator has them: of each parameter one tensor, of two elements, which the host "
+             "has not waited for.");
 }
 
 }  // namespace accelerate_cpp::bindings

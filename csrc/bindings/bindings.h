@@ -22,6 +22,7 @@ namespace accelerate_cpp::bindings {
 namespace py = pybind11;
 
 void bind_amp(py::module_& module);
+void bind_cuda(py::module_& module);
 void bind_data(py::module_& module);
 void bind_errors(py::module_& module);
 void bind_comm(py::module_& module);

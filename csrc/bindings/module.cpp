@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_errors(module);
   bindings::bind_amp(module);
   bindings::bind_comm(module);
+  bindings::bind_cuda(module);
   bindings::bind_data(module);
   bindings::bind_grad(module);
   bindings::bind_hooks(module);

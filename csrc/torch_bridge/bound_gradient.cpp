@@ -1,6 +1,7 @@
 #include "torch_bridge/bound_gradient.h"
 
 #include <cstddef>
+#include <utility>
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -20,13 +21,13 @@ bool has_python_object(const PyObjectSlot& slot) {
 
 }  // namespace
 
-BoundGradient::BoundGradient(const at::Tensor& slot, std::optional<amp::GradientStatistics> statistics)
+BoundGradient::BoundGradient(const at::Tensor& slot, std::optional<Measurement> statistics)
     : tensor_(slot.unsafeGetTensorImpl()->shallow_copy_and_detach(slot.unsafeGetTensorImpl()->version_counter(),
                                                                   /*allow_tensor_metadata_change=*/true)),
       version_(tensor_._version()),
-      statistics_(statistics) {}
+      statistics_(std::move(statistics)) {}
 
-std::optional<amp::GradientStatistics> BoundGradient::statistics() const {
+std::optional<Measurement> BoundGradient::statistics() const {
   const bool untouched = statistics_ && tensor_._version() == version_ && tensor_.storage().use_count() == kHolders &&
                          !has_python_object(*tensor_.unsafeGetTensorImpl()->pyobj_slot());
   return untouched ? statistics_ : std::nullopt;

@@ -9,17 +9,22 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "core/amp/gradient_epilogue.h"
+#include "torch_bridge/device_statistics.h"
 
 namespace accelerate_cpp::grad {
+
+// What a gradient is like: numbers, or what its device knows.
+using Measurement = std::variant<amp::GradientStatistics, DeviceRow>;
 
 class BoundGradient {
  public:
   BoundGradient() = default;  // of no slot
 
   // `slot` is a tensor that nobody else ever holds.
-  explicit BoundGradient(const at::Tensor& slot, std::optional<amp::GradientStatistics> statistics = {});
+  explicit BoundGradient(const at::Tensor& slot, std::optional<Measurement> statistics = {});
 
   // Shares memory and version with the slot. No program has seen it when it is made.
   const at::Tensor& tensor() const { return tensor_; }
@@ -27,12 +32,12 @@ class BoundGradient {
   bool is(const at::Tensor& gradient) const { return gradient.defined() && gradient.is_same(tensor_); }
 
   // If they were given, and are true still.
-  std::optional<amp::GradientStatistics> statistics() const;
+  std::optional<Measurement> statistics() const;
 
  private:
   at::Tensor tensor_;
   std::int64_t version_ = 0;
-  std::optional<amp::GradientStatistics> statistics_;
+  std::optional<Measurement> statistics_;
 };
 
 }  // namespace accelerate_cpp::grad

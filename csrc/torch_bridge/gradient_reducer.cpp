@@ -40,7 +40,8 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
       options_(std::move(options)),
       rethrow_(std::move(rethrow)),
       left_out_(std::move(left_out)),
-      registrations_seen_(registrations()) {
+      registrations_seen_(registrations()),
+      interruptions_(communicator_->interruptions()) {
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient; there is nothing to synchronise");
   }
@@ -60,10 +61,21 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
     parameter.given = std::move(given);
     parameters_.push_back(std::move(parameter));
   }
+  agree_on_kernels();
   // Gradients tend to arrive in the reverse of the order in which parameters are registered.
   std::vector<std::size_t> order(num_dense_);
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build(order);
+}
+
+void GradientReducer::agree_on_kernels() {
+  if (options_.device_group) {
+    std::uint8_t lacks = options_.device_group->kernels == nullptr ? 1 : 0;
+    communicator_->all_reduce({&lacks, 1, DType::kUInt8}, comm::ReduceOp::kMax, deadline());
+    if (lacks != 0) {
+      options_.device_group->kernels.reset();
+    }
+  }
 }
 
 void GradientReducer::install_hook(std::size_t index) {
@@ -155,6 +167,7 @@ void GradientReducer::set_synchronizing(bool synchronizing) {
 }
 
 std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
+  device_exchange_ = nullptr;
   if (!hook_ && !options_.device_group) {
     return communicator_->gradient_exchange(buckets, deadline());
   }
@@ -168,8 +181,10 @@ std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std
   if (hook_) {
     return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
   }
-  return std::make_unique<DeviceGradientExchange>(*communicator_, buckets, tensors,
-                                                  options_.device_group->sum_over_ranks);
+  auto exchange = std::make_unique<DeviceGradientExchange>(
+      *communicator_, buckets, tensors, options_.device_group->sum_over_ranks, options_.device_group->kernels);
+  device_exchange_ = exchange.get();
+  return exchange;
 }
 
 void GradientReducer::build(const std::vector<std::size_t>& order) {
@@ -225,12 +240,13 @@ void GradientReducer::set_weight(std::optional<double> weight) {
   weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
 }
 
-void GradientReducer::register_comm_hook(CommHook hook) {
+void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
   check_process();
   if (hook_) {
     throw InvalidArgument("this model has a communication hook already; register one, once");
   }
   hook_ = std::move(hook);
+  end_hooks_collectives_ = std::move(end_collectives);
   build(current_order());
 }
 
@@ -242,7 +258,7 @@ std::vector<std::size_t> GradientReducer::current_order() const {
   return order;
 }
 
-std::optional<amp::GradientStatistics> GradientReducer::statistics(const at::Tensor& parameter) {
+std::optional<Measurement> GradientReducer::statistics(const at::Tensor& parameter) {
   const auto found = index_of_.find(parameter.unsafeGetTensorImpl());
   if (found == index_of_.end()) {
     return std::nullopt;

@@ -21,7 +21,7 @@
 // to agree on goes through the communicator all the same.
 //
 // Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
-// memory.
+// memory. On an accelerator, the figures stay there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -94,8 +94,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_weight(std::optional<double> weight);
 
   // Collective, and before the first backward pass: lets `hook` average the buckets from now on. Throws InvalidArgument
-  // when there is one already.
-  void register_comm_hook(CommHook hook);
+  // when there is one already. On an accelerator a failed pass leaves collectives of the hook's that only
+  // `end_collectives` ends, for good.
+  void register_comm_hook(CommHook hook, std::function<void()> end_collectives = {});
 
   // What a rank that has no more batches does while the others average: nothing of its own goes into their averages,
   // which its gradients, if it has any, do not become. The others have weights.
@@ -103,14 +104,15 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
   // reduction, and nobody can have changed it since.
-  std::optional<amp::GradientStatistics> statistics(const at::Tensor& parameter);
+  std::optional<Measurement> statistics(const at::Tensor& parameter);
 
   // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
   // averages are there. Without, autograd says so, at the end of the pass in which the first gradient arrived; with
   // reentrant checkpointing that may be a nested one, and an InvalidArgument is thrown.
   //
   // A pass that ends in an exception makes the other ranks raise, too, unless they do not take part in it, and loses
-  // its gradients on all ranks, which go on together from there. They get to know the `reason`.
+  // its gradients on all ranks, which go on together from there. They get to know the `reason`. A process group that
+  // sums buckets has ended then, and passes throw PeerLost: the ranks go on with reducers that have another one.
   void expect_backward();
   void backward_ended();
   void backward_failed(const std::string& reason) noexcept;
@@ -133,6 +135,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                   std::vector<at::Tensor> left_out, ReducerOptions options, Rethrow rethrow);
 
   void check_process() const;
+  // On the device all ranks have kernels or none uses them.
+  void agree_on_kernels();
   std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
   void install_hook(std::size_t parameter);
   static void remove_hook(Parameter& parameter);
@@ -147,11 +151,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void end_backward();
   void pass_failed() noexcept;  // as autograd says
   void give_up_pass(const std::string& reason) noexcept;
-  void abort_device_group(const std::string& reason) noexcept;
+  void tell_other_ranks(const std::string& reason) noexcept;
+  // Ends what ranks have begun differently, which nothing else takes back.
+  static void end(const std::function<void()>& collectives) noexcept;
   void publish(std::size_t bucket);
   // Moves the gradient into its slot; false when the parameter has none.
   static bool bind(Parameter& parameter);
   static void fill_slot(const at::Tensor& slot, const at::Tensor& grad);
+  std::optional<Measurement> measured(const Slot& slot) const;
   void take_averages();
   // With the gradients of this rank, which become the averages, or without.
   void average_sparse_gradients(bool with_own);
@@ -173,7 +180,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::weak_ptr<const GradientReducer>> predecessors_;  // who have given up parameters
   BucketPlan plan_;                                                 // of those with dense gradients
   CommHook hook_;                                                   // if there is one
+  std::function<void()> end_hooks_collectives_;
+  std::string why_group_ended_;  // the device group; empty: it has not
   std::shared_ptr<comm::GradientExchange> exchange_;
+  const DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
   bool synchronizing_ = true;
 
   // The current backward pass.

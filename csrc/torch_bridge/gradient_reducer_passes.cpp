@@ -109,6 +109,10 @@ void GradientReducer::begin_round(const comm::RoundOptions& options) {
   if (!caller_tells_) {
     interruptions_ = communicator_->interruptions();
   }
+  if (!why_group_ended_.empty()) {
+    throw PeerLost("the process group that sums gradients ended with a backward pass that failed (" + why_group_ended_ +
+                   "); the next forward pass of the model, on all ranks, makes another one");
+  }
   if (!next_order_.empty()) {
     build(next_order_);
     next_order_.clear();  // unless that failed; then it is done before the next pass
@@ -187,11 +191,18 @@ void GradientReducer::take_averages() {
     if (!parameter.accumulator || (!grad.defined() && !exchange_->used_anywhere(slot.bucket, slot.index))) {
       continue;
     }
-    if (const auto statistics = exchange_->statistics(slot.bucket, slot.index)) {
-      parameter.bound = BoundGradient(parameter.slot, statistics);
+    if (auto measurement = measured(slot)) {
+      parameter.bound = BoundGradient(parameter.slot, std::move(measurement));
     }
     grad = parameter.bound.tensor();
   }
+}
+
+std::optional<Measurement> GradientReducer::measured(const Slot& slot) const {
+  if (device_exchange_ != nullptr) {
+    return device_exchange_->device_statistics(slot.bucket, slot.index);
+  }
+  return exchange_->statistics(slot.bucket, slot.index);
 }
 
 void GradientReducer::average_sparse_gradients(bool with_own) {
@@ -250,12 +261,23 @@ void GradientReducer::give_up_pass(const std::string& reason) noexcept {
       parameter.given.tensor.mutable_grad().reset();
     }
   }
-  if (options_.device_group) {
-    abort_device_group(reason);
-    return;
+  const bool others_may_complete = device_exchange_ != nullptr && device_exchange_->completing();
+  if (end_hooks_collectives_ || others_may_complete) {
+    communicator_->abort(reason);
+  } else {
+    tell_other_ranks(reason);
   }
+  if (end_hooks_collectives_) {
+    end(end_hooks_collectives_);
+  } else if (options_.device_group && why_group_ended_.empty()) {
+    why_group_ended_ = reason;
+    end(options_.device_group->abort);
+  }
+}
+
+void GradientReducer::tell_other_ranks(const std::string& reason) noexcept {
   if (communicator_->interruptions() != interruptions_) {
-    return;  // the other ranks have raised as well
+    return;  // they have raised as well
   }
   try {
     communicator_->withdraw(reason, deadline());
@@ -264,11 +286,9 @@ void GradientReducer::give_up_pass(const std::string& reason) noexcept {
   }
 }
 
-// Ranks have begun different collectives of the process group, which only its end takes back.
-void GradientReducer::abort_device_group(const std::string& reason) noexcept {
-  communicator_->abort(reason);
+void GradientReducer::end(const std::function<void()>& collectives) noexcept {
   try {
-    options_.device_group->abort();
+    collectives();
   } catch (const std::exception& error) {
     TORCH_WARN("the process group of a failed backward pass could not be ended: ", error.what());
   }

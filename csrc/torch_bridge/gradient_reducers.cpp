@@ -39,6 +39,24 @@ Reducers& reducers() {
   return *instance;
 }
 
+// What `result_of` makes of the measurements of one kind.
+template <class Kind, class Result, class ResultOf>
+std::vector<std::optional<Result>> known(const std::vector<at::Tensor>& parameters, const ResultOf& result_of) {
+  std::vector<std::optional<Result>> all(parameters.size());
+  reducers().for_each([&](GradientReducer& reducer) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (all[i]) {
+        continue;
+      }
+      const std::optional<Measurement> measurement = reducer.statistics(parameters[i]);
+      if (const Kind* const one = measurement ? std::get_if<Kind>(&*measurement) : nullptr) {
+        all[i] = result_of(*one);
+      }
+    }
+  });
+  return all;
+}
+
 }  // namespace
 
 void add_reducer(GradientReducer& reducer) {
@@ -59,15 +77,12 @@ std::uint64_t registrations() noexcept {
 }
 
 std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters) {
-  std::vector<std::optional<amp::GradientStatistics>> all(parameters.size());
-  reducers().for_each([&](GradientReducer& reducer) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (!all[i]) {
-        all[i] = reducer.statistics(parameters[i]);
-      }
-    }
-  });
-  return all;
+  return known<amp::GradientStatistics, amp::GradientStatistics>(
+      parameters, [](const amp::GradientStatistics& numbers) { return numbers; });
+}
+
+std::vector<std::optional<at::Tensor>> known_device_statistics(const std::vector<at::Tensor>& parameters) {
+  return known<DeviceRow, at::Tensor>(parameters, [](const DeviceRow& row) { return row.tensor(); });
 }
 
 }  // namespace accelerate_cpp::grad

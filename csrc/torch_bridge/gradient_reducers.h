@@ -19,7 +19,10 @@ void remove_reducer(GradientReducer& reducer);
 void note_registration() noexcept;
 std::uint64_t registrations() noexcept;
 
-// GradientReducer::statistics() for each of these parameters, of whichever reducer has it.
+// GradientReducer::statistics() for each of these parameters, of whichever reducer has it, where they are numbers.
 std::vector<std::optional<amp::GradientStatistics>> known_statistics(const std::vector<at::Tensor>& parameters);
+
+// The same where their device has them: two elements each, as DeviceRow has them.
+std::vector<std::optional<at::Tensor>> known_device_statistics(const std::vector<at::Tensor>& parameters);
 
 }  // namespace accelerate_cpp::grad

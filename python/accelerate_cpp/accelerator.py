@@ -31,6 +31,7 @@ from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import require_hook
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
+from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
@@ -202,7 +203,9 @@ class Accelerator:
         )
         self.ao_recipe_handler, self.te_recipe_handler = handlers.get(AORecipeKwargs), handlers.get(TERecipeKwargs)
         self.msamp_recipe_handler, self.fp8_recipe_handler = map(handlers.get, (MSAMPRecipeKwargs, FP8RecipeKwargs))
-        self.scaler = self._session.precision.make_scaler(scaler.to_kwargs() if scaler else None)
+        self.scaler = self._session.precision.make_scaler(
+            scaler.to_kwargs() if scaler else None, gradients_are_measured=core_backend() is not None
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Explains methods of the original that are not there yet; called for unknown names only."""

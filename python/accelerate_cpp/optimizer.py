@@ -38,7 +38,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
-        self._step_was_skipped = False
+        self._step_was_skipped: bool | torch.Tensor = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement and optimizer.state:
             # torch moves loaded state to where the parameters are.
@@ -147,7 +147,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was left out because gradients were not finite."""
+        """Whether the last step was left out because gradients were not finite.
+
+        On an accelerator the first look at it after a step waits for the device.
+        """
+        self._step_was_skipped = bool(self._step_was_skipped)
         return self._step_was_skipped
 
     def __getstate__(self) -> dict[str, Any]:

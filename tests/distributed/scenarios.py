@@ -40,7 +40,8 @@ class Ranks:
         """``module`` in our wrapper."""
         from accelerate_cpp.parallel.data_parallel import DataParallel
 
-        return DataParallel(module, self.communicator, TIMEOUT, device_group=self.device_group, **options)
+        make = None if self.device_group is None else lambda: self.device_group
+        return DataParallel(module, self.communicator, TIMEOUT, make_device_group=make, **options)
 
     def pair(self, make: Callable[[], Any], options: dict[str, Any] | None = None, **ddp: Any) -> tuple[Any, Any]:
         """The same model in our wrapper and in torch's. Ranks begin with different weights: those of rank 0 count."""

@@ -1,4 +1,8 @@
-"""What the reduction measures on the way spares passes over gradients, and is not believed when it may be stale."""
+"""What the reduction measures on the way spares passes over gradients, and is not believed when it may be stale.
+
+The same holds for what an accelerator keeps to itself; here a process group of torch sums gradients of the CPU as if
+they were on one.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from scenarios import Ranks, Scenarios
 SCENARIOS = Scenarios()
 
 
-def run_scenarios() -> dict[str, str]:
-    return SCENARIOS.run()
+def run_scenarios(through_group: bool) -> dict[str, str]:
+    return SCENARIOS.run(through_group)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(2, False), (3, False), (2, True), (3, True)], ids=str)
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_processes(run_scenarios, request.param)
+    size, through_group = request.param
+    return run_processes(run_scenarios, size, through_group)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -28,17 +33,33 @@ def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     assert not found, "\n".join(found)
 
 
+def known(ranks: Ranks, parameters: Any) -> list[Any]:
+    """What is known of each gradient: the sum of its squares and the number of its non-finite elements, or None."""
+    from accelerate_cpp._native import known_device_statistics, known_statistics
+
+    parameters = list(parameters)
+    numbers, rows = known_statistics(parameters), known_device_statistics(parameters)
+    none = rows if ranks.device_group is None else numbers
+    assert none == [None] * len(none)
+    return numbers if ranks.device_group is None else [None if row is None else tuple(row.tolist()) for row in rows]
+
+
+def scaler_of(ranks: Ranks, **options: Any) -> Any:
+    from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
+    from accelerate_cpp.precision.grad_scaler import GradScaler
+
+    return GradScaler(**options) if ranks.device_group is None else DeviceGradScaler("cpu", **options)
+
+
 def trained(ranks: Ranks) -> Any:
     """A model after a backward pass in which the reduction measured: it does once somebody has asked."""
     import torch
     from torch import nn
 
-    from accelerate_cpp._native import known_statistics
-
     torch.manual_seed(0)
     model = ranks.wrap(nn.Sequential(nn.Linear(6, 500), nn.Tanh(), nn.Linear(500, 3)))
     for step in range(2):
-        known_statistics(list(model.parameters()))
+        known(ranks, model.parameters())
         model.zero_grad()
         model(ranks.batch(step, 8, 6)).pow(2).sum().backward()
     return model
@@ -46,12 +67,12 @@ def trained(ranks: Ranks) -> Any:
 
 @SCENARIOS.add
 def the_sum_of_squares_is_that_of_the_average(ranks: Ranks) -> None:
-    from accelerate_cpp._native import known_statistics, measure_gradients
+    from accelerate_cpp._native import measure_gradients
 
     model = trained(ranks)
-    known = known_statistics(list(model.parameters()))
+    found = known(ranks, model.parameters())
     measured = measure_gradients([parameter.grad for parameter in model.parameters()])
-    for statistics, (squares, non_finite) in zip(known, measured, strict=True):
+    for statistics, (squares, non_finite) in zip(found, measured, strict=True):
         assert statistics is not None
         assert statistics[0] == pytest.approx(squares, rel=1e-12)
         assert statistics[1] == non_finite == 0
@@ -59,13 +80,11 @@ def the_sum_of_squares_is_that_of_the_average(ranks: Ranks) -> None:
 
 @SCENARIOS.add
 def gradients_of_the_next_pass_are_measured_again(ranks: Ranks) -> None:
-    from accelerate_cpp._native import known_statistics
-
     model = trained(ranks)
     parameters = list(model.parameters())
-    before = known_statistics(parameters)
+    before = known(ranks, parameters)
     model(ranks.batch(5, 8, 6)).pow(2).sum().backward()  # accumulates
-    after = known_statistics(parameters)
+    after = known(ranks, parameters)
     assert None not in after
     assert after != before
 
@@ -90,25 +109,21 @@ def _changes() -> dict[str, Callable[[Any, Any], object]]:
 
 @SCENARIOS.add
 def a_gradient_that_may_have_changed_is_not_believed(ranks: Ranks) -> None:
-    from accelerate_cpp._native import known_statistics
-
     for name, change in _changes().items():
         model = trained(ranks)
         first = next(iter(model.parameters()))
         change(model, first)
-        assert known_statistics([first]) == [None], name
+        assert known(ranks, [first]) == [None], name
 
 
 @SCENARIOS.add
 def memory_that_python_kept_from_an_earlier_pass_is_not_believed(ranks: Ranks) -> None:
-    from accelerate_cpp._native import known_statistics
-
     model = trained(ranks)
     first = next(iter(model.parameters()))
     kept = first.grad.numpy()
     model(ranks.batch(5, 8, 6)).pow(2).sum().backward()
     kept.fill(7)
-    assert known_statistics([first]) == [None]
+    assert known(ranks, [first]) == [None]
 
 
 @SCENARIOS.add
@@ -136,11 +151,11 @@ def an_overflow_on_one_rank_leaves_out_the_step_on_all_and_halves_the_scale(rank
     import torch
 
     from accelerate_cpp.parallel.clipping import clip_grad_norm
-    from accelerate_cpp.precision.grad_scaler import GradScaler, unscale_all
+    from accelerate_cpp.precision.grad_scaler import unscale_all
 
     torch.manual_seed(0)
     model = ranks.wrap(torch.nn.Linear(6, 3))
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), GradScaler(init_scale=8.0)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), scaler_of(ranks, init_scale=8.0)
     for step in range(6):
         optimizer.zero_grad()
         loss = scaler.scale(model(ranks.batch(step, 8, 6)).pow(2).sum())
@@ -160,19 +175,18 @@ def an_overflow_on_one_rank_leaves_out_the_step_on_all_and_halves_the_scale(rank
 def un_scaling_and_clipping_at_once_equals_one_after_the_other(ranks: Ranks) -> None:
     import torch
 
-    from accelerate_cpp._native import known_statistics
     from accelerate_cpp.parallel.clipping import clip_grad_norm
-    from accelerate_cpp.precision.grad_scaler import GradScaler, unscale_all
+    from accelerate_cpp.precision.grad_scaler import unscale_all
 
     gradients = []
     for at_once in (True, False):
-        model, scaler = trained(ranks), GradScaler(init_scale=1024.0)
+        model, scaler = trained(ranks), scaler_of(ranks, init_scale=1024.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parameters = list(model.parameters())
         model.zero_grad()
         scaler.scale(model(ranks.batch(9, 8, 6)).pow(2).sum()).backward()
         if not at_once:
-            assert None not in known_statistics(parameters)
+            assert None not in known(ranks, parameters)
             optimizer.param_groups[0]["params"][0].grad.mul_(1)  # is not believed any more
         norm = clip_grad_norm(parameters, 0.5, measured=unscale_all(scaler, [optimizer], left=parameters))
         gradients.append([norm, *(parameter.grad.clone() for parameter in parameters)])

@@ -11,6 +11,7 @@ from accelerate.optimizer import AcceleratedOptimizer as OriginalOptimizer
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
@@ -118,7 +119,14 @@ def test_state_follows_parameters_that_were_moved(parameter):
     assert AcceleratedOptimizer(inner).state[parameter]["momentum_buffer"].dtype == torch.float64
 
 
-@pytest.mark.parametrize("scaler", [GradScaler, lambda **options: torch.amp.GradScaler("cpu", **options)])
+@pytest.mark.parametrize(
+    "scaler",
+    [
+        GradScaler,
+        lambda **options: torch.amp.GradScaler("cpu", **options),
+        lambda **options: DeviceGradScaler("cpu", **options),
+    ],
+)
 def test_a_scaler_unscales_and_skips(parameter, scaler):
     optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), scaler=scaler(init_scale=4.0))
     optimizer.scaler.scale(torch.ones(1))

@@ -207,6 +207,11 @@ SLOW_WAIT_SECONDS = Variable(
     30.0,
     "after how many seconds a rank that waits for others logs a warning that says for whom; 0 means never",
 )
+CUDA_KERNELS = _flag(
+    "ACCELERATE_CPP_CUDA_KERNELS",
+    "let kernels of this package, instead of torch's operations, average and measure gradients on CUDA devices; "
+    "experimental: they have run on no GPU yet",
+)
 HF_HOME = _text("HF_HOME", None, "folder of Hugging Face's files, the configuration of launches among them")
 XDG_CACHE_HOME = _text("XDG_CACHE_HOME", "~/.cache", "folder of caches, in which huggingface/ is unless HF_HOME is set")
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")

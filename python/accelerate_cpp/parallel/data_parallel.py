@@ -78,6 +78,23 @@ def core_backend() -> C10dBackend | None:
     return backend if isinstance(backend, C10dBackend) else None
 
 
+def device_group_maker(device: torch.device, timeout: timedelta) -> Callable[[], dist.ProcessGroup] | None:
+    """What makes process groups of all ranks for tensors on ``device``, by the default group's backend for these.
+
+    Such a group has collectives of its own, so that ending it leaves those of the default group alone. ``None`` for the
+    CPU.
+    """
+    if device.type == "cpu":
+        return None
+
+    def make() -> dist.ProcessGroup:
+        world: Any = dist.group.WORLD
+        group: dist.ProcessGroup = dist.new_group(backend=world._get_backend(device).name(), timeout=timeout)
+        return group
+
+    return make
+
+
 class DataParallel(torch.nn.Module, Joinable):
     """A model whose gradients are averaged over all ranks when ``backward()`` returns.
 
@@ -95,10 +112,13 @@ class DataParallel(torch.nn.Module, Joinable):
     Args:
         module: a model with at least one parameter that requires a gradient, on the CPU or on one accelerator.
         communicator: of the ranks that train together. Construction is collective.
-        device_group: the same ranks as a process group that sums tensors of the accelerator; ``None`` for the CPU.
-            After a backward pass that raises, such a group cannot be used any more.
+        make_device_group: makes a process group of the same ranks that sums tensors of the accelerator, and is used
+            for nothing else; ``None`` for the CPU. Collective. Called again after a backward pass that raised, which
+            ends such a group.
         timeout: of each collective.
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
+        device_kernels: whether kernels of ours average and measure gradients on a CUDA device, where they can be
+            compiled on all ranks; otherwise torch's operations do. They have run on no GPU yet.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
             training step.
     """
@@ -110,7 +130,8 @@ class DataParallel(torch.nn.Module, Joinable):
         timeout: timedelta,
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
-        device_group: dist.ProcessGroup | None = None,
+        make_device_group: Callable[[], dist.ProcessGroup] | None = None,
+        device_kernels: bool = False,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -118,15 +139,23 @@ class DataParallel(torch.nn.Module, Joinable):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         self._bucket_cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
+        self._device_kernels = device_kernels
         self._buffers_changed = False
         self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
         _notice_new_parameters()
-        self._start(communicator, timeout, device_group)
+        self._start(communicator, timeout, make_device_group)
 
-    def _start(self, communicator: Communicator, timeout: timedelta, device_group: dist.ProcessGroup | None) -> None:
+    def _start(
+        self,
+        communicator: Communicator,
+        timeout: timedelta,
+        make_device_group: Callable[[], dist.ProcessGroup] | None,
+    ) -> None:
         self._communicator: Communicator | None = communicator
         self._timeout = timeout
-        self._device_group = device_group
+        self._make_device_group = make_device_group
+        self._device_group = None if make_device_group is None else make_device_group()
+        self._interruptions = communicator.interruptions
         self._device = next(self.module.parameters()).device
         self.take_over_from(0)
         self._reduced: set[int] = set()  # identities of parameters, which the reducer keeps alive
@@ -143,10 +172,27 @@ class DataParallel(torch.nn.Module, Joinable):
             bucket_cap_bytes=self._bucket_cap_bytes,
             timeout=self._timeout,
             device_group=self._device_group,
+            device_kernels=self._device_kernels,
         )
         if self._comm_hook is not None:
-            reducer.register_comm_hook(self._comm_hook)
+            reducer.register_comm_hook(self._comm_hook, self._group_of_hooks())
         return reducer
+
+    def _group_of_hooks(self) -> dist.ProcessGroup | None:
+        return None if self._device_group is None else dist.group.WORLD
+
+    def _replace_ended_group(self) -> None:
+        """Where a collective was interrupted since the last look, as by a failed backward pass, the group may have
+        ended. All ranks find that at the same place of the program.
+        """
+        interruptions = self.communicator.interruptions
+        if self._make_device_group is None or interruptions == self._interruptions:
+            return
+        # Ranks that are elsewhere, or gone, show here.
+        self.communicator.all_reduce(torch.zeros(1), dist.ReduceOp.SUM, self._timeout)
+        self._interruptions = interruptions
+        self._device_group = self._make_device_group()
+        self._reducer = self._make_reducer()
 
     def _take_in_new_parameters(self) -> None:
         new: list[torch.Tensor] = [
@@ -159,13 +205,16 @@ class DataParallel(torch.nn.Module, Joinable):
             self._reducer = self._make_reducer()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_communicator", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook", "_join_config")
+        own = (
+            *("_communicator", "_make_device_group", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook"),
+            *("_join_config", "_interruptions"),
+        )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
-        self._communicator = self._device_group = self._reducer = self._comm_hook = None
+        self._communicator = self._make_device_group = self._device_group = self._reducer = self._comm_hook = None
         self._device = next(self.module.parameters()).device
         self._buffers_changed = False
 
@@ -198,7 +247,7 @@ class DataParallel(torch.nn.Module, Joinable):
                 "process group here to train it in; prepare its .module, or call it under torch.no_grad()"
             )
         device = next(self.module.parameters()).device
-        self._start(backend.communicator, backend.timeout, None if device.type == "cpu" else dist.group.WORLD)
+        self._start(backend.communicator, backend.timeout, device_group_maker(device, backend.timeout))
 
     @property
     def reducer(self) -> _ReducerView:
@@ -219,6 +268,8 @@ class DataParallel(torch.nn.Module, Joinable):
     @interpreted(recursive=True)  # what is decided here must not tell one compiled graph from another
     def _start_pass(self) -> None:
         averages = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if self._reducer is not None and (torch.is_grad_enabled() or self._buffers_changed):
+            self._replace_ended_group()
         if torch.is_grad_enabled():
             if self._reducer is None:
                 self._start_copy()
@@ -248,7 +299,7 @@ class DataParallel(torch.nn.Module, Joinable):
             InvalidArgument: there is a hook already.
         """
         function = partial(hook, state)
-        self._started().register_comm_hook(function)
+        self._started().register_comm_hook(function, self._group_of_hooks())
         self._comm_hook = function
 
     def set_weight(self, weight: float | None) -> None:

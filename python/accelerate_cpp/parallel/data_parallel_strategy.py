@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
-from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend
+from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
 from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
 
 _HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_state_option": {}}
@@ -115,7 +116,8 @@ class DataParallelStrategy(SingleStrategy):
         else:
             known = ("bucket_cap_mb", "broadcast_buffers")
             options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
-            options["device_group"] = None if on_cpu else dist.group.WORLD
+            options["make_device_group"] = device_group_maker(self._device, backend.timeout)
+            options["device_kernels"] = env_table.CUDA_KERNELS.get()
             wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
             self._wrapped.append(weakref.ref(wrapped, self._wrapped.remove))
         hook = hook_for(*self._hook_options)

@@ -49,7 +49,7 @@ class SingleStrategy(Strategy):
         parameters: Iterable[torch.Tensor],
         max_norm: float,
         norm_type: float,
-        measured: Mapping[int, tuple[float, float]] | None = None,
+        measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         return clip_grad_norm(parameters, max_norm, norm_type, measured)
 

@@ -46,7 +46,7 @@ class Strategy(ABC):
         parameters: Iterable[torch.Tensor],
         max_norm: float,
         norm_type: float,
-        measured: Mapping[int, tuple[float, float]] | None = None,
+        measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """Scales gradients in place so that their joint norm is at most ``max_norm``.
 

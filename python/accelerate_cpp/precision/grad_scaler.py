@@ -11,6 +11,7 @@ import torch
 
 from accelerate_cpp._native import LossScale, known_statistics, measure_gradients, scale_gradients
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 
 _STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 
@@ -320,30 +321,39 @@ class GradScaler(torch.amp.GradScaler):
         return _Round(self._loss_scale.value, self._loss_scale.growth_tracker)
 
 
-def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients that ``optimizer`` was to step on were not finite; asked between its step and the update."""
-    return any(bool(found) for found in scaler._found_inf_per_device(optimizer).values())
+def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | torch.Tensor:
+    """Whether gradients that ``optimizer`` was to step on were not finite; asked between its step and the update.
+
+    Returns:
+        On accelerators a tensor of one bool, which the device may still have to compute.
+    """
+    flags = list(scaler._found_inf_per_device(optimizer).values())
+    if not flags:
+        return False
+    # Not a view: torch's scaler adds up flags of several optimizers in place.
+    any_found = torch.stack([flag.to(flags[0].device, non_blocking=True) for flag in flags]).sum() > 0
+    return any_found if any_found.device.type != "cpu" else bool(any_found)
 
 
 def unscale_all(
     scaler: torch.amp.GradScaler | None, optimizers: Iterable[Any], left: Iterable[torch.Tensor] = ()
-) -> dict[int, tuple[float, float]]:
+) -> dict[int, tuple[float | torch.Tensor, float | torch.Tensor]]:
     """Un-scales the gradients of ``optimizers``, prepared or not, that are scaled still.
 
     Args:
         left: parameters whose gradients the caller multiplies by the factors that it gets.
 
     Returns:
-        As :meth:`GradScaler.unscale_but`, of the gradients that were measured on the way.
+        As ``unscale_but`` of the scaler, of the gradients that were measured on the way.
     """
-    measured: dict[int, tuple[float, float]] = {}
+    measured: dict[int, tuple[float | torch.Tensor, float | torch.Tensor]] = {}
     if scaler is None:
         return measured
     keys = frozenset(map(id, left))
     for optimizer in optimizers:
         inner = getattr(optimizer, "optimizer", optimizer)
-        if not isinstance(scaler, GradScaler):
+        if not isinstance(scaler, (GradScaler, DeviceGradScaler)):
             scaler.unscale_(inner)
         elif not scaler.is_unscaled(inner):
-            measured |= scaler.unscale_but(inner, keys)
+            measured.update(scaler.unscale_but(inner, keys))
     return measured

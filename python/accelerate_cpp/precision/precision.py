@@ -12,6 +12,7 @@ import torch
 from accelerate_cpp.config.session_config import Fp8Config
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision import fp8_transformer_engine
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 from accelerate_cpp.precision.fp8 import require_device
 from accelerate_cpp.precision.grad_scaler import GradScaler
 
@@ -56,19 +57,24 @@ class Precision:
         casting = self.autocast(options)
         return casting if self.fp8_casting is None else _both(casting, self.fp8_casting(training))
 
-    def make_scaler(self, options: Mapping[str, Any] | None = None) -> torch.amp.GradScaler | None:
+    def make_scaler(
+        self, options: Mapping[str, Any] | None = None, gradients_are_measured: bool = False
+    ) -> torch.amp.GradScaler | None:
         """What keeps small gradients from vanishing in fp16; ``None`` where the exponent is as wide as that of fp32.
 
         On the CPU it is :class:`GradScaler`, elsewhere torch's own.
 
         Args:
             options: arguments of ``torch.amp.GradScaler`` but for the device.
+            gradients_are_measured: whether our reducer averages gradients on an accelerator, and measures them on the
+                way: :class:`DeviceGradScaler` then spares passes over them.
         """
         if self.name != "fp16" and not self.scales_fp8_loss:
             return None
         if self.device_type == "cpu":
             return GradScaler(**(options or {}))
-        return torch.amp.GradScaler(self.device_type, **(options or {}))
+        scaler = DeviceGradScaler if gradients_are_measured else torch.amp.GradScaler
+        return scaler(self.device_type, **(options or {}))
 
 
 @contextmanager

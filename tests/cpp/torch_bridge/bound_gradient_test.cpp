@@ -23,7 +23,17 @@ TEST(BoundGradient, KnowsItsStatisticsUntilItIsWrittenTo) {
   const at::Tensor slot = at::full({5}, 2, at::kFloat);
   const BoundGradient bound(slot, kStatistics);
   ASSERT_TRUE(bound.statistics());
-  EXPECT_EQ(bound.statistics()->sum_of_squares, 20.0);
+  EXPECT_EQ(std::get<amp::GradientStatistics>(*bound.statistics()).sum_of_squares, 20.0);
+  at::Tensor(bound.tensor()).mul_(2);
+  EXPECT_FALSE(bound.statistics());
+}
+
+TEST(BoundGradient, KnowsWhereItsDeviceHasThemUntilItIsWrittenTo) {
+  const at::Tensor slot = at::full({5}, 2, at::kFloat);
+  const DeviceRow row{at::full({3, 2}, 7, at::kDouble), 1};
+  const BoundGradient bound(slot, row);
+  ASSERT_TRUE(bound.statistics());
+  EXPECT_EQ(std::get<DeviceRow>(*bound.statistics()).tensor().numel(), 2);
   at::Tensor(bound.tensor()).mul_(2);
   EXPECT_FALSE(bound.statistics());
 }

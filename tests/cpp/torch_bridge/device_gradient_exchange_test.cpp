@@ -5,8 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "core/base/error.h"
+#include "core/base/half.h"
 #include "core/comm/shm/shm_communicator.h"
+#include "core/cuda/on_cuda_double.h"
 #include "torch_bridge/reducers_of_threads.h"
 #include "torch_bridge/tensor_view.h"
 
@@ -32,9 +37,9 @@ SumOverRanks sum_by(const Communicator& communicator) {
 
 // Two buckets, of two parameters and of one.
 struct Exchange {
-  explicit Exchange(Communicator communicator)
+  explicit Exchange(Communicator communicator, std::shared_ptr<const cuda::LoadedSlotKernels> kernels = nullptr)
       : of(*communicator, {{DType::kFloat32, 32, {{0, 4}, {16, 2}}}, {DType::kFloat32, 16, {{0, 5}}}},
-           {{parameter(4), parameter(2)}, {parameter(5)}}, sum_by(communicator)) {}
+           {{parameter(4), parameter(2)}, {parameter(5)}}, sum_by(communicator), std::move(kernels)) {}
 
   float& value(std::size_t bucket, std::size_t index) { return static_cast<float*>(of.bucket(bucket).data)[index]; }
 
@@ -49,6 +54,70 @@ struct Exchange {
 
   DeviceGradientExchange of;
 };
+
+std::shared_ptr<const cuda::LoadedSlotKernels> kernels_of_double() {
+  return std::make_shared<const cuda::LoadedSlotKernels>(
+      std::make_shared<const cuda::DriverApi>(ACCELERATE_CUDA_DOUBLE), cuda::KernelCompiler(ACCELERATE_CUDA_DOUBLE), 0);
+}
+
+double squares(const DeviceGradientExchange& exchange, std::size_t bucket, std::size_t slot) {
+  return exchange.device_statistics(bucket, slot)->tensor()[0].item<double>();
+}
+
+TEST(DeviceGradientExchanges, MeasureTheAveragesWhereTheyAreWhenTheyAreAskedTo) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    Exchange exchange(communicator);
+    exchange.round(static_cast<float>(rank + 1));
+    EXPECT_FALSE(exchange.of.device_statistics(0, 1));
+    exchange.round(static_cast<float>(rank + 1), {{}, true});
+    EXPECT_FALSE(exchange.of.statistics(0, 1));
+    EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 2.25);
+    EXPECT_EQ(squares(exchange.of, 0, 0), 0.0);
+    EXPECT_FLOAT_EQ(squares(exchange.of, 1, 0), 2.25);
+    exchange.round(2.0f);
+    EXPECT_FALSE(exchange.of.device_statistics(0, 1));
+  });
+}
+
+TEST(DeviceGradientExchanges, AverageAndMeasureInOnePassWhereThereAreKernels) {
+  cuda::testing::cuda_double().reset();
+  const auto kernels = kernels_of_double();
+  run_ranks(2, [&](const Communicator& communicator, int rank) {
+    Exchange exchange(communicator, kernels);
+    // Whether one rank wants figures does not matter to the others.
+    exchange.round(static_cast<float>(rank + 1), {{}, rank == 0});
+    EXPECT_FLOAT_EQ(exchange.value(0, 17), 1.5f);
+    EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 2.25);
+    // Weights are multiplied before the sum.
+    exchange.round(static_cast<float>(rank + 1), {rank == 0 ? 3.0 : 1.0, true});
+    EXPECT_FLOAT_EQ(exchange.value(0, 17), 1.25f);
+    EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 1.5625);
+    exchange.round(static_cast<float>(rank + 1), {1.0, false});
+    EXPECT_FALSE(exchange.of.device_statistics(0, 1));
+  });
+  std::map<std::string, int> launches;
+  for (const cuda::testing::Launch& launch : cuda::testing::cuda_double().launches) {
+    ++launches[launch.kernel];
+  }
+  // Of two ranks, two buckets each.
+  EXPECT_EQ(launches,
+            (std::map<std::string, int>{{"scale_float32", 4}, {"measure_float32", 4}, {"combine_chunks", 8}}));
+  EXPECT_THAT(cuda::testing::cuda_double().problems, ElementsAre());
+}
+
+TEST(DeviceGradientExchanges, DoNotSumHalvesThatAreNotYetDivided) {
+  run_ranks(2, [&](const Communicator& communicator, int) {
+    DeviceGradientExchange exchange(*communicator, {{DType::kFloat16, 32, {{0, 4}}}}, {{parameter(4, at::kHalf)}},
+                                    sum_by(communicator), kernels_of_double());
+    auto* const values = static_cast<Float16*>(exchange.bucket(0).data);
+    values[0] = to_float16(60000.0f);
+    exchange.begin({{}, true}, soon());
+    exchange.publish(0);
+    exchange.finish(soon());
+    EXPECT_EQ(to_float(values[0]), 60000.0f);
+    EXPECT_EQ(squares(exchange, 0, 0), 3.6e9);
+  });
+}
 
 TEST(DeviceGradientExchanges, AverageOverTheRanks) {
   for (int size = 1; size <= 3; ++size) {
@@ -108,6 +177,20 @@ TEST(DeviceGradientExchanges, StartBucketsInOrderWhicheverIsReadyFirst) {
     exchange.begin({}, soon());
     exchange.publish(0);
     EXPECT_THAT(started, ElementsAre(16, 8, 16));
+  });
+}
+
+TEST(DeviceGradientExchanges, TellWhenOthersMayCompleteARoundThatThisRankCannot) {
+  comm::testing::run_threads(1, [](comm::Store& store, int rank) {
+    const Communicator communicator = comm::ShmCommunicator::connect(store, rank, 1, soon(), {});
+    DeviceGradientExchange exchange(*communicator, {{DType::kFloat32, 16, {{0, 4}}}}, {{parameter(4)}},
+                                    [](const at::Tensor&) { return [] { throw SystemFailure("a sum", 5); }; });
+    exchange.publish(0);
+    EXPECT_FALSE(exchange.completing());
+    EXPECT_THROW(exchange.finish(soon()), SystemFailure);
+    EXPECT_TRUE(exchange.completing());
+    exchange.begin({}, soon());
+    EXPECT_FALSE(exchange.completing());
   });
 }
 

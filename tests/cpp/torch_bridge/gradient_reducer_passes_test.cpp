@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "torch_bridge/reducers_of_threads.h"
+#include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -33,6 +34,68 @@ TEST(GradientReducerPasses, DivideOnceByTheSumOfTheWeights) {
     tensor.mutable_grad().reset();
     tensor.mul(rank == 0 ? 4 : 12).sum().backward();
     EXPECT_EQ(tensor.grad()[0].item<float>(), 8.0f) << "the next one is a mean again";
+  });
+}
+
+// What sums buckets as a process group of torch would, unless `fails` says otherwise.
+DeviceGroup group_of(const Communicator& communicator, const bool& fails, int& num_ended) {
+  return {[communicator, &fails](const at::Tensor& bucket) {
+            return [communicator, bucket, &fails] {
+              communicator->all_reduce(view_of(bucket), comm::ReduceOp::kSum, comm::testing::soon());
+              if (fails) {
+                throw SystemFailure("a sum", 5);
+              }
+            };
+          },
+          [&num_ended] { ++num_ended; },
+          {}};
+}
+
+TEST(GradientReducerPasses, EndTheGroupOfARankThatFailsAndGoOnWithAnother) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    const at::Tensor tensor = parameter();
+    ReducerOptions options = testing::kOptions;
+    bool fails = false;
+    int num_ended = 0;
+    options.device_group = group_of(communicator, fails, num_ended);
+    const auto backward = [&] { tensor.mul(2 * rank).sum().backward(); };
+    for (int attempt = 1; attempt <= 2; ++attempt) {
+      const auto reducer = reducer_of_named(communicator, {{"weight", tensor}}, options);
+      backward();
+      EXPECT_EQ(tensor.grad()[0].item<float>(), 1.0f);
+      if (rank == 1) {
+        reducer->expect_backward();
+        reducer->backward_failed("out of memory");
+      } else {
+        EXPECT_THAT(message_of<std::exception>(backward), HasSubstr("out of memory"));
+      }
+      EXPECT_EQ(num_ended, attempt);
+      EXPECT_FALSE(tensor.grad().defined());
+      EXPECT_THAT(message_of<std::exception>(backward), HasSubstr("the next forward pass"));
+      tensor.mutable_grad().reset();
+    }
+  });
+}
+
+TEST(GradientReducerPasses, EndEverythingWhenOneRankFailsWhereTheOthersHaveCompleted) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    const at::Tensor tensor = parameter();
+    ReducerOptions options = testing::kOptions;
+    bool fails = false;
+    int num_ended = 0;
+    options.device_group = group_of(communicator, fails, num_ended);
+    const auto reducer = reducer_of_named(communicator, {{"weight", tensor}}, options);
+    const auto backward = [&] { tensor.mul(2 * rank).sum().backward(); };
+    backward();
+    fails = rank == 1;
+    if (rank == 1) {
+      EXPECT_THAT(message_of<std::exception>(backward), HasSubstr("a sum"));
+      EXPECT_EQ(num_ended, 1);
+    } else {
+      backward();
+      EXPECT_EQ(num_ended, 0);
+      EXPECT_THAT(message_of<std::exception>(backward), HasSubstr("rank 1"));
+    }
   });
 }
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "torch_bridge/reducers_of_threads.h"
+#include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -62,6 +63,32 @@ TEST(GradientReducers, HaveTheirParametersBackWhenTheNewerOneIsGone) {
     reducer_of(communicator, {tensor});
     first->set_synchronizing(true);
     EXPECT_EQ(gradient_after(tensor, rank), 1.5f);
+  });
+}
+
+TEST(GradientReducers, KnowWhereADeviceHasStatisticsAndBelieveThemAsLong) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    const at::Tensor tensor = parameter();
+    ReducerOptions options = testing::kOptions;
+    options.device_group =
+        DeviceGroup{[communicator](const at::Tensor& bucket) {
+                      return [communicator, bucket] {
+                        communicator->all_reduce(view_of(bucket), comm::ReduceOp::kSum, comm::testing::soon());
+                      };
+                    },
+                    [] {},
+                    {}};
+    const auto reducer = reducer_of(communicator, {tensor}, options);
+    gradient_after(tensor, rank);
+    EXPECT_FALSE(known_device_statistics({tensor})[0]);
+    gradient_after(tensor, rank);
+    EXPECT_FALSE(known_statistics({tensor})[0]);
+    const auto known = known_device_statistics({parameter(), tensor});
+    EXPECT_FALSE(known[0]);
+    ASSERT_TRUE(known[1]);
+    EXPECT_EQ((*known[1])[0].item<double>(), 100 * 1.5 * 1.5);
+    tensor.grad().mul_(2);
+    EXPECT_FALSE(known_device_statistics({tensor})[0]);
   });
 }
 

@@ -13,7 +13,7 @@ from accelerate_cpp.parallel.clipping import clip_grad_norm
 def _parameters(*gradients: torch.Tensor | None) -> list[torch.nn.Parameter]:
     parameters = []
     for gradient in gradients:
-        parameter = torch.nn.Parameter(torch.zeros(3 if gradient is None else gradient.shape))
+        parameter = torch.nn.Parameter(torch.zeros(3) if gradient is None else torch.zeros_like(gradient))
         parameter.grad = None if gradient is None else gradient.clone()
         parameters.append(parameter)
     return parameters
@@ -68,3 +68,50 @@ def test_a_factor_that_gradients_lack_is_applied_together_with_clipping(
 def test_nothing_to_clip_has_norm_zero() -> None:
     assert clip_grad_norm(_parameters(None), 1.0).item() == 0.0
     assert clip_grad_norm([], 1.0).item() == 0.0
+
+
+def _on_device(figure: float) -> torch.Tensor:
+    return torch.tensor(figure, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_a_device_knows_is_used_with_what_torch_measures_beside_it(max_norm: float, dtype: torch.dtype) -> None:
+    gradients = [torch.randn(30, 40).to(dtype), None, torch.randn(7).to(dtype), torch.randn(5, 6).to(dtype).t()]
+    ours, theirs = _parameters(*gradients), _parameters(*gradients)
+    known, other = ours[0], ours[2]
+    known.grad.mul_(4.0)  # type: ignore[union-attr]
+    squares = known.grad.double().square().sum()  # type: ignore[union-attr]
+    measured = {
+        id(known): (squares, torch.tensor(0.25)),
+        id(other): (other.grad.double().square().sum(), 1.0),  # type: ignore[union-attr]
+    }
+    norm = clip_grad_norm(ours, max_norm, measured=measured)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.testing.assert_close(norm, expected)
+    for own, theirs_own in zip(ours, theirs, strict=True):
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad, theirs_own.grad)
+
+
+def test_a_coefficient_on_a_device_is_not_rounded_to_the_dtype_of_the_gradients() -> None:
+    gradient = torch.full((4096,), 3.0, dtype=torch.bfloat16)
+    [parameter] = _parameters(gradient)
+    clip_grad_norm([parameter], 64.0 * 1.003, measured={id(parameter): (_on_device(9.0 * 4096), 1.0)})
+    assert parameter.grad[0].item() == torch.tensor(1.003).bfloat16().item()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_on_a_device_is_as_bad_as_with_torch(bad: float) -> None:
+    gradient = torch.tensor([1.0, bad])
+    [own], [other] = _parameters(gradient), _parameters(gradient)
+    norm = clip_grad_norm([own], 1.0, measured={id(own): (_on_device(bad), 1.0)})
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_([other], 1.0), equal_nan=True)
+    torch.testing.assert_close(own.grad, other.grad, equal_nan=True)
+
+
+def test_factors_on_a_device_are_applied_before_torch_clips_by_another_norm() -> None:
+    [parameter] = _parameters(torch.tensor([6.0, 8.0]))
+    norm = clip_grad_norm([parameter], 7.0, 1.0, measured={id(parameter): (_on_device(100.0), torch.tensor(0.5))})
+    assert norm.item() == 7.0
+    torch.testing.assert_close(parameter.grad, torch.tensor([3.0, 4.0]))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from accelerate_cpp._native import create_backend
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend
+from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="backend shm exists on Linux only")
 
@@ -20,6 +20,10 @@ TIMEOUT = timedelta(seconds=120)
 
 def wrap(module: torch.nn.Module) -> DataParallel:
     return DataParallel(module, create_backend(dist.HashStore(), 0, 1, TIMEOUT).communicator, TIMEOUT)
+
+
+def test_gradients_of_the_cpu_need_no_process_group() -> None:
+    assert device_group_maker(torch.device("cpu"), TIMEOUT) is None
 
 
 def test_outputs_and_arguments_pass_through() -> None:

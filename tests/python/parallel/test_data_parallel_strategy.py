@@ -67,6 +67,15 @@ def test_our_wrapper_takes_the_arguments_that_concern_it() -> None:
     assert wrapped.broadcast_buffers is False
 
 
+@pytest.mark.parametrize(("text", "expected"), [("", False), ("1", True)])
+def test_kernels_of_ours_for_gpus_are_had_by_asking_for_them(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_CPP_CUDA_KERNELS", text)
+    _, wrapped = prepared(torch.nn.Linear(2, 2))
+    assert wrapped._device_kernels is expected
+
+
 def test_a_model_with_nothing_to_train_is_refused_and_the_way_out_named() -> None:
     with pytest.raises(
         InvalidArgument, match=r"Linear has no parameter .*accelerator\.prepare_model\(model, evaluation_mode=True\)"

@@ -10,6 +10,7 @@ import torch
 from accelerate_cpp.config.session_config import Fp8Config
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision import precision as precision_module
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 from accelerate_cpp.precision.fp8_transformer_engine import Casting
 from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.precision.precision import Precision, precision_for
@@ -49,6 +50,12 @@ def test_only_fp16_scales_the_loss() -> None:
 def test_other_devices_keep_the_scaler_of_torch() -> None:
     scaler = Precision("fp16", torch.float16, "mps").make_scaler({"init_scale": 8.0})
     assert type(scaler) is torch.amp.GradScaler
+    assert scaler.get_scale() == 8.0
+
+
+def test_scaler_of_an_accelerator_spares_passes_where_our_reducer_has_measured_the_gradients() -> None:
+    scaler = Precision("fp16", torch.float16, "mps").make_scaler({"init_scale": 8.0}, gradients_are_measured=True)
+    assert type(scaler) is DeviceGradScaler
     assert scaler.get_scale() == 8.0
 
 

@@ -3,14 +3,15 @@
 #include <cerrno>
 
 #include "core/base/error.h"
-#include "core/comm/nccl/library.h"
+#include "core/cuda/library.h"
 
 namespace accelerate_cpp::comm {
 
 CudaApi::CudaApi(const std::string& path_, const std::string& beside) {
-  const Library library("The CUDA runtime (libcudart)",
-                        nvidia_library_names(path_, beside, {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"},
-                                             {"nvidia/cu13/lib", "nvidia/cuda_runtime/lib"}));
+  const cuda::Library library(
+      "The CUDA runtime (libcudart)",
+      cuda::nvidia_library_names(path_, beside, {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"},
+                                 {"nvidia/cu13/lib", "nvidia/cuda_runtime/lib"}));
   path = library.path();
   library.bind(get_device_count, "cudaGetDeviceCount");
   library.bind(get_device, "cudaGetDevice");

@@ -3,13 +3,13 @@
 #include <cerrno>
 
 #include "core/base/error.h"
-#include "core/comm/nccl/library.h"
+#include "core/cuda/library.h"
 
 namespace accelerate_cpp::comm {
 
 NcclApi::NcclApi(const std::string& path_, const std::string& beside) {
-  const Library library("NCCL (libnccl.so.2; pip's nvidia-nccl-cu13 and torch's CUDA wheels have it)",
-                        nvidia_library_names(path_, beside, {"libnccl.so.2"}, {"nvidia/nccl/lib"}));
+  const cuda::Library library("NCCL (libnccl.so.2; pip's nvidia-nccl-cu13 and torch's CUDA wheels have it)",
+                              cuda::nvidia_library_names(path_, beside, {"libnccl.so.2"}, {"nvidia/nccl/lib"}));
   path = library.path();
   library.bind(get_version, "ncclGetVersion");
   library.bind(get_error_string, "ncclGetErrorString");

@@ -1,4 +1,4 @@
-#include "core/comm/nccl/library.h"
+#include "core/cuda/library.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,11 @@
 #include "core/base/error.h"
 #include "core/comm/nccl/on_doubles.h"
 
-namespace accelerate_cpp::comm::testing {
+namespace accelerate_cpp::cuda {
 namespace {
 
+using comm::testing::message_of;
+using comm::testing::nccl_double;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -72,4 +74,4 @@ TEST(Library, SaysWhichEntryPointIsMissing) {
 }
 
 }  // namespace
-}  // namespace accelerate_cpp::comm::testing
+}  // namespace accelerate_cpp::cuda

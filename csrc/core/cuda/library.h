@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::cuda {
 
 struct LibraryName {
   std::string name;             // what the dynamic linker is asked for: a soname or a path
@@ -42,4 +42,4 @@ std::vector<LibraryName> nvidia_library_names(const std::string& path, const std
                                               const std::vector<std::string>& sonames,
                                               const std::vector<std::string>& folders);
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::cuda

@@ -1,7 +1,9 @@
-#include "core/comm/nccl/library.h"
+#include "core/cuda/library.h"
 
 #include <dlfcn.h>
+#if defined(__linux__)
 #include <link.h>
+#endif
 
 #include <cerrno>
 #include <filesystem>
@@ -9,14 +11,17 @@
 
 #include "core/base/error.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::cuda {
 namespace {
 
-std::string file_of(void* handle, const std::string& name) {
+// Elsewhere than on Linux, the name by which it was found.
+std::string file_of([[maybe_unused]] void* handle, const std::string& name) {
+#if defined(__linux__)
   link_map* map = nullptr;
   if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name[0] != '\0') {
     return map->l_name;
   }
+#endif
   return name;
 }
 
@@ -72,4 +77,4 @@ std::vector<LibraryName> nvidia_library_names(const std::string& path, const std
   return names;
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::cuda
