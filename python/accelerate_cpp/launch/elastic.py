@@ -27,7 +27,7 @@ class Agent:
     """What the agent is asked for.
 
     Attributes:
-        rdzv_backend: ``static``, ``c10d``, ``etcd-v2``, ….
+        rdzv_backend: ``c10d``, ``etcd-v2``, ….
         rdzv_conf: its options, ``key=value`` with commas between.
         role: name of the workers.
         monitor_interval: seconds between two looks at the workers.
@@ -47,24 +47,17 @@ class Agent:
 def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
     """The command that runs ``agent`` on this machine."""
     group = plan.group
-    endpoint = f"{group.master_addr}:{group.master_port}"
     options: dict[str, object] = {
         "nnodes": group.launchers.count,
         "nproc_per_node": group.num_processes,
         "rdzv_backend": agent.rdzv_backend,
+        "rdzv_endpoint": f"{group.master_addr}:{group.master_port}",
+        "rdzv_id": _RUN,
         "max_restarts": agent.max_restarts,
         "monitor_interval": agent.monitor_interval,
         "role": agent.role,
         "tee": agent.tee,
     }
-    if agent.rdzv_backend == "static":
-        options |= {
-            "node_rank": group.launchers.rank,
-            "master_addr": group.master_addr,
-            "master_port": group.master_port,
-        }
-    else:
-        options |= {"rdzv_endpoint": endpoint, "rdzv_id": _RUN}
     parts = [agent.rdzv_conf] if agent.rdzv_conf else []
     if agent.rdzv_backend == "c10d" and agent.is_host is not None and "is_host=" not in agent.rdzv_conf:
         parts.append(f"is_host={str(agent.is_host).lower()}")

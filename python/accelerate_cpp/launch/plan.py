@@ -123,7 +123,8 @@ def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, 
     # With a rendezvous, the flags may be the same on all machines.
     numbered = settings["num_machines"].value == 1 or settings["machine_rank"].source != DEFAULT
     return Agent(
-        backend,
+        # Machines of a static rendezvous do not hear of each other's restarts.
+        "c10d" if backend == "static" else backend,
         options.rdzv_conf,
         options.role,
         options.max_restarts,

@@ -47,7 +47,7 @@ def test_machine_with_rank_0_holds_the_store_where_ranks_were_said(tmp_path: Pat
 def test_restarts_over_several_machines_are_the_agents(tmp_path: Path) -> None:
     told = _agent(_plan(tmp_path, max_restarts=3, machine_rank=1, main_process_port=1234, monitor_interval=0.5))
     assert (told.max_restarts, told.monitor_interval) == (3, 0.5)
-    assert (told.rdzv_backend, told.node_rank, told.master_addr, told.master_port) == ("static", 1, "head", 1234)
+    assert (told.rdzv_backend, told.rdzv_endpoint, told.rdzv_conf) == ("c10d", "head:1234", "is_host=false")
 
 
 def test_one_machine_and_a_static_rendezvous_need_no_agent(tmp_path: Path) -> None:
