@@ -78,7 +78,7 @@ from accelerate_cpp.utils.operations import (
 )
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
 from accelerate_cpp.utils.recipes import settle_recipe
-from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions, taken_out
+from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions
 
 __all__ = ["Accelerator"]
 
@@ -831,8 +831,7 @@ class Accelerator:
 
         ``model`` stays as it is: what is trained goes on being compiled and distributed.
         """
-        inner = taken_out(model, keep_torch_compile)
-        return extract_model_from_parallel(inner, keep_fp32_wrapper, keep_torch_compile)
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """The full state dict of ``model``, under the user's own names if ``unwrap``."""

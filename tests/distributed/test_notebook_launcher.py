@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from launched import lives
+
 pytest.importorskip("torch")
 
 KERNEL = """
@@ -66,14 +68,6 @@ def _run(code: str, cwd: Path, kind: str) -> tuple[int, str, str]:
         check=False,
     )
     return result.returncode, result.stdout, result.stderr
-
-
-def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
 
 
 def test_workers_compute_with_two_threads_after_the_kernel_did(tmp_path: Path, kind: str) -> None:
@@ -183,7 +177,7 @@ def test_killed_kernel_takes_its_workers_along(tmp_path: Path, kind: str) -> Non
     os.kill(kernel.pid, signal.SIGKILL)
     kernel.communicate(timeout=PATIENCE_SECONDS)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(map(_lives, {*workers} - {kernel.pid})):
+    while any(map(lives, {*workers} - {kernel.pid})):
         assert time.monotonic() < deadline, "workers outlived the kernel"
         time.sleep(0.01)
 

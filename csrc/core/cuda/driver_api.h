@@ -1,5 +1,5 @@
 // The entry points of the CUDA driver that load and launch kernels. They are declared here, so that a build needs no
-// CUDA toolkit; where its headers are present, cuda_declarations_test.cpp compares. All of them exist since CUDA 11.
+// CUDA toolkit; where its headers are present, driver_declarations_test.cpp compares. All of them exist since CUDA 11.
 #pragma once
 
 #include <string>

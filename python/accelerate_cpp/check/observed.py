@@ -106,6 +106,12 @@ class Observed:
         """Whether ``scheduler`` is one of those, or what one of them wraps."""
         return any(scheduler is known or scheduler is known.scheduler for known in self.prepared("schedulers"))
 
+    def end(self, how: str) -> None:
+        """Writes down how the run ended, and how far it came."""
+        self.journal.write(
+            "end", how=how, steps=self.steps, backwards=self.backwards, has_accelerator=bool(self.accelerators)
+        )
+
     def find(self, level: str, code: str, what: str, advice: str = "", where: str | None = None) -> None:
         """Writes down a finding, once for each place; ``where`` is the running line of the user's if ``None``."""
         place = here() if where is None else where

@@ -38,9 +38,7 @@ def main() -> int:
     how = run(task, observed)
     if how in ("end", "enough"):
         watch.conclude(has_ended=how == "end")
-    observed.journal.write(
-        "end", how=how, steps=observed.steps, backwards=observed.backwards, has_accelerator=bool(observed.accelerators)
-    )
+    observed.end(how)
     observed.has_ended = True
     return 0
 
@@ -135,13 +133,7 @@ def _give_up(observed: Observed) -> None:
         "give the check less data or a smaller model, or more time with --time_limit",
         where,
     )
-    observed.journal.write(
-        "end",
-        how="slow",
-        steps=observed.steps,
-        backwards=observed.backwards,
-        has_accelerator=bool(observed.accelerators),
-    )
+    observed.end("slow")
     os._exit(0)
 
 

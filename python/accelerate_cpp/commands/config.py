@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate_cpp.commands import prompt
 from accelerate_cpp.commands.launch import add_setting_flags, launch_options, run_command
-from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import answers as answers_of
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.questions import QUESTIONS, Machine
@@ -31,10 +31,7 @@ def get_config_parser(
     """The parser of the command and its own sub-commands, by itself or as one of ``subparsers``."""
     description = "Ask for, write, complete or explain the configuration file of launches."
     usage = "%(prog)s [--config_file PATH] [--answers FILE] [<what>]"
-    if subparsers is not None:
-        parser = subparsers.add_parser("config", description=description, help=description, usage=usage)
-    else:
-        parser = CustomArgumentParser("accelerate-cpp config", description=description, usage=usage)
+    parser = command_parser(subparsers, "config", description, usage)
     parser.add_argument("--config_file", metavar="PATH", help="where to write; default: Hugging Face's cache")
     keys = ", ".join(question.key for question in QUESTIONS)
     parser.add_argument(

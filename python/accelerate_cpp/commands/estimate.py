@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accelerate_cpp.commands import memory_report
 from accelerate_cpp.commands.launch import run_command
-from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 
 if TYPE_CHECKING:
     from accelerate_cpp.utils.empty_models import EmptyModel
@@ -23,10 +23,7 @@ def estimate_command_parser(
 ) -> CustomArgumentParser:
     """The parser of the command, by itself or as one of ``subparsers``."""
     description = "Show how much memory a model takes, loaded and in training, without loading it."
-    if subparsers is not None:
-        parser = subparsers.add_parser("estimate-memory", description=description, help=description)
-    else:
-        parser = CustomArgumentParser("accelerate-cpp estimate-memory", description=description)
+    parser = command_parser(subparsers, "estimate-memory", description)
     parser.add_argument(
         "model_name", type=str, help="a folder with config.json, such a file, or a name on the Hugging Face Hub"
     )

@@ -10,16 +10,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
-from accelerate_cpp.launch.dry_run import render
-from accelerate_cpp.launch.elastic import become_agent
 from accelerate_cpp.launch.executed import execute
-from accelerate_cpp.launch.hostfile import SSH, launcher_commands, read_hostfile, run_launchers
 from accelerate_cpp.launch.plan import LaunchOptions, resolve
 from accelerate_cpp.launch.settings import FP8_FLAGS
 
+_SSH = "ssh -o BatchMode=yes"
 _DYNAMO_BACKENDS = (
     "no",
     "eager",
@@ -44,11 +42,9 @@ def launch_command_parser(
     """The parser of the command, by itself or as a sub-command of ``subparsers``."""
     description = "Start a training script on one or several processes of this machine."
     usage = "%(prog)s [flags] training_script [arguments of the script]"
-    if subparsers is not None:
-        parser = subparsers.add_parser("launch", description=description, help=description, usage=usage)
-    else:
-        parser = CustomArgumentParser("accelerate-cpp launch", description=description, usage=usage)
+    parser = command_parser(subparsers, "launch", description, usage)
     add_setting_flags(parser)
+    _add_hostfile_flags(parser)
     _add_supervision_flags(parser)
     _add_script_flags(parser)
     _add_unsupported_flags(parser)
@@ -107,10 +103,6 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="TCP port of rank 0; default: a free one on one machine, else 29500 or as found",
     )
-    section.add_argument(
-        "--hostfile", metavar="FILE", help="start a launcher on each machine of FILE, lines of a name and slots=N"
-    )
-    section.add_argument("--ssh", metavar="COMMAND", default=SSH, help=f"how to reach these machines; default: {SSH}")
     section.add_argument("--same_network", action="store_true", help="all machines are in one network; changes nothing")
     section.add_argument(
         "--rdzv_backend", metavar="NAME", help="how machines meet: static (default), or c10d and others of torchrun"
@@ -169,6 +161,14 @@ def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
             section.add_argument(f"--fp8_{name}", help=meaning, **shown)
 
 
+def _add_hostfile_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("Machines of a file")
+    section.add_argument(
+        "--hostfile", metavar="FILE", help="start a launcher on each machine of FILE, lines of a name and slots=N"
+    )
+    section.add_argument("--ssh", metavar="COMMAND", default=_SSH, help=f"how to reach these machines; default: {_SSH}")
+
+
 def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group("Supervision")
     section.add_argument(
@@ -212,22 +212,33 @@ def launch_command(args: argparse.Namespace) -> int:
     """Runs the launch that ``args`` describes and returns its exit status."""
     if args.hostfile is not None:
         return _launch_on_machines(args)
+    return run_launch(args, quiet=args.quiet, dry_run=args.dry_run)
+
+
+def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = False) -> int:
+    """Runs the script of ``args`` on this machine with the settings that ``args`` has, and returns the exit status."""
     options = launch_options(args, training_script_args=tuple(args.training_script_args))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
         plan = resolve(options)
     for warning in told:
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
-    if args.dry_run:
+    if dry_run:
+        from accelerate_cpp.launch.dry_run import render  # here, as most launches need none of these
+
         print(render(plan))
         return 0
     if plan.agent is not None:
+        from accelerate_cpp.launch.elastic import become_agent
+
         become_agent(plan, plan.agent)
-    return execute(plan, quiet=args.quiet)
+    return execute(plan, quiet=quiet)
 
 
 def _launch_on_machines(args: argparse.Namespace) -> int:
     """Starts this very launch on each machine of a file."""
+    from accelerate_cpp.launch.hostfile import launcher_commands, read_hostfile, run_launchers
+
     machines = read_hostfile(Path(args.hostfile))
     script = [args.training_script, *args.training_script_args]
     given = sys.argv[2:] if sys.argv[1] == "launch" else sys.argv[1:]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import accelerate_cpp.test_utils.scripts as scripts
-from accelerate_cpp.commands.launch import add_setting_flags, launch_command
+from accelerate_cpp.commands.launch import add_setting_flags, run_launch
 from accelerate_cpp.commands.utils import CustomArgumentParser
 
 
@@ -21,8 +21,8 @@ def test_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentPar
 
 def _test(args: argparse.Namespace) -> int:
     args.training_script = str(Path(scripts.__file__).with_name("test_script.py"))
-    args.training_script_args, args.quiet, args.dry_run, args.hostfile = [], False, False, None
-    status = launch_command(args)
+    args.training_script_args = []
+    status = run_launch(args)
     if status == 0:
         print("accelerate-cpp test: everything works; train on")
     return status

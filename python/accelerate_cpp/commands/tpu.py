@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from accelerate_cpp.commands.launch import run_command
-from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
 
@@ -25,10 +25,7 @@ def tpu_command_parser(
 ) -> CustomArgumentParser:
     """The parser of the command, by itself or as one of ``subparsers``."""
     description = "Run commands on all machines of a TPU pod, to set them up for training."
-    if subparsers is not None:
-        parser = subparsers.add_parser("tpu-config", description=description, help=description)
-    else:
-        parser = CustomArgumentParser("accelerate-cpp tpu-config", description=description)
+    parser = command_parser(subparsers, "tpu-config", description)
     pod = parser.add_argument_group("Config Arguments", "What the configuration file says unless these do.")
     pod.add_argument("--config_file", type=str, metavar="PATH", help="which file; default: Hugging Face's cache")
     pod.add_argument("--tpu_name", metavar="NAME", help="name of the pod")

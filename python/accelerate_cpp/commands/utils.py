@@ -91,6 +91,18 @@ class CustomArgumentParser(_Flags, argparse.ArgumentParser):
         return max(known_flags, key=closeness)
 
 
+def command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None,
+    name: str,
+    description: str,
+    usage: str | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command ``name``, by itself or as one of ``subparsers``."""
+    if subparsers is None:
+        return CustomArgumentParser(f"accelerate-cpp {name}", description=description, usage=usage)
+    return subparsers.add_parser(name, description=description, help=description, usage=usage)
+
+
 def integer_from(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     """A flag type: an integer of at least ``minimum`` and at most ``maximum``."""
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"

@@ -11,12 +11,11 @@ from functools import partial
 
 from accelerate_cpp.config.env_table import render_cores as ranges
 from accelerate_cpp.launch.worker import Sink
-from accelerate_cpp.launch.worker_output import Descriptor
+from accelerate_cpp.launch.worker_output import LONGEST_LINE_BYTES, Descriptor, visible
 
 HOLD_SECONDS = 0.2
 """How long a line waits for other ranks to say the same."""
 _MOST_HELD_LINES = 1000
-_LONGEST_LINE_BYTES = 64 * 1024
 _ERASE_LINE = b"\r\x1b[K"
 
 
@@ -91,7 +90,7 @@ class Console:
         if begun:
             first, newline, chunk = chunk.partition(b"\n")
             self._write(first + newline)
-            self._unfinished[rank] = b"" if newline else _visible(begun + first)
+            self._unfinished[rank] = b"" if newline else visible(begun + first)
         *lines, rest = chunk.split(b"\n")
         for line in lines:
             self._hold(rank, line)
@@ -99,13 +98,13 @@ class Console:
             if not self._is_terminal:  # on a terminal lines can be put above it
                 self.show_all()
             self._write(rest)
-            self._unfinished[rank] = _visible(rest)
+            self._unfinished[rank] = visible(rest)
 
     def _take(self, rank: int, chunk: bytes) -> None:
         *lines, rest = (self._unfinished[rank] + chunk).split(b"\n")
-        if rest and (not chunk or len(rest) > _LONGEST_LINE_BYTES):
+        if rest and (not chunk or len(rest) > LONGEST_LINE_BYTES):
             lines, rest = [*lines, rest], b""
-        self._unfinished[rank] = _visible(rest)
+        self._unfinished[rank] = visible(rest)
         for line in lines:
             self._hold(rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
@@ -139,8 +138,3 @@ class Console:
             return f"[{line.ranks[0]}] ".encode()
         everyone = count == len(self._unfinished)
         return (f"[×{count}] " if everyone else f"[{ranges(line.ranks)} ×{count}] ").encode()
-
-
-def _visible(unfinished: bytes) -> bytes:
-    """What is to be seen of a line: not what a carriage return has replaced."""
-    return unfinished[max(0, unfinished.rfind(b"\r")) :][-_LONGEST_LINE_BYTES:]

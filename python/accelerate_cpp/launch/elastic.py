@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from accelerate_cpp.comm.hosts import address_towards, is_reachable
 from accelerate_cpp.launch import tied
 from accelerate_cpp.launch.environment import group_environment
 
@@ -65,6 +64,8 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
         options["rdzv_conf"] = ",".join(parts)
     if plan.logs.folder is not None:
         options["log_dir"] = str(plan.logs.folder)
+    from accelerate_cpp.comm.hosts import address_towards, is_reachable  # here, as few launches have an agent
+
     # Workers are told the address of the agent with rank 0, which the name of its machine may not lead to.
     own_address = address_towards(group.master_addr)
     if is_reachable(own_address):

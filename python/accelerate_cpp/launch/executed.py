@@ -8,29 +8,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import pinned
-from accelerate_cpp.launch.board import board
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.failure import describe, shell_status
-from accelerate_cpp.launch.live_view import LiveView
 from accelerate_cpp.launch.plan import LaunchPlan
+from accelerate_cpp.launch.program import STDIN, start_program
 from accelerate_cpp.launch.rendezvous import rendezvous_file
 from accelerate_cpp.launch.report import Attempt, write_report
-from accelerate_cpp.launch.signals import INTERRUPTS, blocked_signals, caught_signals
-from accelerate_cpp.launch.streams import STDERR, STDOUT, Streams
+from accelerate_cpp.launch.signals import INTERRUPTS, caught_signals
+from accelerate_cpp.launch.streams import Streams
 from accelerate_cpp.launch.supervisor import Supervisor
-from accelerate_cpp.launch.worker import Sink, Worker
 from accelerate_cpp.launch.worker_output import last_traceback
-
-_STDIN = 0
 
 
 def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
@@ -78,11 +72,16 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
 def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.socket) -> Attempt:
     """Starts all workers, and returns when all have ended."""
     began, pids = time.time(), {}
-    lifeline = _STDIN if plan.ends_with_stdin else None
+    lifeline = STDIN if plan.ends_with_stdin else None
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
-        watched = stack.enter_context(board(plan.group.ranks)) if plan.monitor else None
-        views = [] if watched is None else [LiveView(watched, streams.progress())]
+        watched, views = None, []
+        if plan.monitor:
+            from accelerate_cpp.launch.board import board  # here, as few launches show anything
+            from accelerate_cpp.launch.live_view import LiveView
+
+            watched = stack.enter_context(board(plan.group.ranks))
+            views.append(LiveView(watched, streams.progress()))
         supervisor = stack.enter_context(Supervisor(signals, [*streams.consoles, *views], lifeline))
         inherited = (rendezvous,) if watched is None else (rendezvous, watched.descriptor)
         setup = ChildSetup()
@@ -92,43 +91,19 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
             if watched is not None:
                 environment |= env_table.render({env_table.BOARD: (watched.descriptor, local_rank)})
             with pinned(plan.group.cores_of(local_rank)):
-                start = partial(_start, plan.command, environment, rank, inherited, setup)
-                worker = start(streams.of(local_rank), None if lifeline is None else subprocess.DEVNULL)
+                worker = start_program(
+                    plan.command,
+                    rank,
+                    setup,
+                    streams.of(local_rank),
+                    environment=environment,
+                    stdin=None if lifeline is None else subprocess.DEVNULL,
+                    inherited=inherited,
+                )
             supervisor.add(worker)
             pids[rank] = worker.pid
         end = supervisor.run()
     return Attempt(number, began, pids, end, streams.tails)
-
-
-def _start(
-    command: tuple[str, ...],
-    environment: Mapping[str, str],
-    rank: int,
-    inherited: tuple[int, ...],
-    setup: ChildSetup,
-    sinks: Mapping[int, Sink],
-    stdin: int | None,
-) -> Worker:
-    read_ends: dict[int, int] = {}
-    with ExitStack() as write_ends, ExitStack() as unless_started:
-        passed = {}
-        for stream in sinks:
-            read_ends[stream], passed[stream] = os.pipe()
-            write_ends.callback(os.close, passed[stream])
-            unless_started.callback(os.close, read_ends[stream])
-        with blocked_signals():
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=stdin,
-                stdout=passed.get(STDOUT),
-                stderr=passed.get(STDERR),
-                pass_fds=inherited,
-                start_new_session=True,
-                preexec_fn=setup,
-            )
-        unless_started.pop_all()
-    return Worker(rank, process.pid, {read_ends[stream]: sink for stream, sink in sinks.items()}, process.wait)
 
 
 def _status(last: Attempt) -> int:

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,13 +18,12 @@ from accelerate_cpp.launch import host
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.failure import describe, first_failure, shell_status
 from accelerate_cpp.launch.machines import DEFAULT_PORT
-from accelerate_cpp.launch.signals import INTERRUPTS, blocked_signals, caught_signals
+from accelerate_cpp.launch.program import STDERR, start_program
+from accelerate_cpp.launch.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.supervisor import Supervisor
 from accelerate_cpp.launch.worker import Worker
 from accelerate_cpp.launch.worker_output import Descriptor, Tail, last_traceback, says_that_a_peer_was_lost, to_all
 
-SSH = "ssh -o BatchMode=yes"
-_STDERR = 2
 # What programs elsewhere need to know of this environment; ssh itself carries none of it.
 _CARRIED = re.compile(
     "(ACCELERATE|CUDA|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
@@ -156,18 +154,11 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
 
 
 def _start(command: Sequence[str], rank: int, lifeline: int, setup: ChildSetup, tail: Tail) -> Worker:
-    read_end, write_end = os.pipe()
     try:
-        with blocked_signals():
-            process = subprocess.Popen(
-                command, stdin=lifeline, stderr=write_end, start_new_session=True, preexec_fn=setup
-            )
+        return start_program(command, rank, setup, {STDERR: to_all(Descriptor(STDERR), tail)}, stdin=lifeline)
     except OSError as error:
-        os.close(read_end)
         raise InvalidArgument(
             f"{command[0]}: cannot be started: {error.strerror}; --ssh names another program"
         ) from error
     finally:
         os.close(lifeline)
-        os.close(write_end)
-    return Worker(rank, process.pid, {read_end: to_all(Descriptor(_STDERR), tail)}, process.wait)

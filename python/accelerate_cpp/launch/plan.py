@@ -18,8 +18,9 @@ from accelerate_cpp.launch.affinity import shares_of_launch
 from accelerate_cpp.launch.elastic import Agent
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers, find_launchers
+from accelerate_cpp.launch.program import STDERR, STDOUT
 from accelerate_cpp.launch.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
-from accelerate_cpp.launch.streams import STDERR, STDOUT, Logs, parse_tee
+from accelerate_cpp.launch.streams import Logs, parse_tee
 
 
 @dataclass(frozen=True)

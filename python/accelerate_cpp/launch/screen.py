@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from accelerate_cpp.launch.worker_output import Descriptor
+from accelerate_cpp.launch.worker_output import LONGEST_LINE_BYTES, Descriptor, visible
 
 _TO_LINE_START = b"\r"
 _ERASE_BELOW = b"\x1b[J"
 # Colours, cursor movements and other control characters, which have no width.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
 _USUAL_SIZE = os.terminal_size((80, 24))
-_LONGEST_LINE_BYTES = 64 * 1024
 
 
 class Screen:
@@ -55,9 +54,9 @@ class Screen:
     def _print(self, number: int, chunk: bytes) -> None:
         text = self._unfinished.get(number, b"") + chunk
         whole, newline, rest = text.rpartition(b"\n")
-        if len(rest) > _LONGEST_LINE_BYTES:
+        if len(rest) > LONGEST_LINE_BYTES:
             whole, newline, rest = text, b"\n", b""
-        self._unfinished[number] = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
+        self._unfinished[number] = visible(rest)
         self._redraw(whole + newline)
 
     def _redraw(self, above: bytes) -> None:

@@ -89,6 +89,9 @@ ROWS: tuple[Row, ...] = (
 )
 
 
+_COMPILER_ROWS = tuple(row for row in ROWS if row.name.startswith("dynamo_"))
+
+
 def resolved(options: Any, environ: Mapping[str, str], file: ConfigFile | None) -> dict[str, Setting]:
     """Each setting by its name.
 
@@ -172,7 +175,7 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     for name, purpose in _SECTIONS.items():
         if given.get(name) and asked is None:
             asked = (name, purpose)
-    known_names = [row.name for row in ROWS if row.name.startswith("dynamo_")]
+    known_names = [row.name for row in _COMPILER_ROWS]
     for name in given.get("dynamo_config") or {}:
         if name not in known_names and f"dynamo_{name}" not in known_names:
             raise unknown_key(f"{file.path}: dynamo_config", name, known_names)
@@ -185,7 +188,7 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
 
 def compiler(settings: Mapping[str, Setting]) -> dict[Variable[Any], Any]:
     """How models are compiled while they are prepared, as variables for the workers."""
-    values = {row.variable: settings[row.name].value for row in ROWS if row.name.startswith("dynamo_") and row.variable}
+    values = {row.variable: settings[row.name].value for row in _COMPILER_ROWS if row.variable}
     return values | {env_table.DYNAMO_BACKEND: str(values[env_table.DYNAMO_BACKEND]).upper()}
 
 

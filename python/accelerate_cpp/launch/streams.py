@@ -7,15 +7,18 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.console import Console
-from accelerate_cpp.launch.live_view import Log, Show, on_screen
-from accelerate_cpp.launch.screen import Screen
+from accelerate_cpp.launch.program import STDERR, STDOUT
 from accelerate_cpp.launch.worker import Sink
 from accelerate_cpp.launch.worker_output import Descriptor, LogFile, Tail, to_all
 
-STDOUT, STDERR = 1, 2
+if TYPE_CHECKING:
+    from accelerate_cpp.launch.live_view import Show
+    from accelerate_cpp.launch.screen import Screen
+
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 _BOTH = STDOUT | STDERR
 
@@ -76,7 +79,7 @@ class Streams:
         self._ranks = ranks
         self._files: list[LogFile] = []
         self._tails = {rank: Tail() for rank in ranks}
-        self._screen = Screen(STDERR) if monitor and os.isatty(STDERR) else None
+        self._screen = _screen() if monitor and os.isatty(STDERR) else None
         self._above_table = _streams_of_one_terminal() if self._screen is not None else ()
         plain = None if any(logs.streams) else 0
         several = (STDOUT, STDERR) if len(ranks) > 1 else ()
@@ -104,6 +107,8 @@ class Streams:
 
     def progress(self) -> Show:
         """What shows how far the workers are."""
+        from accelerate_cpp.launch.live_view import Log, on_screen  # here, as few launches show it
+
         if self._screen is not None:
             return on_screen(self._screen)
         return Log(lambda sentence: self._announce(f"accelerate-cpp: {sentence}"))
@@ -144,6 +149,12 @@ class Streams:
             self._consoles[STDERR].announce(sentence)
         else:
             self._writer(STDERR)(f"{sentence}\n".encode())
+
+
+def _screen() -> Screen:
+    from accelerate_cpp.launch.screen import Screen  # here, as few launches have one
+
+    return Screen(STDERR)
 
 
 def _streams_of_one_terminal() -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from accelerate_cpp.launch.worker import Sink
 
 TAIL_BYTES = 64 * 1024
+LONGEST_LINE_BYTES = 64 * 1024
+"""What is longer without an end is taken for a line."""
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
 _PEER_LOST = "accelerate_cpp.errors.PeerLost"
@@ -98,6 +100,11 @@ def to_all(*sinks: Sink) -> Sink:
             sink(chunk)
 
     return hand_on
+
+
+def visible(unfinished: bytes) -> bytes:
+    """What is to be seen of a line that has not ended: not what a carriage return has replaced."""
+    return unfinished[max(0, unfinished.rstrip(b"\r").rfind(b"\r")) :][-LONGEST_LINE_BYTES:]
 
 
 def last_traceback(tail: str) -> str:

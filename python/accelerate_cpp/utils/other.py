@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
+from accelerate_cpp.parallel.compilation import inside_compiler
 from accelerate_cpp.precision import forward
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import process_index, world_size
@@ -22,7 +22,7 @@ from accelerate_cpp.utils.regions import has_compiled_regions as has_compiled_re
 from accelerate_cpp.utils.regions import has_repeated_blocks as has_repeated_blocks
 from accelerate_cpp.utils.regions import is_compiled_module as is_compiled_module
 from accelerate_cpp.utils.regions import is_repeated_blocks as is_repeated_blocks
-from accelerate_cpp.utils.regions import original_of_regions
+from accelerate_cpp.utils.regions import taken_out, without_wrapper
 
 
 def wait_for_everyone() -> None:
@@ -31,38 +31,26 @@ def wait_for_everyone() -> None:
         dist.barrier()
 
 
-def _without_wrappers(module: torch.nn.Module) -> torch.nn.Module:
-    while isinstance(module, (DistributedDataParallel, DataParallel)):
-        module = module.module
-    return module
-
-
 def extract_model_from_parallel(
     model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> torch.nn.Module:
-    """Returns the module inside the wrappers that distribute it.
+    """Returns the module inside the wrappers that distribute it. ``model`` goes on being compiled and distributed.
 
     Args:
         keep_fp32_wrapper: leave the module its forward in mixed precision instead of giving it its own one back.
-        keep_torch_compile: put the module back into a compiled outermost wrapper instead of taking it out of that too,
-            and leave its regions compiled.
+        keep_torch_compile: return a model that is compiled as ``model`` is, as a whole or by regions.
         recursive: take submodules out of their wrappers too, in place.
     """
-    compiled = model if is_compiled_module(model) else None
-    inner = _without_wrappers(model if compiled is None else cast(torch.nn.Module, compiled._orig_mod))
+    kept = taken_out(model, keep_torch_compile)
+    inner = inside_compiler(kept)
     if not keep_fp32_wrapper:
-        for module in (model, inner):
+        for module in (kept, inner):
             forward.remove(module)
     if recursive:
         for parent in list(inner.modules()):
             for name, child in parent.named_children():
-                setattr(parent, name, _without_wrappers(child))
-    if not keep_torch_compile:
-        return original_of_regions(inner)
-    if compiled is None:
-        return inner
-    compiled._orig_mod = inner
-    return compiled
+                setattr(parent, name, without_wrapper(child))
+    return kept
 
 
 def saves_here(save_on_each_node: bool = False) -> bool:

@@ -64,7 +64,7 @@ def compile_prepared_regions(module: torch.nn.Module, dynamo: DynamoConfig | Non
 
 def compile_prepared(module: torch.nn.Module, dynamo: DynamoConfig | None) -> torch.nn.Module:
     """``module``, in the wrapper that distributes it, compiled as a whole; as it is if it is compiled already."""
-    if dynamo is None or _is_compiled(_without_wrapper(module)):
+    if dynamo is None or _is_compiled(without_wrapper(module)):
         return module
     # Frames that all prepared models share must not use up the limit of recompilations together.
     return _whole(module, {"isolate_recompiles": True, **dynamo.options})
@@ -75,7 +75,7 @@ def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Mod
 
     ``module`` stays as it is, as it goes on being trained: what is compiled in its wrapper is compiled anew without.
     """
-    inner = _without_wrapper(inside_compiler(module))
+    inner = without_wrapper(inside_compiler(module))
     if not keep_torch_compile:
         return without_compiler(inner)
     if not is_compiled_module(module):
@@ -83,7 +83,8 @@ def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Mod
     return module if inner is module._orig_mod else type(module)(inner, module.dynamo_ctx)
 
 
-def _without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
+def without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
+    """``module`` out of what distributes it."""
     while isinstance(module, (DistributedDataParallel, DataParallel)):
         module = module.module
     return module

@@ -124,6 +124,13 @@ def test_bytes_of_a_line_may_come_one_by_one(screen: Screen) -> None:
     assert screen.shown() == "[1] a×b\n"
 
 
+def test_line_whose_two_line_ends_come_apart_is_whole(screen: Screen) -> None:
+    screen.say(1, "from Windows\r")
+    screen.say(1, "\n")
+    screen.pass_time()
+    assert screen.shown() == "[1] from Windows\n"
+
+
 def test_bar_of_the_plain_rank_moves_at_once(screen: Screen) -> None:
     for text in ("\r 0%", "\r50%", "\r100%\n", "done\n"):
         screen.say(0, text)

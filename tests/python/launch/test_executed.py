@@ -160,27 +160,27 @@ def test_output_that_no_file_can_hold_is_shown_and_fails_the_launch(
 
 
 def test_interrupt_during_start_up_ends_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = executed._start
+    start = executed.start_program
 
-    def interrupted_start(*args: object) -> object:
-        if args[2] == 1:
+    def interrupted_start(*args: object, **others: object) -> object:
+        if args[1] == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return start(*args)  # type: ignore[arg-type]
+        return start(*args, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executed, "_start", interrupted_start)
+    monkeypatch.setattr(executed, "start_program", interrupted_start)
     assert execute(_plan("import time; time.sleep(600)")) == 130
     assert _no_child_is_left()
 
 
 def test_worker_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = executed._start
+    start = executed.start_program
 
-    def refused_start(*args: object) -> object:
-        if args[2] == 1:
+    def refused_start(*args: object, **others: object) -> object:
+        if args[1] == 1:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return start(*args)  # type: ignore[arg-type]
+        return start(*args, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executed, "_start", refused_start)
+    monkeypatch.setattr(executed, "start_program", refused_start)
     with pytest.raises(BlockingIOError):
         execute(_plan("import time; time.sleep(600)"))
     assert _no_child_is_left()

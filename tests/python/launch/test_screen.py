@@ -111,7 +111,7 @@ def test_at_the_end_everything_stays_and_what_follows_comes_below(terminal: Term
 
 
 def test_endless_line_is_broken(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "_LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr(screen, "LONGEST_LINE_BYTES", 100)
     terminal.screen.stream(1)(b"x" * 101)
     assert [len(line) for line in terminal.shown()] == [101, 0]
 

@@ -7,7 +7,8 @@ import pytest
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import streams as streams_module
 from accelerate_cpp.launch.board import Standing
-from accelerate_cpp.launch.streams import STDERR, STDOUT, Logs, Streams, parse_tee
+from accelerate_cpp.launch.program import STDERR, STDOUT
+from accelerate_cpp.launch.streams import Logs, Streams, parse_tee
 
 
 def test_tee_is_one_number_or_one_per_worker() -> None:
