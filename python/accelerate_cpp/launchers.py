@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,15 +18,15 @@ from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.launch import first_use
 from accelerate_cpp.launch.cells import cell_display
 from accelerate_cpp.launch.environment import WorkerGroup, exported
-from accelerate_cpp.launch.forked import Parent, run_forked
+from accelerate_cpp.launch.forked import Parent, Supervision, run_forked
 from accelerate_cpp.launch.forked_plan import function_group, obstacle_to_forks, processes_of_notebook, runs_on_tpus
+from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers
 from accelerate_cpp.launch.results import result_files, values_of
 from accelerate_cpp.launch.tpu import run_on_tpus
 from accelerate_cpp.launch.variables import variables_reached
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 
-_DEFAULT_PORT = "29500"
 _IMPORTED_BY_THE_FORK_SERVER = ("torch", "accelerate_cpp.accelerator", "accelerate_cpp.launchers")
 
 first_use.watch()
@@ -36,7 +37,7 @@ def notebook_launcher(
     args: Sequence[Any] = (),
     num_processes: int | None = None,
     mixed_precision: str = "no",
-    use_port: str = _DEFAULT_PORT,
+    use_port: str = str(DEFAULT_PORT),
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
     num_nodes: int = 1,
@@ -53,22 +54,28 @@ def notebook_launcher(
     Args:
         function: any callable, also one defined in a cell, a closure or a lambda.
         args: positional arguments of ``function``.
-        num_processes: ``None`` means one per visible GPU, else one per TPU, else 1; 1 runs ``function`` in this
-            process. On TPUs any other number means all of them; in Colab with one GPU or none, any number means 1.
+        num_processes: of this machine. ``None`` means one per visible GPU, else one per TPU, else 1; 1 runs
+            ``function`` in this process, unless it may be restarted or other machines take part. On TPUs any other
+            number means all of them; in Colab with one GPU or none, any number means 1.
         mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; default of every ``Accelerator`` of the workers.
-        use_port: value of MASTER_PORT in the workers. They meet through a memory file and need no port, so the default
-            becomes a free one, and several launches can run at once.
-        master_addr: value of MASTER_ADDR in the workers.
-        node_rank: only 0.
-        num_nodes: only 1.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id: without effect on one machine.
-        max_restarts: only 0.
+        use_port: value of MASTER_PORT in the workers. On one machine they meet through a memory file and need no port,
+            so the default becomes a free one, and several launches can run at once.
+        master_addr: value of MASTER_ADDR in the workers: where the machine with rank 0 is.
+        node_rank: of this machine.
+        num_nodes: machines, each of which makes the same call but for ``node_rank``.
+        rdzv_backend: ``"static"``; other ones are refused for several machines.
+        rdzv_endpoint: ``host:port`` in place of ``master_addr`` and ``use_port`` for several machines.
+        rdzv_conf, rdzv_id: without effect.
+        max_restarts: how often all workers are started again after one has failed, on one machine.
+            :meth:`accelerate_cpp.Accelerator.resume` goes on where they were.
         monitor_interval: without effect; the end of a worker is noticed at once.
-        log_line_prefix_template: only ``None``.
+        log_line_prefix_template: comes before each line that a worker prints, with ``${role_name}`` (``default``),
+            ``${rank}`` and ``${local_rank}`` in it. ``None``: lines come as they are. Without effect on TPUs and for a
+            function that runs in this process.
 
     Returns:
-        A list of what ``function`` returned, by rank, or ``None`` if it returned nothing anywhere. Tensors of workers
-        arrive on the CPU. A value that cannot be pickled is ``None`` in the list, with a warning.
+        A list of what ``function`` returned, by rank on this machine, or ``None`` if it returned nothing. Tensors of
+        workers arrive on the CPU. A value that cannot be pickled is ``None`` in the list, with a warning.
 
     The workers are forks of this process: they start in milliseconds and have all its variables. If this process has
     used a GPU, forks of it cannot, and a warning says which call did it. Then the workers are forks of a helper process
@@ -90,18 +97,27 @@ def notebook_launcher(
         WorkerFailed: a worker raised or died.
         AccelerateError: the helper process died.
     """
-    _refuse_unsupported(node_rank, num_nodes, max_restarts, log_line_prefix_template)
     precision = _precision(mixed_precision)
-    port = None if use_port == _DEFAULT_PORT else _port(use_port)
+    launchers = _launchers(num_nodes, node_rank, rdzv_backend)
+    port: int | None = _port("use_port", use_port)
+    if launchers.count == 1:
+        port = None if port == DEFAULT_PORT else port
+    elif rdzv_endpoint:
+        master_addr, port = _endpoint(rdzv_endpoint)
+    supervision = Supervision(_restarts(max_restarts, launchers), log_line_prefix_template)
     if runs_on_tpus(num_processes):
         return run_on_tpus(_WorkerTask(function, args), precision)
     group = function_group(
-        processes_of_notebook(num_processes), mixed_precision=precision, master_addr=master_addr, master_port=port
+        processes_of_notebook(num_processes),
+        mixed_precision=precision,
+        master_addr=master_addr,
+        master_port=port,
+        launchers=launchers,
     )
-    if group.num_processes == 1:
+    if group.world_size == 1 and not max_restarts:
         return _run_here(function, args, group)
     try:
-        return _launch(function, args, group)
+        return _launch(function, args, group, supervision)
     except (AccelerateError, KeyboardInterrupt) as end:
         raise end.with_traceback(None) from None  # a cell shows it without our own frames
 
@@ -114,20 +130,22 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         raise end.with_traceback(None) from None
 
 
-def _launch(function: Callable[..., Any], args: Sequence[Any], group: WorkerGroup) -> list[Any] | None:
+def _launch(
+    function: Callable[..., Any], args: Sequence[Any], group: WorkerGroup, supervision: Supervision | None = None
+) -> list[Any] | None:
     _refuse_accelerator_of_this_process(function, args)
     obstacle = obstacle_to_forks(cpu=group.cpu)
     task = _WorkerTask(function, args, group.num_threads)
-    display = cell_display() if group.num_processes > 1 else None
+    display = cell_display() if group.world_size > 1 else None
     with result_files(group.num_processes) as results:
         if obstacle is None:
-            run_forked(task, group, results, Parent(display=display))
+            run_forked(task, group, results, Parent(display=display), supervision)
         else:
             from accelerate_cpp.launch.fork_server import run_in_fork_server  # loads cloudpickle
 
             _tell_once(obstacle)
             used = (function, args)
-            run_in_fork_server(task, used, group, results, _IMPORTED_BY_THE_FORK_SERVER, display)
+            run_in_fork_server(task, used, group, results, _IMPORTED_BY_THE_FORK_SERVER, display, supervision)
         return values_of(results)
 
 
@@ -205,18 +223,23 @@ def _precision(asked: str) -> str | None:
     return None if precision == "no" else precision
 
 
-def _refuse_unsupported(
-    node_rank: int, num_nodes: int, max_restarts: int, log_line_prefix_template: str | None
-) -> None:
-    if num_nodes != 1 or node_rank != 0:
+def _launchers(num_nodes: int, node_rank: int, rdzv_backend: str) -> Launchers:
+    """Which machine of how many this is."""
+    if num_nodes > 1 and rdzv_backend != "static":
         raise InvalidArgument(
-            f"num_nodes={num_nodes}, node_rank={node_rank}: notebook_launcher starts workers on one machine only "
-            "(num_nodes=1, node_rank=0); for several machines start a script with torchrun on each"
+            f"rdzv_backend={rdzv_backend!r}: machines of notebooks meet at master_addr and use_port only "
+            "(rdzv_backend='static'); `accelerate-cpp launch --rdzv_backend` runs a script with others"
         )
-    if max_restarts != 0:
-        raise InvalidArgument(f"max_restarts={max_restarts}: failed workers are not restarted; expected 0")
-    if log_line_prefix_template is not None:
-        raise InvalidArgument("log_line_prefix_template is not supported: output is forwarded unchanged; expected None")
+    return replace(ALONE, count=num_nodes, rank=node_rank, source=f"num_nodes={num_nodes}, node_rank={node_rank}")
+
+
+def _restarts(max_restarts: int, launchers: Launchers) -> int:
+    if max_restarts < 0 or (max_restarts and launchers.count > 1):
+        raise InvalidArgument(
+            f"max_restarts={max_restarts}: expected a number from 0, and 0 with num_nodes={launchers.count}, as "
+            "machines would have to agree; `accelerate-cpp launch --max_restarts` restarts scripts on several"
+        )
+    return max_restarts
 
 
 def _refuse_accelerator_of_this_process(function: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -232,11 +255,18 @@ def _refuse_accelerator_of_this_process(function: Callable[..., Any], args: Sequ
             )
 
 
-def _port(text: str | int) -> int:
+def _endpoint(text: str) -> tuple[str, int]:
+    address, colon, port = text.rpartition(":")
+    if not (address and colon):
+        raise InvalidArgument(f"rdzv_endpoint={text!r}: expected an address and a port, such as 10.0.0.1:29500")
+    return address, _port("rdzv_endpoint", port)
+
+
+def _port(name: str, text: str | int) -> int:
     try:
         port = int(text)
     except ValueError:
         port = -1
     if not 0 <= port <= 65535:
-        raise InvalidArgument(f"use_port={text!r}: expected a port number from 0 to 65535")
+        raise InvalidArgument(f"{name}={text!r}: expected a port number from 0 to 65535")
     return port

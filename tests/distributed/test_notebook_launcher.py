@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.launch.host import free_port
 from launched import lives
 
 pytest.importorskip("torch")
@@ -190,6 +191,41 @@ def test_exit_handlers_of_the_kernel_run_once(tmp_path: Path, kind: str) -> None
         "notebook_launcher(lambda: print('worker'), num_processes=2)\n"
     )
     assert _run(code, tmp_path, kind)[1] == "buffered worker\nworker\nhandler\n"
+
+
+def test_failed_workers_are_started_again(tmp_path: Path, kind: str) -> None:
+    code = (
+        "def train():\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] != '2' and os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] != '2': threading.Event().wait()\n"
+        "    return int(os.environ['RANK'])\n"
+        "print(notebook_launcher(train, num_processes=2, max_restarts=2), no_child_is_left())\n"
+    )
+    status, out, err = _run(code, tmp_path, kind)
+    assert (status, out) == (0, "[0, 1] True\n"), err
+    assert err.count("rank 1 failed: killed by SIGKILL") == 2
+
+
+def test_kernels_of_two_machines_make_one_run(tmp_path: Path) -> None:
+    code = (
+        "def train():\n"
+        "    import torch\n"
+        "    from accelerate_cpp import Accelerator\n"
+        "    accelerator = Accelerator(cpu=True)\n"
+        "    total = accelerator.reduce(torch.tensor(float(accelerator.process_index))).item()\n"
+        "    accelerator.end_training()\n"
+        "    return total\n"
+        "place = dict(num_nodes=2, node_rank=int(sys.argv[1]))\n"
+        f"print(notebook_launcher(train, num_processes=1, use_port='{free_port()}', **place))\n"
+    )
+    command = [sys.executable, "-c", KERNEL + code]
+    kernels = [
+        subprocess.Popen([*command, rank], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    ends = [(*kernel.communicate(timeout=PATIENCE_SECONDS), kernel.returncode) for kernel in kernels]
+    assert [(out, status) for out, _, status in ends] == [("[1.0]\n", 0)] * 2, ends
 
 
 def test_workers_are_forks_of_the_kernel_or_of_one_helper(tmp_path: Path, kind: str) -> None:

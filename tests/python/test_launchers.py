@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import fork_server, forked_plan
 from accelerate_cpp.launch.environment import WorkerGroup
+from accelerate_cpp.launch.forked import Supervision
 from accelerate_cpp.launchers import debug_launcher, notebook_launcher
 from accelerate_cpp.runtime import current
 
@@ -58,10 +60,14 @@ def test_without_gpus_no_number_means_one_process_here(monkeypatch: pytest.Monke
     ("arguments", "words"),
     [
         ({"mixed_precision": "fp7"}, "mixed_precision='fp7'"),
-        ({"num_nodes": 2}, "one machine only"),
-        ({"node_rank": 1}, "one machine only"),
-        ({"max_restarts": 1}, "max_restarts=1"),
-        ({"log_line_prefix_template": "${rank}"}, "log_line_prefix_template"),
+        ({"num_nodes": 0}, "num_nodes=0"),
+        ({"num_nodes": 2, "node_rank": 2}, "num_nodes=2, node_rank=2"),
+        ({"node_rank": 1}, "num_nodes=1, node_rank=1"),
+        ({"num_nodes": 2, "rdzv_backend": "c10d"}, "rdzv_backend='c10d'"),
+        ({"num_nodes": 2, "rdzv_endpoint": "here"}, "rdzv_endpoint='here'"),
+        ({"num_nodes": 2, "rdzv_endpoint": "here:http"}, "rdzv_endpoint='http'"),
+        ({"num_nodes": 2, "max_restarts": 1}, "max_restarts=1.*num_nodes=2"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
         ({"use_port": "http"}, "use_port='http'"),
         ({"num_processes": 0}, "num_processes=0"),
     ],
@@ -77,8 +83,10 @@ def test_initialised_cuda_takes_the_workers_from_a_helper_process_and_says_so_on
 ) -> None:
     seen: list[Any] = []
 
-    def run(task: Any, used: Any, group: WorkerGroup, results: Any, preload: tuple[str, ...], display: Any) -> None:
-        assert display is None
+    def run(
+        task: Any, used: Any, group: WorkerGroup, results: Any, preload: tuple[str, ...], display: Any, watch: Any
+    ) -> None:
+        assert (display, watch) == (None, Supervision())
         seen.append((task(), used, group.num_processes, len(results), preload))
 
     def train(value: int) -> int:
@@ -106,6 +114,44 @@ def test_tpus_run_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "run_on_tpus", lambda task, precision: [task(), precision])
     assert notebook_launcher(lambda value: value + 1, (3,), mixed_precision="bf16") == [4, "bf16"]
     assert notebook_launcher(lambda value: value + 1, (3,), num_processes=1) == [4]
+
+
+def test_each_machine_starts_its_share_of_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    def place() -> tuple[str, ...]:
+        return tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
+
+    found = notebook_launcher(place, num_processes=2, num_nodes=3, node_rank=1, master_addr="10.0.0.1")
+    assert found == [("2", "6", "0", "10.0.0.1", "29500"), ("3", "6", "1", "10.0.0.1", "29500")]
+    found = notebook_launcher(place, num_processes=1, num_nodes=2, rdzv_endpoint="10.0.0.2:77")
+    assert found == [("0", "2", "0", "10.0.0.2", "77")]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_function_that_failed_is_run_again(
+    num_processes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_twice() -> int:
+        with (tmp_path / os.environ.get("RANK", "0")).open("a+") as log:
+            log.write(".")
+            attempt = log.tell()
+        if attempt < 3 and env_table.RANK.get() in (None, 0):
+            raise ValueError(f"attempt {attempt}")
+        return attempt
+
+    found = notebook_launcher(fail_twice, num_processes=num_processes, max_restarts=5)
+    assert found is not None
+    assert found[0] == 3
+    shown = capsys.readouterr().err
+    assert "rank 0 failed: ValueError: attempt 2" in shown
+    assert "restart 2 of 5" in shown
+    assert "restart 3" not in shown
+
+
+def test_lines_have_the_prefix_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    template = "[${role_name}${rank}/${local_rank} ${other}] "
+    notebook_launcher(lambda: print("a\nb"), num_processes=2, log_line_prefix_template=template)
+    lines = [f"[default{rank}/{rank} ${{other}}] {text}" for rank in (0, 1) for text in "ab"]
+    assert sorted(capsys.readouterr().out.splitlines()) == lines
 
 
 @pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])

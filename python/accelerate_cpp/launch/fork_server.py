@@ -32,6 +32,7 @@ from accelerate_cpp.launch.fork_server_main import (
     Request,
     receive,
 )
+from accelerate_cpp.launch.forked import Supervision
 from accelerate_cpp.launch.parcel import packed, read
 from accelerate_cpp.launch.shipped import Surroundings, TaskPickler, refusal
 from accelerate_cpp.launch.signals import blocked_signals, caught_signals
@@ -55,6 +56,7 @@ def run_in_fork_server(
     results: Sequence[int],
     preload: Sequence[str],
     display: Display | None = None,
+    supervision: Supervision | None = None,
 ) -> None:
     """Like :func:`accelerate_cpp.launch.forked.run_forked`, with workers that are forks of this process's fork server.
 
@@ -72,12 +74,13 @@ def run_in_fork_server(
     host.require_supervision(group.num_processes)
     with ExitStack() as stack:
         stack.enter_context(_one_run)
+        asked = Request(group, Surroundings.here(), display is not None, supervision or Supervision())
         pickler = TaskPickler()
         try:
             shipped = stack.enter_context(packed(task, pickler))
         except Exception as error:
             raise refusal(*used, error) from error
-        request = stack.enter_context(packed(Request(group, Surroundings.here(), display is not None)))
+        request = stack.enter_context(packed(asked))
         signals = None
         if threading.current_thread() is threading.main_thread():
             signals = stack.enter_context(caught_signals((signal.SIGINT,)))

@@ -20,11 +20,11 @@ import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from accelerate_cpp.launch.environment import WorkerGroup
-from accelerate_cpp.launch.forked import Parent, run_forked
+from accelerate_cpp.launch.forked import Parent, Supervision, run_forked
 from accelerate_cpp.launch.parcel import packed, read
 from accelerate_cpp.launch.shipped import ShippedTask, Surroundings
 
@@ -41,6 +41,7 @@ class Request:
     group: WorkerGroup
     surroundings: Surroundings
     wants_view: bool = False
+    supervision: Supervision = field(default_factory=Supervision)
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def _run(
         display=partial(_send_view, channel) if asked.wants_view else None,
     )
     try:
-        run_forked(ShippedTask(task, asked.surroundings), asked.group, results, parent)
+        run_forked(ShippedTask(task, asked.surroundings), asked.group, results, parent, asked.supervision)
     except (Exception, KeyboardInterrupt) as error:
         return error
     return None

@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from signal import SIGINT
+from string import Template
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch import host
@@ -32,7 +33,9 @@ from accelerate_cpp.launch.rendezvous import rendezvous_file
 from accelerate_cpp.launch.signals import blocked_signals, caught_signals
 from accelerate_cpp.launch.supervisor import Supervisor
 from accelerate_cpp.launch.worker import Sink, Worker
-from accelerate_cpp.launch.worker_output import ForwardedText
+from accelerate_cpp.launch.worker_output import ForwardedText, PrefixedText
+
+_ROLE = "default"  # torch's name of workers that have none
 
 
 @dataclass(frozen=True)
@@ -83,60 +86,104 @@ class Parent:
     display: Callable[[str, str], object] | None = None
 
 
+@dataclass(frozen=True)
+class Supervision:
+    """How launched functions are watched.
+
+    Attributes:
+        max_restarts: how often all workers are started again after one has failed.
+        line_prefix: what comes before each line of their output, with ``${role_name}``, ``${rank}`` and
+            ``${local_rank}`` in it; ``None``: output comes as it is.
+    """
+
+    max_restarts: int = 0
+    line_prefix: str | None = None
+
+
 def run_forked(
-    task: Callable[[], object], group: WorkerGroup, results: Sequence[int], parent: Parent | None = None
+    task: Callable[[], object],
+    group: WorkerGroup,
+    results: Sequence[int],
+    parent: Parent | None = None,
+    supervision: Supervision | None = None,
 ) -> None:
     """Runs ``task()`` in each worker of ``group`` and returns when all have ended.
 
     Args:
-        results: for each rank the descriptor of an empty file, into which goes what ``task()`` returns there
+        results: for each worker the descriptor of an empty file, into which goes what ``task()`` returns there
             (:func:`accelerate_cpp.launch.results.values_of`).
 
-    Raises :class:`FunctionFailed` for the first worker that failed, KeyboardInterrupt when this process is interrupted,
-    and :class:`InvalidArgument` where workers cannot be forked. No worker is left in any case.
+    Raises :class:`FunctionFailed` for the first worker that failed in the last attempt, KeyboardInterrupt when this
+    process is interrupted, and :class:`InvalidArgument` where workers cannot be forked. No worker is left in any case.
     """
     host.require_supervision(group.num_processes)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what is buffered is the parent's to print
-    parent = parent or Parent()
-    reports = [bytearray() for _ in range(group.num_processes)]
+    parent, supervision = parent or Parent(), supervision or Supervision()
     with ExitStack() as stack:
         signals = parent.signals
         if signals is None and threading.current_thread() is threading.main_thread():
             signals = stack.enter_context(caught_signals((SIGINT,)))
+        run = _Run(task, group, results, replace(parent, signals=signals), supervision)
+        while (failure := _attempt(run)) is not None:
+            if run.number == supervision.max_restarts:
+                raise failure
+            run = replace(run, number=run.number + 1)
+            restart = f"restart {run.number} of {supervision.max_restarts}"
+            parent.print_stderr(f"{failure}\n\nstarting all again, {restart}\n")
+            for file in results:
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One attempt at what :func:`run_forked` was asked for; ``number`` counts those before it."""
+
+    task: Callable[[], object]
+    group: WorkerGroup
+    results: Sequence[int]
+    parent: Parent
+    supervision: Supervision
+    number: int = 0
+
+    def environment(self, worker: int, rendezvous: int, watched: Board | None) -> dict[str, str]:
+        """What the worker with this number finds."""
+        restarts = (self.number, self.supervision.max_restarts)
+        board_place = {} if watched is None else env_table.render({env_table.BOARD: (watched.descriptor, worker)})
+        return worker_environment(self.group, worker, rendezvous, self.parent.environment, restarts) | board_place
+
+    def output(self, worker: int, write: Callable[[str], object]) -> Sink:
+        """What takes the bytes of one of the worker's streams."""
+        if self.supervision.line_prefix is None:
+            return ForwardedText(write)
+        names = {"role_name": _ROLE, "rank": self.group.ranks[worker], "local_rank": worker}
+        return PrefixedText(Template(self.supervision.line_prefix).safe_substitute(names), write)
+
+
+def _attempt(run: _Run) -> FunctionFailed | None:
+    """Forks all workers, and returns when all have ended, with the first failure."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what is buffered is the parent's to print
+    reports = [bytearray() for _ in run.group.ranks]
+    with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
         watched, views = None, []
-        if parent.display is not None:
-            watched = stack.enter_context(board(group.ranks))
-            views.append(LiveView(watched, in_cell(parent.display), CELL_DELAY_SECONDS))
-        forks = stack.enter_context(_Forks(task, group, (rendezvous, watched), results, parent))
-        supervisor = stack.enter_context(Supervisor(signals, views))
+        if run.parent.display is not None:
+            watched = stack.enter_context(board(run.group.ranks))
+            views.append(LiveView(watched, in_cell(run.parent.display), CELL_DELAY_SECONDS))
+        forks = stack.enter_context(_Forks(run, rendezvous, watched))
+        supervisor = stack.enter_context(Supervisor(run.parent.signals, views))
         forks.start(supervisor, reports)
         end = supervisor.run()
-    _raise_failure(end, [ErrorReport.parse(bytes(report)) for report in reports])
+    return _failure(run.group, end, [ErrorReport.parse(bytes(report)) for report in reports])
 
 
 class _Forks:
     """The thread that forks the workers. It lives until they have ended: the kernel kills them when it ends."""
 
-    def __init__(
-        self,
-        task: Callable[[], object],
-        group: WorkerGroup,
-        files: tuple[int, Board | None],
-        results: Sequence[int],
-        parent: Parent,
-    ) -> None:
-        rendezvous, watched = files
-        self._task = task
-        self._group = group
-        self._results = results
-        self._parent = parent
-        self._environments = [
-            worker_environment(group, rank, rendezvous, parent.environment)
-            | ({} if watched is None else env_table.render({env_table.BOARD: (watched.descriptor, rank)}))
-            for rank in range(group.num_processes)
-        ]
+    def __init__(self, run: _Run, rendezvous: int, watched: Board | None) -> None:
+        self._asked = run
+        workers = range(run.group.num_processes)
+        self._environments = [run.environment(worker, rendezvous, watched) for worker in workers]
         self._setup = ChildSetup()
         self._finished = threading.Event()
         self._forked: Future[None] = Future()
@@ -151,67 +198,69 @@ class _Forks:
         self._finished.set()
 
     def start(self, supervisor: Supervisor, reports: list[bytearray]) -> None:
-        """Forks every worker and hands it to ``supervisor``; its error report will be in ``reports[rank]``."""
+        """Forks every worker and hands it to ``supervisor``; its error report will be in ``reports``."""
         for _ in self._environments:
             self._pipes.append(_Pipes(os.pipe(), os.pipe(), os.pipe()))
         self._thread.start()
         try:
             self._forked.exception()  # waits
-            for rank, pid in enumerate(self._pids):
-                supervisor.add(self._worker(rank, pid, reports[rank]))
+            for number, pid in enumerate(self._pids):
+                supervisor.add(self._worker(number, pid, reports[number]))
         finally:
-            for rank, pipes in enumerate(self._pipes):
-                in_use = pipes.read_ends if rank < len(self._pids) else ()
+            for number, pipes in enumerate(self._pipes):
+                in_use = pipes.read_ends if number < len(self._pids) else ()
                 for descriptor in {*pipes.read_ends, *pipes.write_ends}.difference(in_use):
                     os.close(descriptor)
         self._forked.result()
 
-    def _worker(self, rank: int, pid: int, report: bytearray) -> Worker:
-        pipes = self._pipes[rank]
+    def _worker(self, number: int, pid: int, report: bytearray) -> Worker:
+        pipes, run = self._pipes[number], self._asked
         outputs: dict[int, Sink] = {
-            pipes.stdout[0]: ForwardedText(self._parent.print_stdout),
-            pipes.stderr[0]: ForwardedText(self._parent.print_stderr),
+            pipes.stdout[0]: run.output(number, run.parent.print_stdout),
+            pipes.stderr[0]: run.output(number, run.parent.print_stderr),
             pipes.report[0]: report.extend,
         }
-        return Worker(rank, pid, outputs, partial(os.waitpid, pid, 0))
+        return Worker(number, pid, outputs, partial(os.waitpid, pid, 0))
 
     def _run(self) -> None:
         try:
             with blocked_signals():
-                for rank in range(len(self._environments)):
-                    with pinned(self._group.cores_of(rank)):
-                        self._fork(rank)
+                for number in range(len(self._environments)):
+                    with pinned(self._asked.group.cores_of(number)):
+                        self._fork(number)
         except BaseException as error:
             self._forked.set_exception(error)
         else:
             self._forked.set_result(None)
         self._finished.wait()
 
-    def _fork(self, rank: int) -> None:
+    def _fork(self, number: int) -> None:
         pid = os.fork()
         if pid == 0:
-            own = self._pipes[rank].write_ends
+            run, own = self._asked, self._pipes[number].write_ends
             pipes = {end for pipes in self._pipes for end in (*pipes.read_ends, *pipes.write_ends)}
-            foreign = {*pipes, *self._results, *self._parent.private}.difference(own, (self._results[rank],))
-            run_child(self._task, self._environments[rank], self._setup, own, self._results[rank], foreign)
+            result = run.results[number]
+            foreign = {*pipes, *run.results, *run.parent.private}.difference(own, (result,))
+            run_child(run.task, self._environments[number], self._setup, own, result, foreign)
         self._pids.append(pid)
         os.setpgid(pid, pid)  # the child does the same; whoever is first, the group exists before it is signalled
 
 
-def _raise_failure(end: RunEnd, reports: list[ErrorReport | None]) -> None:
+def _failure(group: WorkerGroup, end: RunEnd, reports: list[ErrorReport | None]) -> FunctionFailed | None:
+    """The error of the worker that failed first. KeyboardInterrupt is raised: it ends the attempts."""
     if end.interrupted_by is not None:
         raise KeyboardInterrupt
 
-    def lost_a_peer(rank: int) -> bool:
-        report = reports[rank]
+    def lost_a_peer(number: int) -> bool:
+        report = reports[number]
         return report is not None and report.lost_a_peer
 
     failure = first_failure(end.workers, lost_a_peer)
     if failure is None:
-        return
-    report = reports[failure.rank]
+        return None
+    report, rank = reports[failure.rank], group.ranks[failure.rank]
     if report is None:
-        message = f"rank {failure.rank} failed: {describe(failure.exit_code)}"
+        message = f"rank {rank} failed: {describe(failure.exit_code)}"
     else:
-        message = f"rank {failure.rank} failed: {report.summary}\n\n{report.traceback}"
-    raise FunctionFailed(message, failure.rank, failure.exit_code)
+        message = f"rank {rank} failed: {report.summary}\n\n{report.traceback}"
+    return FunctionFailed(message, rank, failure.exit_code)

@@ -12,6 +12,7 @@ from accelerate_cpp.launch.accelerators import gpu_count, has_tpu, initialised
 from accelerate_cpp.launch.affinity import shares_of_launch
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.first_use import first_use
+from accelerate_cpp.launch.machines import ALONE, Launchers
 
 
 def processes_of_notebook(num_processes: int | None) -> int:
@@ -43,6 +44,7 @@ def function_group(
     mixed_precision: str | None = None,
     master_addr: str = "127.0.0.1",
     master_port: int | None = None,
+    launchers: Launchers = ALONE,
 ) -> WorkerGroup:
     """The settings of a launched function. A ``mixed_precision`` of ``None`` leaves it to the environment.
 
@@ -63,6 +65,7 @@ def function_group(
         debug=env_table.DEBUG_MODE.get(),
         fork_launched=True,
         shares=shares,
+        launchers=launchers,
     )
 
 

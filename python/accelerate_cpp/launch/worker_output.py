@@ -92,6 +92,31 @@ class ForwardedText:
             self._write(text)
 
 
+class PrefixedText:
+    """Puts ``prefix`` before each line and hands it to ``write`` when it has ended; a carriage return ends one too."""
+
+    _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+
+    def __init__(self, prefix: str, write: Callable[[str], object]) -> None:
+        self._prefix = prefix
+        self._write = write
+        self._text = ForwardedText(self._take)
+        self._unfinished = ""
+
+    def __call__(self, chunk: bytes) -> None:
+        self._text(chunk)
+        if not chunk and self._unfinished:
+            self._write(f"{self._prefix}{self._unfinished}\n")
+            self._unfinished = ""
+
+    def _take(self, text: str) -> None:
+        self._unfinished += text
+        lines = self._LINE.findall(self._unfinished)
+        if lines:
+            self._unfinished = self._unfinished[sum(map(len, lines)) :]
+            self._write("".join(f"{self._prefix}{line}" for line in lines))
+
+
 def to_all(*sinks: Sink) -> Sink:
     """A sink that hands each chunk to each of ``sinks``."""
 

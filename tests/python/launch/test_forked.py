@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import PeerLost
 from accelerate_cpp.launch import forked, supervisor
 from accelerate_cpp.launch.board import open_slot
+from accelerate_cpp.launch.cells import FunctionFailed
 from accelerate_cpp.launch.failure import WorkerFailed
-from accelerate_cpp.launch.forked import Parent, run_forked
+from accelerate_cpp.launch.forked import Parent, Supervision, run_forked
 from accelerate_cpp.launch.forked_plan import function_group
 from accelerate_cpp.launch.results import result_files, values_of
 
@@ -48,9 +50,12 @@ def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _run(task: Callable[[], object], num_processes: int = 2, parent: Parent | None = None) -> list[Any] | None:
+def _run(
+    task: Callable[[], object], num_processes: int = 2, parent: Parent | None = None, max_restarts: int = 0
+) -> list[Any] | None:
     with result_files(num_processes) as results:
-        run_forked(task, function_group(num_processes, cpu=True), results, parent)
+        group = function_group(num_processes, cpu=True)
+        run_forked(task, group, results, parent, Supervision(max_restarts))
         return values_of(results)
 
 
@@ -165,6 +170,32 @@ def test_worker_that_lost_a_peer_is_not_the_one_that_is_raised(monkeypatch: pyte
 
     with pytest.raises(WorkerFailed, match=r"^rank 1 failed: exit code 7$"):
         _run(task)
+
+
+def test_what_a_failed_attempt_returned_is_forgotten(tmp_path: Path) -> None:
+    def work() -> bytes | None:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            return b"short" if _rank() == 0 else None
+        if _rank() == 0:
+            (tmp_path / "returns").touch()
+            return bytes(100_000)
+        while not (tmp_path / "returns").exists():
+            pass
+        raise ValueError
+
+    assert _run(work, max_restarts=1) == [b"short", None]
+
+
+def test_last_failure_is_raised_and_an_interrupt_ends_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ValueError(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+    with pytest.raises(FunctionFailed, match="ValueError: 2"):
+        _run(fail, max_restarts=2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(KeyboardInterrupt):
+        theirs.send(bytes([signal.SIGINT]))
+        _run(threading.Event().wait, parent=Parent(signals=ours), max_restarts=10_000)
 
 
 def test_interrupt_ends_the_workers_after_their_clean_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from accelerate_cpp.launch.worker_output import (
     Descriptor,
     ForwardedText,
     LogFile,
+    PrefixedText,
     Tail,
     last_error_line,
     last_traceback,
@@ -38,6 +39,25 @@ def test_bytes_are_forwarded_unchanged_and_at_once() -> None:
     assert os.read(read_end, 100) == b"\r 50%|\xff"
     os.close(read_end)
     os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "written"),
+    [
+        ([b"a\nb\n"], "> a\n> b\n"),
+        ([b"a", b"b\n\n", b"c"], "> ab\n> \n> c\n"),
+        ([b"a\r", b"\nb"], "> a\r\n> b\n"),
+        ([b"\r 0%", b"\r50%", b"\r100%\n"], "> \r>  0%\r> 50%\r> 100%\n"),
+        ([b"\xc3", b"\xa9\n"], "> é\n"),
+        ([], ""),
+    ],
+)
+def test_prefix_comes_before_each_line(chunks: list[bytes], written: str) -> None:
+    text: list[str] = []
+    sink = PrefixedText("> ", text.append)
+    for chunk in [*chunks, b""]:
+        sink(chunk)
+    assert "".join(text) == written
 
 
 def test_tail_keeps_only_the_end() -> None:
