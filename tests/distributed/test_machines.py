@@ -131,6 +131,14 @@ def test_failure_under_mpirun_ends_all(folder: Path, mpirun: list[str]) -> None:
     assert "ValueError: boom" in err
 
 
+@pytest.mark.usefixtures("mpirun")
+def test_mpirun_is_started_with_a_file_of_machines(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=2\n")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    launcher = _start(folder, ["--mpirun_hostfile", "hosts", "--num_processes", "2", "meets.py"], root)
+    assert [line[:4] for line in _lines([launcher])] == [["0", "2", "0", "2.0"], ["1", "2", "1", "2.0"]]
+
+
 class Cluster:
     """Two hosts, reached by a program that stands for ssh: it knows them by their addresses."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import warnings
@@ -14,7 +15,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, 
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
 from accelerate_cpp.launch.executed import execute
-from accelerate_cpp.launch.plan import LaunchOptions, resolve
+from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.settings import FP8_FLAGS
 
 _SSH = "ssh -o BatchMode=yes"
@@ -104,6 +105,9 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         help="TCP port of rank 0; default: a free one on one machine, else 29500 or as found",
     )
     section.add_argument("--same_network", action="store_true", help="all machines are in one network; changes nothing")
+    section.add_argument(
+        "--mpirun_hostfile", metavar="FILE", help="let mpirun start a launcher on each machine of FILE, a file of MPI's"
+    )
     section.add_argument(
         "--rdzv_backend", metavar="NAME", help="how machines meet: static (default), or c10d and others of torchrun"
     )
@@ -223,6 +227,8 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
         plan = resolve(options)
     for warning in told:
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
+    if plan.mpirun is not None:
+        return _launch_through_mpi(args, plan.mpirun, plan, dry_run)
     if dry_run:
         from accelerate_cpp.launch.dry_run import render  # here, as most launches need none of these
 
@@ -235,20 +241,39 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
     return execute(plan, quiet=quiet)
 
 
+def _launch_through_mpi(args: argparse.Namespace, hostfile: Path, plan: LaunchPlan, dry_run: bool) -> int:
+    """Has MPI start this very launch on each machine of a file."""
+    from accelerate_cpp.launch.mpirun import mpirun_command
+
+    flags, script = _given_flags(args)
+    command = mpirun_command(hostfile, plan.group.launchers, [*flags, *script])
+    if dry_run:
+        print(shlex.join(command))
+        return 0
+    os.execvp(command[0], command)
+
+
+def _given_flags(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The command line of this launch: its flags but ``--dry_run``, and the script with its arguments."""
+    script = [args.training_script, *args.training_script_args]
+    given = sys.argv[2:] if sys.argv[1] in ("launch", "test") else sys.argv[1:]
+    flags = given[: -len(script)] if given[-len(script) :] == script else given
+    return [flag for flag in flags if flag not in ("--dry_run", "--dry-run")], script
+
+
 def _launch_on_machines(args: argparse.Namespace) -> int:
     """Starts this very launch on each machine of a file."""
     from accelerate_cpp.launch.hostfile import launcher_commands, read_hostfile, run_launchers
 
     machines = read_hostfile(Path(args.hostfile))
-    script = [args.training_script, *args.training_script_args]
-    given = sys.argv[2:] if sys.argv[1] == "launch" else sys.argv[1:]
-    flags, tokens = [], iter(given[: len(given) - len(script)])
+    given, script = _given_flags(args)
+    flags, tokens = [], iter(given)
     for token in tokens:
         name, equals, _ = token.partition("=")
         if name in ("--hostfile", "--ssh"):
             if not equals:
                 next(tokens)
-        elif name not in ("--dry_run", "--dry-run"):
+        else:
             flags.append(token)
     commands = launcher_commands(machines, flags, script, args.ssh)
     if args.dry_run:

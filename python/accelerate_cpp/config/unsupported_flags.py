@@ -155,11 +155,6 @@ GROUPS: tuple[Group, ...] = (
         ),
     ),
     Group(
-        "mpirun",
-        "starting mpirun",
-        (Flag("mpirun_hostfile", "file with the machines"),),
-    ),
-    Group(
         "AWS",
         "starting jobs on SageMaker",
         (

@@ -31,6 +31,11 @@ _CARRIED = re.compile(
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
+def is_carried(name: str) -> bool:
+    """Whether launchers elsewhere need the environment variable ``name`` of this one."""
+    return _CARRIED.match(name) is not None
+
+
 @dataclass(frozen=True)
 class Machine:
     """One line of the file: the name of a machine, and how many workers it gets; ``None`` if the line does not say."""
@@ -122,7 +127,7 @@ def _names(flags: Sequence[str]) -> set[str]:
 
 def _elsewhere(launcher: Sequence[str], environ: Mapping[str, str]) -> str:
     """What a shell on another machine has to do: the folder and the Python are the same there."""
-    carried = [f"{name}={value}" for name, value in sorted(environ.items()) if _CARRIED.match(name)]
+    carried = [f"{name}={value}" for name, value in sorted(environ.items()) if is_carried(name)]
     return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*carried, *launcher])}"
 
 

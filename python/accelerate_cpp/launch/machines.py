@@ -64,14 +64,28 @@ def find_launchers(environ: Mapping[str, str]) -> Launchers:
     """What MPI, Kubernetes or Slurm says; :data:`ALONE` when none started this launcher.
 
     Raises:
-        InvalidArgument: variables that contradict each other, or a batch job of several nodes that runs this launcher
-            on one of them only.
+        InvalidArgument: variables that contradict each other.
     """
     for find in (_of_open_mpi, _of_hydra, _of_kubernetes, _of_slurm):
         found = find(environ)
         if found is not None and found.count > 1:
             return _with_address(found, environ)
     return ALONE
+
+
+def refuse_batch_job(environ: Mapping[str, str]) -> None:
+    """Raises :class:`InvalidArgument` in a Slurm job of several nodes that runs this launcher on one of them only."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if nodes != "1" and "SLURM_JOB_ID" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
+        raise InvalidArgument(
+            f"this Slurm job has {nodes} nodes, but this launcher was started on one of them only: start it with "
+            "`srun --ntasks-per-node=1 accelerate-cpp launch …`, or pass --num_machines 1 to use this node alone"
+        )
+
+
+def started_by_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether MPI started this launcher."""
+    return any(find(environ) is not None for find in (_of_open_mpi, _of_hydra))
 
 
 def _with_address(found: Launchers, environ: Mapping[str, str]) -> Launchers:
@@ -134,12 +148,6 @@ def _of_kubernetes(environ: Mapping[str, str]) -> Launchers | None:
 def _of_slurm(environ: Mapping[str, str]) -> Launchers | None:
     """Of a step of Slurm, that is of srun. A job's own variables do not tell how often a program was started."""
     if "SLURM_STEP_NUM_TASKS" not in environ:
-        nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-        if nodes != "1" and "SLURM_JOB_ID" in environ:
-            raise InvalidArgument(
-                f"this Slurm job has {nodes} nodes, but this launcher was started on one of them only: start it with "
-                "`srun --ntasks-per-node=1 accelerate-cpp launch …`, or pass --num_machines 1 to use this node alone"
-            )
         return None
     node = _number(environ, "SLURM_NODEID")
     tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))

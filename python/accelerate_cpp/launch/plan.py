@@ -17,7 +17,14 @@ from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import shares_of_launch
 from accelerate_cpp.launch.elastic import Agent
 from accelerate_cpp.launch.environment import WorkerGroup, threads_per_worker
-from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers, find_launchers
+from accelerate_cpp.launch.machines import (
+    ALONE,
+    DEFAULT_PORT,
+    Launchers,
+    find_launchers,
+    refuse_batch_job,
+    started_by_mpi,
+)
 from accelerate_cpp.launch.program import STDERR, STDOUT
 from accelerate_cpp.launch.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
 from accelerate_cpp.launch.streams import Logs, parse_tee
@@ -37,6 +44,7 @@ class LaunchOptions:
     main_process_ip: str | None = None
     main_process_port: int | None = None
     same_network: bool = False
+    mpirun_hostfile: str | None = None
     rdzv_backend: str | None = None
     rdzv_conf: str = ""
     role: str = "default"
@@ -75,6 +83,7 @@ class LaunchPlan:
         max_restarts: how often all workers are started again after a failure.
         logs: which output goes to files.
         report: where to write what happened.
+        mpirun: the file with the machines on which MPI has to start this launch first.
         agent: of torch, if it is to watch the workers in our place.
         ends_with_stdin: whether the run ends when standard input does, of which the workers see nothing then.
         monitor: whether it is shown how far the workers are.
@@ -86,6 +95,7 @@ class LaunchPlan:
     max_restarts: int = 0
     logs: Logs = field(default_factory=Logs)
     report: Path | None = None
+    mpirun: Path | None = None
     agent: Agent | None = None
     ends_with_stdin: bool = False
     monitor: bool = False
@@ -110,6 +120,7 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         max_restarts=options.max_restarts,
         logs=logs,
         report=report,
+        mpirun=_mpirun(settings, os.environ if environ is None else environ),
         agent=agent,
         ends_with_stdin=options.ends_with_stdin,
         monitor=options.monitor,
@@ -178,13 +189,25 @@ def resolve_group(
 def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Launchers:
     """Which launcher of how many this is: as flags or the file say, else as can be found out."""
     machines, rank, address = settings["num_machines"], settings["machine_rank"], settings["main_process_ip"].value
+    mpirun = _mpirun(settings, environ)
+    if mpirun is not None:
+        from accelerate_cpp.launch.mpirun import launchers_to_come  # here, as few launches go this way
+
+        # A file says 1 unless it was asked for more; a flag means it.
+        is_said = machines.value > 1 or machines.source == "--num_machines"
+        return launchers_to_come(mpirun, machines.value if is_said else None, address)
     if machines.value > 1:
         launchers = Launchers(machines.value, rank.value, port=DEFAULT_PORT, source=machines.source)
+        found = ALONE if rank.source == "--machine_rank" else find_launchers(environ)
+        if found.count == launchers.count:  # a file that all machines share cannot say which of them this is
+            launchers = found
     else:
         if rank.value != 0:
             raise InvalidArgument(f"machine_rank is {rank.value} ({rank.source}): with one machine the only rank is 0")
-        # A file says 1 unless it was asked for more; a flag means it.
-        launchers = ALONE if machines.source == "--num_machines" else find_launchers(environ)
+        is_alone = machines.source == "--num_machines"
+        launchers = ALONE if is_alone else find_launchers(environ)
+        if launchers is ALONE and not is_alone:
+            refuse_batch_job(environ)
     launchers = replace(launchers, address=address or launchers.address)
     if launchers.address is None:
         raise InvalidArgument(
@@ -192,6 +215,12 @@ def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> L
             "with the address of that machine"
         )
     return launchers
+
+
+def _mpirun(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Path | None:
+    """The file with the machines on which MPI has to start this launch; ``None`` when it has, or need not."""
+    path = settings["mpirun_hostfile"].value
+    return None if path is None or started_by_mpi(environ) else Path(path)
 
 
 def _workers_of_launcher(

@@ -50,6 +50,10 @@ def _number_of_processes(given: Mapping[str, Any]) -> int | None:
     return 1 if number is None else number
 
 
+def _mpirun_hostfile(given: Mapping[str, Any]) -> str | None:
+    return (given.get("mpirun_config") or {}).get("mpirun_hostfile")
+
+
 def _compiler(name: str) -> Callable[[Mapping[str, Any]], Any]:
     """Looks up a key of the section on torch.compile, which may be written without ``dynamo_``."""
 
@@ -70,6 +74,7 @@ ROWS: tuple[Row, ...] = (
     Row("main_process_port", None, "main_process_port"),
     Row("same_network", None, "same_network", default=False),
     Row("rdzv_backend", None, "rdzv_backend", default="static"),
+    Row("mpirun_hostfile", None, _mpirun_hostfile),
     Row("num_cpu_threads_per_process", env_table.OMP_NUM_THREADS, None),
     Row("mixed_precision", env_table.MIXED_PRECISION, "mixed_precision", default="no"),
     Row("dynamo_backend", env_table.DYNAMO_BACKEND, _compiler("backend"), default="no"),
@@ -123,8 +128,8 @@ def _setting(row: Row, flag: Any, environ: Mapping[str, str], file: ConfigFile |
 # Sections that count whatever distributed_type is; the others belong to one, and are not looked at without it.
 _SECTIONS = {
     "parallelism_config": "a mesh of several kinds of parallelism",
-    "mpirun_config": "starting through mpirun",
 }
+_MPIRUN_KEYS = ("mpirun_hostfile", "mpirun_ccl")  # the second, of older files, is for a library that is not used
 _FP8: Mapping[str, Variable[Any]] = {
     "backend": env_table.FP8_BACKEND,
     "use_autocast_during_eval": env_table.FP8_USE_AUTOCAST_DURING_EVAL,
@@ -175,6 +180,9 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     for name, purpose in _SECTIONS.items():
         if given.get(name) and asked is None:
             asked = (name, purpose)
+    for name in given.get("mpirun_config") or {}:
+        if name not in _MPIRUN_KEYS:
+            raise unknown_key(f"{file.path}: mpirun_config", name, _MPIRUN_KEYS)
     known_names = [row.name for row in _COMPILER_ROWS]
     for name in given.get("dynamo_config") or {}:
         if name not in known_names and f"dynamo_{name}" not in known_names:

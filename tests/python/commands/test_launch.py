@@ -73,7 +73,7 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--num_machines", "2", "train.py"], "pass --main_process_ip"),
         (["--tee", "4", "train.py"], "--tee '4': expected 0"),
         (["--max_restarts", "-1", "train.py"], "'-1'"),
-        (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile: starting mpirun"),
+        (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile hosts: cannot be read"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
         (["--use_fsdp", "train.py"], "--use_fsdp: sharding parameters over the processes does not work"),

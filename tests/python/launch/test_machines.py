@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers, find_launchers, first_host
+from accelerate_cpp.launch.machines import (
+    ALONE,
+    DEFAULT_PORT,
+    Launchers,
+    find_launchers,
+    first_host,
+    refuse_batch_job,
+    started_by_mpi,
+)
 
 SLURM_JOB = {
     "SLURM_JOB_ID": "77",
@@ -61,7 +69,13 @@ def test_tasks_of_one_step_agree_on_a_port_and_another_step_has_another() -> Non
 
 def test_batch_job_of_several_nodes_is_refused_without_srun() -> None:
     with pytest.raises(InvalidArgument, match=r"has 3 nodes.*srun --ntasks-per-node=1"):
-        find_launchers(SLURM_JOB)
+        refuse_batch_job(SLURM_JOB)
+    refuse_batch_job(SLURM_STEP)
+    assert find_launchers(SLURM_JOB) == ALONE
+
+
+def test_mpi_is_known_by_its_variables() -> None:
+    assert [started_by_mpi(environ) for environ in (OPEN_MPI, SLURM_STEP, {})] == [True, False, False]
 
 
 def test_open_mpi_numbers_its_processes_and_leaves_the_address_open() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,28 @@ def test_machines_are_found_out_unless_a_flag_says_one(script: str) -> None:
     plan = resolve(LaunchOptions(script, cpu=True), SLURM)
     assert (plan.group.world_size, list(plan.group.ranks), plan.group.master_addr) == (2, [1], "gpu1")
     assert resolve(LaunchOptions(script, cpu=True, num_machines=1), SLURM).group.world_size == 1
+
+
+def test_number_of_this_machine_is_found_out_unless_a_flag_says_it(script: str) -> None:
+    several = LaunchOptions(script, cpu=True, num_machines=2, main_process_ip="head")
+    assert list(resolve(several, SLURM).group.ranks) == [1]
+    assert list(resolve(replace(several, machine_rank=0), SLURM).group.ranks) == [0]
+    of_a_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    assert list(resolve(several, of_a_job).group.ranks) == [0]
+    with pytest.raises(InvalidArgument, match="start it with `srun"):
+        resolve(LaunchOptions(script, cpu=True), of_a_job)
+
+
+def test_mpi_is_started_unless_it_has_started_this_launcher(script: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\n")
+    asked = LaunchOptions(script, cpu=True, mpirun_hostfile=str(tmp_path / "hosts"), num_processes=4)
+    plan = resolve(asked, {})
+    assert (plan.mpirun, plan.group.world_size, plan.group.master_addr) == (tmp_path / "hosts", 4, "a")
+    assert resolve(replace(asked, num_machines=1), {}).group.launchers.count == 1
+    started = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"SIZE": "2", "RANK": "1"}.items()}
+    started |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    plan = resolve(replace(asked, main_process_ip="a"), started)
+    assert (plan.mpirun, list(plan.group.ranks)) == (None, [2, 3])
 
 
 def test_launcher_per_worker_starts_one_worker(script: str) -> None:

@@ -52,6 +52,7 @@ def test_every_setting_is_a_flag() -> None:
         ({"debug": True}, "debug", True),
         ({"gpu_ids": "0,1"}, "gpu_ids", "0,1"),
         ({"enable_cpu_affinity": True}, "enable_cpu_affinity", True),
+        ({"mpirun_config": {"mpirun_hostfile": "hosts", "mpirun_ccl": "1"}}, "mpirun_hostfile", "hosts"),
     ],
 )
 def test_a_file_says_as_the_original_understands_it(given: dict[str, Any], name: str, value: Any) -> None:
@@ -65,7 +66,6 @@ def test_a_file_says_as_the_original_understands_it(given: dict[str, Any], name:
         ({"distributed_type": "FSDP"}, "distributed_type: FSDP: sharding parameters"),
         ({"distributed_type": "MULTI_NPU"}, "distributed_type: MULTI_NPU: training on devices of MULTI_NPU"),
         ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config: a mesh"),
-        ({"mpirun_config": {"mpirun_hostfile": "hosts"}}, "mpirun_config: starting through mpirun"),
     ],
 )
 def test_what_does_not_work_yet_is_refused(given: dict[str, Any], words: str) -> None:
@@ -73,6 +73,11 @@ def test_what_does_not_work_yet_is_refused(given: dict[str, Any], words: str) ->
         setting("cpu", a_file(**given))
     assert f"c.yaml: {words}" in str(refused.value)
     assert "--config_file" in str(refused.value)
+
+
+def test_unknown_key_of_a_section_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"mpirun_config: .*mpirun_hosts.*mpirun_hostfile"):
+        setting("cpu", a_file(mpirun_config={"mpirun_hosts": "hosts"}))
 
 
 def test_sections_of_another_kind_of_training_do_not_count() -> None:
