@@ -55,6 +55,12 @@ def metadata(wheel: Path) -> dict[str, list[str]]:
     return {key: message.get_all(key) or [] for key in message}
 
 
+def test_alias_reaches_every_python_of_the_environment(clean_python: Path, tmp_path: Path) -> None:
+    code = "import os, subprocess, sys; os.environ['ACCELERATE_CPP_ALIAS'] = '1'; "
+    code += "subprocess.run([sys.executable, '-c', 'import accelerate; print(accelerate.__file__)'], check=True)"
+    assert "accelerate_cpp" in run(clean_python, "-c", code, cwd=tmp_path).stdout
+
+
 def test_its_metadata_pins_the_minor_version_of_torch(wheel: Path) -> None:
     major, minor = torch.__version__.split(".")[:2]
     (pin,) = [row for row in metadata(wheel)["Requires-Dist"] if row.split(">")[0].split("<")[0].strip() == "torch"]

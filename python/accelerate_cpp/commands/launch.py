@@ -196,6 +196,7 @@ def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry_run", action="store_true", help="show what would be started, and start nothing")
+    parser.add_argument("--alias", action="store_true", help="let a script that imports accelerate get accelerate_cpp")
     parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
     parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
     parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")

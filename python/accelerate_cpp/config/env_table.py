@@ -212,6 +212,11 @@ CUDA_KERNELS = _flag(
     "let kernels of this package, instead of torch's operations, average and measure gradients on CUDA devices; "
     "experimental: they have run on no GPU yet",
 )
+ALIAS = _flag(
+    "ACCELERATE_CPP_ALIAS",
+    "programs that import accelerate get this package, whether the original is installed or not",
+    texts=("0", "1"),
+)
 HF_HOME = _text("HF_HOME", None, "folder of Hugging Face's files, the configuration of launches among them")
 XDG_CACHE_HOME = _text("XDG_CACHE_HOME", "~/.cache", "folder of caches, in which huggingface/ is unless HF_HOME is set")
 FORK_LAUNCHED = _flag("FORK_LAUNCHED", "set in processes that notebook_launcher started")
@@ -226,6 +231,17 @@ CORES: Variable[tuple[int, ...]] = Variable(
     (),
     "the cores that the pinned processes of this host share out among them, for example 0-3,8",
 )
+
+INIT_INCLUDE_BUFFERS = _flag(
+    "ACCELERATE_INIT_INCLUDE_BUFFERS", "init_empty_weights leaves out the values of buffers, too"
+)
+ENABLE_RICH = _flag("ACCELERATE_ENABLE_RICH", "show tracebacks through rich where it is installed")
+USE_TORCH_XLA = _flag("USE_TORCH_XLA", "let an installed torch_xla count as one", default=True)
+NVML_BASED_CUDA_CHECK = _flag(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "torch looks for GPUs without initialising the driver", texts=("0", "1")
+)
+RUN_SLOW = _flag("RUN_SLOW", "run the tests that accelerate_cpp.test_utils.slow marks")
+XDIST_WORKER = _text("PYTEST_XDIST_WORKER", None, "name of this process among those of pytest-xdist, such as gw0")
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(row for row in list(globals().values()) if isinstance(row, Variable))
 
@@ -251,6 +267,27 @@ def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iter
     finally:
         for name in list(os.environ) if clear else names:
             os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def export(values: Mapping[Variable[Any], Any]) -> None:
+    """Puts ``values`` into the environment of this process, for those that it starts."""
+    os.environ.update(render(values))
+
+
+@contextmanager
+def restored_environment(prefix: str) -> Iterator[None]:
+    """Afterwards the variables of ``os.environ`` whose names begin with ``prefix`` are as they were before."""
+
+    def found() -> dict[str, str]:
+        return {name: text for name, text in os.environ.items() if name.startswith(prefix)}
+
+    before = found()
+    try:
+        yield
+    finally:
+        for name in found().keys() - before.keys():
+            del os.environ[name]
         os.environ.update(before)
 
 

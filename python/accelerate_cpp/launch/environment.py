@@ -37,7 +37,7 @@ class WorkerGroup:
 
     ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
     cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``compiler`` says how models
-    are compiled while they are prepared.
+    are compiled while they are prepared; with ``alias``, scripts that import ``accelerate`` get this package.
     """
 
     num_processes: int
@@ -54,6 +54,7 @@ class WorkerGroup:
     fp8: Mapping[Variable[Any], Any] = field(default_factory=dict)
     compiler: Mapping[Variable[Any], Any] = field(default_factory=dict)
     launchers: Launchers = ALONE
+    alias: bool = False
 
     @property
     def world_size(self) -> int:
@@ -128,6 +129,7 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         env_table.OMP_NUM_THREADS: group.num_threads,
         env_table.GRADIENT_ACCUMULATION_STEPS: group.gradient_accumulation_steps,
         env_table.DEBUG_MODE: True if group.debug else None,
+        env_table.ALIAS: True if group.alias else None,
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import sys
 import time
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from accelerate_cpp.launch.machines import (
 from accelerate_cpp.launch.program import STDERR, STDOUT
 from accelerate_cpp.launch.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
 from accelerate_cpp.launch.streams import Logs, parse_tee
+
+_ALIAS_FILE = "accelerate_cpp_alias.pth"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class LaunchOptions:
     report: str | None = None
     ends_with_stdin: bool = False
     monitor: bool = False
+    alias: bool = False
     fp8: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -104,6 +108,8 @@ class LaunchPlan:
 def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> LaunchPlan:
     """The plan for ``options`` under ``environ`` (default ``os.environ``), or :class:`InvalidArgument`."""
     command = _command(options, os.environ if environ is None else environ)
+    if options.alias:
+        _require_alias_file()
     group, settings = resolve_group(options, environ)
     logs = _logs(options, group.num_processes)
     report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
@@ -125,6 +131,16 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         ends_with_stdin=options.ends_with_stdin,
         monitor=options.monitor,
     )
+
+
+def _require_alias_file() -> None:
+    """Workers without it would import the original, or nothing."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if not any((Path(folder) / _ALIAS_FILE).is_file() for folder in folders):
+        raise InvalidArgument(
+            f"--alias needs {_ALIAS_FILE}, which pip installs with this package, in one of {', '.join(folders)}: "
+            "install it there, or put `import accelerate_cpp.compat` at the beginning of the script"
+        )
 
 
 def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
@@ -177,6 +193,7 @@ def resolve_group(
         fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
         compiler=compiler(settings),
         launchers=launchers,
+        alias=options.alias,
     )
     effective = {
         "cpu": cpu,

@@ -108,3 +108,14 @@ def test_slot_on_the_board_is_a_descriptor_and_a_number() -> None:
 def test_other_places_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="two numbers with a colon between"):
         env_table.BOARD.get({"ACCELERATE_CPP_BOARD": text})
+
+
+def test_variables_of_a_prefix_are_restored_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEPT", "before")
+    monkeypatch.setenv("SOME_GONE", "before")
+    monkeypatch.setenv("OTHER", "before")
+    with env_table.restored_environment("SOME_"):
+        os.environ.update(SOME_KEPT="after", SOME_NEW="x", OTHER="after")
+        del os.environ["SOME_GONE"]
+    found = {name: os.environ.get(name) for name in ("SOME_KEPT", "SOME_GONE", "SOME_NEW", "OTHER")}
+    assert found == {"SOME_KEPT": "before", "SOME_GONE": "before", "SOME_NEW": None, "OTHER": "after"}

@@ -11,6 +11,7 @@ from accelerate_cpp.launch.environment import (
     WorkerGroup,
     become_worker,
     exported,
+    group_environment,
     threads_per_worker,
     worker_environment,
 )
@@ -83,6 +84,12 @@ def test_settings_that_were_asked_for_reach_the_worker() -> None:
     assert told["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
     assert told["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert told["FORK_LAUNCHED"] == "true"
+
+
+def test_alias_is_handed_on_only_where_it_was_asked_for() -> None:
+    asked = replace(GROUP, alias=True)
+    assert group_environment(asked, {})["ACCELERATE_CPP_ALIAS"] == "1"
+    assert "ACCELERATE_CPP_ALIAS" not in group_environment(GROUP, {})
 
 
 def test_threads_are_as_asked_then_as_inherited_then_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,15 @@ def test_mpi_is_started_unless_it_has_started_this_launcher(script: str, tmp_pat
     assert (plan.mpirun, list(plan.group.ranks)) == (None, [2, 3])
 
 
+def test_alias_needs_its_file(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(plan.site, "getusersitepackages", lambda: str(tmp_path / "user"))
+    with pytest.raises(InvalidArgument, match=r"accelerate_cpp_alias\.pth.*import accelerate_cpp\.compat"):
+        resolve(LaunchOptions(script, alias=True), {})
+    (tmp_path / "accelerate_cpp_alias.pth").touch()
+    assert resolve(LaunchOptions(script, alias=True), {}).group.alias
+
+
 def test_launcher_per_worker_starts_one_worker(script: str) -> None:
     tasks = SLURM | {
         "SLURM_STEP_NUM_TASKS": "4",
