@@ -1,11 +1,22 @@
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "core/placement/device_choice.h"
+#include "core/placement/partition.h"
 
 namespace accelerate_cpp::bindings {
+
+namespace {
+
+std::optional<std::vector<int>> devices_of(const std::optional<placement::Partition>& partition) {
+  return partition ? std::optional(partition->device_of_block) : std::nullopt;
+}
+
+}  // namespace
 
 void bind_placement(py::module_& module) {
   module.def(
@@ -20,6 +31,25 @@ void bind_placement(py::module_& module) {
       },
       py::kw_only(), py::arg("force_cpu"), py::arg("forced"), py::arg("local_rank"), py::arg("accelerators"),
       "The name of the device a process trains on (csrc/core/placement/device_choice.h).");
+  module.def(
+      "balanced_partition",
+      [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities) {
+        const py::gil_scoped_release release;
+        return devices_of(placement::balanced_partition(block_bytes, capacities));
+      },
+      py::kw_only(), py::arg("block_bytes"), py::arg("capacities"),
+      "For each block, in order, the index of its device, with the smallest largest load; None if they do not fit "
+      "(csrc/core/placement/partition.h).");
+  module.def(
+      "any_fit",
+      [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities,
+         std::int64_t most_steps) {
+        const py::gil_scoped_release release;
+        return devices_of(placement::any_fit(block_bytes, capacities, most_steps));
+      },
+      py::kw_only(), py::arg("block_bytes"), py::arg("capacities"), py::arg("most_steps"),
+      "For each block the index of its device, in any order; None if no fit was found in so many steps "
+      "(csrc/core/placement/partition.h).");
 }
 
 }  // namespace accelerate_cpp::bindings

@@ -1,10 +1,10 @@
-"""choose_device as Python sees it; the rules themselves are tested beside the core."""
+"""Placement as Python sees it; the rules themselves are tested beside the core."""
 
 from __future__ import annotations
 
 import pytest
 
-from accelerate_cpp._native import choose_device
+from accelerate_cpp._native import any_fit, balanced_partition, choose_device
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -34,3 +34,12 @@ def test_its_errors_are_invalid_arguments() -> None:
 def test_its_arguments_have_names() -> None:
     with pytest.raises(TypeError):
         choose_device(False, "", 0, [])  # type: ignore[misc]
+
+
+def test_blocks_are_shared_out_in_order_or_in_any() -> None:
+    assert balanced_partition(block_bytes=[1, 1, 2, 4], capacities=[10, 10]) == [0, 0, 0, 1]
+    assert balanced_partition(block_bytes=[2, 3, 2], capacities=[4, 3]) is None
+    assert any_fit(block_bytes=[2, 3, 2], capacities=[4, 3], most_steps=100) == [0, 1, 0]
+    assert any_fit(block_bytes=[2, 3, 2], capacities=[4, 2], most_steps=100) is None
+    with pytest.raises(InvalidArgument, match="-1 bytes"):
+        balanced_partition(block_bytes=[-1], capacities=[1])
