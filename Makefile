@@ -14,10 +14,11 @@ BUILD_INPUTS := pyproject.toml $(wildcard build_backend/*.py) $(CXX_SOURCES)
 # An editable install is one CMake build in $(EDITABLE); configuring it with the GoogleTests keeps ctest in the same build.
 INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 CTEST := $(BIN)/ctest --parallel 2 --output-on-failure --no-tests=error
+SPHINX := $(BIN)/python -m sphinx -c docs -b html -d out/doctrees --fail-on-warning --keep-going --quiet
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs wheel bench clean
+.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs site wheel bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -60,7 +61,7 @@ ctest: $(VENV)/.built-with-tests
 	$(CTEST) --test-dir $(EDITABLE)
 
 pytest: $(VENV)/.built-with-tests
-	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long" --durations=30 --durations-min=5 $(PYTEST_ARGS)
 
 test: ctest pytest ## run the GoogleTests and the Python tests
 
@@ -72,7 +73,7 @@ tsan asan: $(VENV)/.requirements
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	@.ci/system-packages $(PYTHON) browser
-	$(BIN)/python -m pip install --quiet -r requirements/browser.txt
+	$(BIN)/python -m pip install --quiet -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) tsan
@@ -82,7 +83,7 @@ lint: $(VENV)/.requirements ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision checkpoint check) build_backend
+	$(BIN)/mypy $(addprefix python/accelerate_cpp/,config runtime parallel comm devices launch data precision checkpoint trackers check) build_backend
 	cd python && lint-imports --config ../pyproject.toml --no-cache
 
 format: $(VENV)/.requirements ## format Python and C++
@@ -90,8 +91,9 @@ format: $(VENV)/.requirements ## format Python and C++
 	$(BIN)/ruff format .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format -i
 
-docs: build ## bring the README's table of what is refused up to date
+docs: build ## bring the README's table of what is refused, and the types of lazy names, up to date
 	$(BIN)/python -c "$$UPDATE_README"
+	$(BIN)/python build_backend/stubs.py
 
 define UPDATE_README
 import pathlib, re
@@ -102,6 +104,10 @@ pattern = re.escape(begin) + ".*" + re.escape(end)
 readme.write_text(re.sub(pattern, lambda _: begin + markdown_table() + end, readme.read_text(), flags=re.DOTALL))
 endef
 export UPDATE_README
+
+site: build ## build the documentation into out/site
+	$(BIN)/python -m pip install --quiet -r requirements/docs.txt
+	$(SPHINX) . out/site
 
 wheel: $(VENV)/.requirements ## build a wheel into dist/
 	@.ci/system-packages $(PYTHON)

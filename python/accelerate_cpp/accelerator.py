@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +33,7 @@ from accelerate_cpp.parallel.comm_hooks import require_hook
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
 from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.grad_scaler import unscale_all
@@ -43,6 +44,9 @@ from accelerate_cpp.runtime.accumulation import OnUneven
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
+from accelerate_cpp.trackers.active import ActiveTrackers
+from accelerate_cpp.trackers.general import GeneralTracker
+from accelerate_cpp.tracking import filter_trackers
 from accelerate_cpp.utils.constants import PROFILE_PATTERN_NAME
 from accelerate_cpp.utils.dataclasses import (
     AORecipeKwargs,
@@ -77,8 +81,12 @@ from accelerate_cpp.utils.operations import (
     reduce,
 )
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
+from accelerate_cpp.utils.plain_parallelism import rank_along
 from accelerate_cpp.utils.recipes import settle_recipe
 from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Accelerator"]
 
@@ -103,6 +111,11 @@ class Accelerator:
         dataloader_config: how loaders share out their data.
         rng_types: the generators that are synchronised over the processes when a pass over a loader starts;
             ``["generator"]`` when ``None``.
+        log_with: the experiment trackers, one or a list: names (``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
+            ``"aim"``, ``"clearml"``, ``"comet_ml"``, ``"dvclive"``, ``"swanlab"``, ``"trackio"``, those of registered
+            classes, or ``"all"`` for the built-in ones that are installed), members of ``LoggerType``, or objects of
+            subclasses of :class:`~accelerate_cpp.tracking.GeneralTracker`. What is not installed is left out, with a
+            warning.
         project_dir: the folder of the project.
         project_config: where a project keeps its files; ``project_dir`` is filled in.
         gradient_accumulation_plugin: instead of ``gradient_accumulation_steps``.
@@ -113,8 +126,10 @@ class Accelerator:
         dynamo_backend: of ``torch.compile``, by which models are compiled while they are prepared, in any case;
             ``None`` takes ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
         dynamo_plugin: the same with all options, instead of ``dynamo_backend``.
-        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, deepspeed_plugins,
-        parallelism_config: not supported yet; only ``None`` is accepted.
+        parallelism_config: sizes of the kinds of parallelism; those of all but ``dp_replicate`` have to be 1, and that
+            one 1 or the number of processes, which is plain data parallelism.
+        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins: not supported yet; only
+            ``None`` is accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -137,7 +152,7 @@ class Accelerator:
         torch_tp_plugin: Any = None,
         megatron_lm_plugin: Any = None,
         rng_types: list[str | RNGType] | None = None,
-        log_with: str | LoggerType | list[str | LoggerType] | None = None,
+        log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
@@ -146,7 +161,7 @@ class Accelerator:
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
     ) -> None:
         _refuse_arguments(
             split_batches,
@@ -154,22 +169,29 @@ class Accelerator:
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            log_with=log_with or None,
             deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
         )
-        handlers = _with_recipe(_accepted_handlers(kwargs_handlers), mixed_precision)
-        accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        handlers, accumulation = (
+            _with_recipe(_accepted_handlers(kwargs_handlers), mixed_precision),
+            _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
+        )
+        project, trackers = _project_and_trackers(project_config, project_dir, log_with)
         self._session = _open_session(
-            cpu, mixed_precision, accumulation, handlers, _dynamo_plugin(dynamo_plugin, dynamo_backend)
+            cpu,
+            mixed_precision,
+            accumulation,
+            handlers,
+            _dynamo_plugin(dynamo_plugin, dynamo_backend),
+            parallelism_config,
         )
         self._keep(
             device_placement=device_placement,
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             dataloader_config=dataloader_config or DataLoaderConfiguration(),
             rng_types=["generator"] if rng_types is None else rng_types,
-            project_configuration=_project(project_config, project_dir),
+            project_configuration=project,
             handlers=handlers,
+            trackers=trackers,
         )
 
     def _keep(
@@ -180,6 +202,7 @@ class Accelerator:
         rng_types: list[str | RNGType],
         project_configuration: ProjectConfiguration,
         handlers: Mapping[type[KwargsHandler], Any],
+        trackers: ActiveTrackers,
     ) -> None:
         self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
         self.dataloader_config, self.rng_types, self.project_configuration = (
@@ -189,7 +212,7 @@ class Accelerator:
         )
         self.state, self.gradient_state = AcceleratorState(), GradientState()
         self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
-        self._prepared, self.flag_tensor, self._checkpoints = Bundle(), None, Checkpoints()
+        self._prepared, self.flag_tensor, self._checkpoints, self._trackers = Bundle(), None, Checkpoints(), trackers
 
     def _keep_handlers(
         self,
@@ -206,11 +229,6 @@ class Accelerator:
         self.scaler = self._session.precision.make_scaler(
             scaler.to_kwargs() if scaler else None, gradients_are_measured=core_backend() is not None
         )
-
-    def __getattr__(self, name: str) -> Any:
-        """Explains methods of the original that are not there yet; called for unknown names only."""
-        refusal = unsupported.method_refusal(name)
-        raise AttributeError(refusal or f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # Processes and devices
 
@@ -390,10 +408,80 @@ class Accelerator:
         """The number of the next checkpoint."""
         return self.project_configuration.iteration
 
+    # Kinds of parallelism
+
     @property
-    def parallelism_config(self) -> None:
-        """``None``: every run is plain data parallelism, as asking for another kind is refused."""
-        return None
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """The configuration that the run was given, if any; it comes to plain data parallelism."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> DeviceMesh | None:
+        """The mesh of ``parallelism_config``; ``None`` where that names no dimension with several processes."""
+        return self.state.device_mesh
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which copy of the model this process has; ``InvalidArgument`` without a ``parallelism_config``."""
+        return rank_along(self.parallelism_config, self.torch_device_mesh, "dp_replicate")
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Which shard of it this process has: 0; ``InvalidArgument`` without a ``parallelism_config``."""
+        return rank_along(self.parallelism_config, self.torch_device_mesh, "dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which part of layers this process has: 0; ``InvalidArgument`` without a ``parallelism_config``."""
+        return rank_along(self.parallelism_config, self.torch_device_mesh, "tp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Would be the stage of this process: raises ``InvalidArgument``."""
+        unsupported.refuse("pipeline_parallel_rank", "Accelerator.pipeline_parallel_rank")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Would be the part of sequences that this process has: raises ``InvalidArgument``."""
+        unsupported.refuse("context_parallel_rank", "Accelerator.context_parallel_rank")
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Always false: no run shards parameters, as asking for it is refused."""
+        return self.state.is_fsdp2
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether parameters are sharded by torch's ``fully_shard``, with which other kinds go together: false."""
+        return self.is_fsdp2
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        return self.state.deepspeed_plugin
+
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Within it, with context parallelism, sequences are split; every run is without it, and nothing happens.
+
+        Args:
+            buffers: what would be split in place.
+            buffer_seq_dims: the dimension of the sequence of each.
+            no_restore_buffers: those that would stay split afterwards.
+        """
+        return nullcontext()
+
+    def deepspeed_ulysses_dl_adapter(self, dl: T, model: Any) -> T:
+        """The loader as it is: sequences would be split for sequence parallelism, which no run has."""
+        return dl
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Whether ``model``, or a part of it, was spread over several devices by a ``device_map``."""
+        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
     # Preparing
 
@@ -573,6 +661,10 @@ class Accelerator:
         total = current.accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         self._session.strategy.backward(scaled, total, **kwargs)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Would be the backward pass that steps LOMO's optimizers meanwhile: raises ``InvalidArgument``."""
+        unsupported.refuse("lomo_backward", "Accelerator.lomo_backward")
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divides the gradients of ``optimizer`` by the scale of the loss; ``None`` means all prepared optimizers.
@@ -854,9 +946,66 @@ class Accelerator:
         """The same as :meth:`free_memory`."""
         return self.free_memory(*objects)
 
+    # Experiment trackers
+
+    @property
+    def log_with(self) -> list[Any]:
+        """The trackers that were asked for and can be used: members of ``LoggerType``, names and objects."""
+        return self._trackers.requested
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """The trackers that log on this process; none before :meth:`init_trackers`."""
+        return self._trackers.active
+
+    @trackers.setter
+    def trackers(self, trackers: list[GeneralTracker]) -> None:
+        self._trackers.active = trackers
+
+    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
+        """``init_trackers(project_name, config=None, init_kwargs=None)`` starts the trackers of ``log_with``.
+
+        They log on the main process, unless their ``main_process_only`` is ``False``.
+
+        Args:
+            project_name: the project, or the run, for trackers that were asked for by name.
+            config: hyperparameters, stored by every tracker.
+            init_kwargs: options by name of the tracker: ``{"wandb": {"entity": "my-team"}}``.
+
+        Raises:
+            ValueError: the trackers are running already.
+        """
+        self._trackers.start(self.logging_dir, *args, **kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """The tracker ``name``, or with ``unwrap`` the object of its library.
+
+        On processes that do not log it is an object of which anything can be called, without effect.
+
+        Raises:
+            ValueError: there are trackers, but none of this name.
+        """
+        return self._trackers.find(name, unwrap)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """``log(values, step=None, log_kwargs=None)`` logs with every tracker.
+
+        Args:
+            values: names with values; numbers, and tensors with one element, are understood by all trackers.
+            step: the step that they belong to.
+            log_kwargs: options by name of the tracker: ``{"wandb": {"commit": False}}``.
+        """
+        self._trackers.log(*args, **kwargs)
+
     def end_training(self) -> None:
-        """Waits for every process and its checkpoints. Process groups go when the interpreter exits."""
-        self.wait_for_checkpoint()
+        """Waits for checkpoints, finishes the trackers, and waits for every process.
+
+        Process groups go when the interpreter exits.
+        """
+        try:
+            self.wait_for_checkpoint()
+        finally:
+            self._trackers.finish()
         self.wait_for_everyone()
 
 
@@ -954,6 +1103,7 @@ def _open_session(
     accumulation: AccumulationConfig,
     handlers: dict[type[KwargsHandler], Any],
     dynamo_plugin: TorchDynamoPlugin | None,
+    parallelism_config: ParallelismConfig | None,
 ) -> Session:
     """Settles the state, and makes the session that has this Accelerator's strategy the current one."""
     group = handlers.get(InitProcessGroupKwargs)
@@ -961,6 +1111,7 @@ def _open_session(
         mixed_precision=None if mixed_precision is None else str(mixed_precision),
         cpu=cpu,
         dynamo_plugin=dynamo_plugin,
+        parallelism_config=parallelism_config,
         _from_accelerator=True,
         **({} if group is None else group.to_kwargs()),
     )
@@ -981,13 +1132,13 @@ def _ddp_options(handler: DistributedDataParallelKwargs) -> dict[str, Any]:
     return options
 
 
-def _project(
-    configuration: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None
-) -> ProjectConfiguration:
+def _project_and_trackers(
+    configuration: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None, log_with: Any
+) -> tuple[ProjectConfiguration, ActiveTrackers]:
     project = configuration or ProjectConfiguration(project_dir=project_dir)
     if project_dir is not None and project.project_dir is None:
         project.set_directories(project_dir)
-    return project
+    return project, ActiveTrackers(filter_trackers(log_with, project.logging_dir))
 
 
 def _is_prepared(item: Any) -> bool:
@@ -1062,6 +1213,13 @@ def _autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
 
 
 def _require_trainable(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    spread = accelerator.use_distributed and accelerator.verify_device_map(model)
+    if spread and not env_table.BYPASS_DEVICE_MAP.get():
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} was spread over devices by a device_map, and none of the "
+            f"{accelerator.num_processes} processes can have a copy of its own; load it without device_map, or set "
+            f"{env_table.BYPASS_DEVICE_MAP.name}"
+        )
     if accelerator.use_distributed and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidArgument(
             f"prepare: {type(model).__name__} has no parameter that requires a gradient, so there is nothing to train "
@@ -1143,9 +1301,10 @@ def _all_tensors(data: Any) -> bool:
 def _rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozenset[int | None], int] | None:
     """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
 
-    ``None`` where nothing is to be dropped: one process, another batch than the last, a full or an unknown remainder.
+    A full batch is one of them also where none was completed, as in one process: libraries repeat a mean loss so often.
+    ``None`` where nothing is to be dropped: another batch than the last, a full or an unknown remainder.
     """
-    if num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+    if not state.end_of_dataloader or state.remainder <= 0:
         return None
     total, real = state.active_dataloader.total_batch_size, state.remainder  # type: ignore[union-attr]
     return frozenset({total, math.ceil(real / num_processes) * num_processes}), real

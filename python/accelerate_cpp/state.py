@@ -28,6 +28,7 @@ from accelerate_cpp.runtime.partition import part_of
 from accelerate_cpp.runtime.session import Session, build_session
 from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
+from accelerate_cpp.utils.plain_parallelism import PluginViews, require_plain
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
@@ -42,6 +43,13 @@ def enter_session(config: SessionConfig) -> Session:
     if config.mixed_precision is not None:
         AcceleratorState._shared_state["session"] = current.session
     return current.session
+
+
+def view_of(kind: type[Any]) -> Any:
+    """An object of a class of states that shows this process's session, of which none is opened."""
+    view = object.__new__(kind)
+    view.__dict__ = kind._shared_state
+    return view
 
 
 class PartialState:
@@ -61,6 +69,10 @@ class PartialState:
         self.__dict__ = self._shared_state
         if current.session is None:
             enter_session(compile_process(cpu=cpu, **kwargs))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, here or in another process, shows the session of the process in which it is."""
+        return view_of, (type(self),)
 
     @staticmethod
     def _reset_state() -> None:
@@ -270,7 +282,7 @@ class PartialState:
         )
 
 
-class AcceleratorState(PartialState):
+class AcceleratorState(PluginViews, PartialState):
     """The state of a run whose precision is settled.
 
     Args:
@@ -279,6 +291,7 @@ class AcceleratorState(PartialState):
         cpu: use the CPU even when an accelerator is present.
         dynamo_plugin: how models are compiled from now on; ``None`` leaves the plugin that there is, or makes one of
             the variables ``ACCELERATE_DYNAMO_*``.
+        parallelism_config: one that comes to plain data parallelism; ``None`` leaves the one that there is.
         kwargs: as for :class:`PartialState`.
 
     Raises:
@@ -311,9 +324,9 @@ class AcceleratorState(PartialState):
                 "fsdp_plugin": fsdp_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
                 "megatron_lm_plugin": megatron_lm_plugin,
-                "parallelism_config": parallelism_config,
             }
         )
+        parallelism = require_plain(parallelism_config)
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         running = None if current.session is None else current.session.config
         if running is not None:
@@ -323,6 +336,7 @@ class AcceleratorState(PartialState):
             precision = compile_precision(mixed_precision)
             enter_session(replace(running or compile_process(cpu=cpu, **kwargs), mixed_precision=precision))
         self.dynamo_plugin = plugin
+        self._keep_parallelism(parallelism)
 
     def _require_agreement(self, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
         config, device = self._session.config, self._session.device
@@ -364,26 +378,6 @@ class AcceleratorState(PartialState):
     def mixed_precision(self) -> str:
         """The precision of forward and backward passes."""
         return self._session.config.mixed_precision or "no"
-
-    @property
-    def deepspeed_plugin(self) -> None:
-        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
-        return None
-
-    @property
-    def parallelism_config(self) -> None:
-        """``None``: every run is plain data parallelism, as asking for another kind is refused."""
-        return None
-
-    @property
-    def device_mesh(self) -> None:
-        """``None``: without a parallelism configuration there is no mesh."""
-        return None
-
-    @property
-    def torch_tp_plugin(self) -> None:
-        """``None``: no run is tensor-parallel, as asking for it is refused."""
-        return None
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"

@@ -77,7 +77,7 @@ class TestConstruction:
             {"megatron_lm_plugin": object()},
             {"deepspeed_plugins": {}},
             {"parallelism_config": object()},
-            {"log_with": "tensorboard"},
+            {"log_with": "nonsense"},
             {"dynamo_plugin": object()},
             {"dynamo_backend": "quick"},
             {"mixed_precision": "fp17"},
@@ -147,13 +147,6 @@ class TestConstruction:
         assert (accelerator.project_dir, accelerator.logging_dir) == (tmp_path, tmp_path)
         configured = Accelerator(project_dir=tmp_path, project_config=ProjectConfiguration(logging_dir="logs"))
         assert (configured.project_dir, configured.logging_dir) == (tmp_path, "logs")
-
-    def test_a_missing_method_says_what_to_do_instead(self) -> None:
-        accelerator = Accelerator(cpu=True)
-        with pytest.raises(AttributeError, match=r"Accelerator\.lomo_backward: .* torch\.optim"):
-            accelerator.lomo_backward(None)
-        assert not hasattr(accelerator, "lomo_backward")
-        assert not hasattr(accelerator, "no_such_thing")
 
 
 class TestPrepare:
@@ -295,12 +288,12 @@ class TestCollectivesOfOneProcess:
         assert reduced is not tensor
         assert torch.equal(reduced, tensor)
 
-    def test_metrics_are_whole_on_a_short_last_batch(self) -> None:
+    def test_metrics_of_another_length_are_whole_on_a_short_last_batch(self) -> None:
         accelerator, (_, _, loader) = Accelerator(cpu=True), parts(samples=5)
-        matrix = torch.ones(2, 2)
+        matrix = torch.ones(3, 2)
         for _ in accelerator.prepare(loader):
             assert accelerator.gather_for_metrics(matrix) is matrix
-            assert accelerator.gather_for_metrics(["a", "b"]) == ["a", "b"]
+            assert accelerator.gather_for_metrics(["a", "b", "c"]) == ["a", "b", "c"]
 
     def test_a_trigger_is_seen_once(self) -> None:
         accelerator = Accelerator(cpu=True)
@@ -337,8 +330,8 @@ class TestRepeatedSamples:
     def test_other_batches_have_none(self, changes: dict[str, Any]) -> None:
         assert self.rows(**changes) is None
 
-    def test_one_process_repeats_none(self) -> None:
-        assert self.rows(num_processes=1) is None
+    def test_in_one_process_a_short_batch_counts_as_a_full_one(self) -> None:
+        assert self.rows(num_processes=1) == (frozenset({4, 1}), 1)
 
     def test_only_rows_of_the_global_batch_are_cut(self) -> None:
         pair = namedtuple("pair", "logits loss")
@@ -395,3 +388,10 @@ class TestTheEnd:
         assert accelerator.is_local_main_process
         assert accelerator.is_last_process
         assert (accelerator.distributed_type, accelerator.local_process_index) == ("NO", 0)
+
+
+def test_mean_that_is_repeated_for_a_full_batch_counts_for_the_samples_of_a_short_one() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(range(5), batch_size=4))
+    lengths = [[len(accelerator.gather_for_metrics(batch.float().mean().repeat(4))), len(batch)] for batch in loader]
+    assert lengths == [[4, 4], [1, 1]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -247,3 +249,18 @@ def test_its_text_names_processes_device_and_precision() -> None:
     text = repr(AcceleratorState(cpu=True))
     for line in ("Distributed environment: NO", "Num processes: 1", "Device: cpu", "Mixed precision type: no"):
         assert line in text
+
+
+@pytest.mark.parametrize("kind", [PartialState, AcceleratorState])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+def test_copy_shows_the_session_of_the_process_it_is_in(kind: type[PartialState], duplicate: Any) -> None:
+    state = kind(cpu=True)
+    copied = duplicate(state)
+    assert type(copied) is kind
+    assert (copied.device, copied.__dict__ is state.__dict__) == (state.device, True)
+    data = pickle.dumps(state)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    alone = pickle.loads(data)
+    assert not alone.initialized
+    with pytest.raises(AttributeError, match="was reset"):
+        _ = alone.device

@@ -235,6 +235,12 @@ CORES: Variable[tuple[int, ...]] = Variable(
 INIT_INCLUDE_BUFFERS = _flag(
     "ACCELERATE_INIT_INCLUDE_BUFFERS", "init_empty_weights leaves out the values of buffers, too"
 )
+BYPASS_DEVICE_MAP = _flag(
+    "ACCELERATE_BYPASS_DEVICE_MAP", "prepare models on several processes though a device_map spread them over devices"
+)
+NPROC = _integer("NPROC", 1, "processes of each machine, where a program starts them itself")
+NODE_RANK = _integer("NODE_RANK", 0, "number of this machine there, from 0")
+DEBUG_RDV_FILE = _text("ACCELERATE_DEBUG_RDV_FILE", None, "file through which processes meet that debug a launch")
 ENABLE_RICH = _flag("ACCELERATE_ENABLE_RICH", "show tracebacks through rich where it is installed")
 USE_TORCH_XLA = _flag("USE_TORCH_XLA", "let an installed torch_xla count as one", default=True)
 NVML_BASED_CUDA_CHECK = _flag(
@@ -271,7 +277,7 @@ def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iter
 
 
 def export(values: Mapping[Variable[Any], Any]) -> None:
-    """Puts ``values`` into the environment of this process, for those that it starts."""
+    """Puts ``values`` into the environment of this process, and of those that it starts; ``None`` leaves one alone."""
     os.environ.update(render(values))
 
 

@@ -1,12 +1,14 @@
 """The one table of what Hugging Face Accelerate offers and this package does not do yet, and what to do instead.
 
-Arguments, handlers, variables and methods named here are refused with the sentence of their row; nothing is ignored.
+Arguments, handlers, variables, methods and functions named here are refused with the sentence of their row; nothing is
+ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from itertools import groupby
 from typing import Any, NoReturn
 
 from accelerate_cpp.config.env_table import Variable, parse_flag
@@ -27,7 +29,6 @@ class Unsupported:
 
 
 _PLAIN = "leave it out: plain data parallelism over all processes is used"
-_NO_TRACKER = "call the tracker's own package under `if accelerator.is_main_process:`"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
@@ -36,18 +37,47 @@ ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
     Unsupported("parallelism_config", "a mesh of several kinds of parallelism", _PLAIN),
-    Unsupported("log_with", "experiment trackers", _NO_TRACKER),
     Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
     Unsupported(
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
     ),
 )
 METHODS: tuple[Unsupported, ...] = (
-    Unsupported("init_trackers", "experiment trackers", _NO_TRACKER),
-    Unsupported("get_tracker", "experiment trackers", _NO_TRACKER),
-    Unsupported("log", "experiment trackers", _NO_TRACKER),
-    Unsupported("maybe_context_parallel", "context parallelism", "leave it out"),
+    Unsupported("context_parallel_rank", "context parallelism", "leave it out"),
+    Unsupported("pipeline_parallel_rank", "pipelines over several processes", "leave it out"),
     Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
+)
+
+
+def _functions(asked: str, instead: str, *names: str) -> tuple[Unsupported, ...]:
+    return tuple(Unsupported(name, asked, instead) for name in names)
+
+
+FUNCTIONS: tuple[Unsupported, ...] = (
+    *_functions(
+        "sharding parameters over the processes",
+        "save_state, load_state and save_model of the Accelerator work with plain data parallelism",
+        *("save_fsdp_model", "load_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"),
+        *("fsdp2_prepare_model", "fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "fsdp2_apply_ac"),
+        *("get_fsdp2_grad_scaler", "compile_regions_fsdp2"),
+    ),
+    *_functions(
+        "training through DeepSpeed",
+        "use the optimizer or the model without it",
+        *("map_pytorch_optim_to_deepspeed", "compile_regions_deepspeed"),
+    ),
+    *_functions(
+        "training through Megatron-LM",
+        "use the optimizer, the loader or the loss without it",
+        *("avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups", "MegatronEngine"),
+        *("MegatronLMDummyDataLoader", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"),
+        *("BertTrainStep", "GPTTrainStep", "T5TrainStep"),
+    ),
+    *_functions(
+        "quantization through bitsandbytes",
+        "load the model through the library that it comes from, which can quantize it",
+        "load_and_quantize_model",
+    ),
 )
 
 
@@ -68,7 +98,13 @@ SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
     _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),
 )
 
-_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *METHODS)}
+
+def switch(name: str) -> Variable[bool]:
+    """The variable of :data:`SWITCHES` with this name."""
+    return next(variable for variable, row in SWITCHES if row.name == name)
+
+
+_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *METHODS, *FUNCTIONS)}
 
 
 def refuse(name: str, found: str) -> NoReturn:
@@ -80,7 +116,12 @@ def refuse_given(values: Mapping[str, Any]) -> None:
     """Refuses the first of ``values`` (by row name) that is not ``None``."""
     for name, value in values.items():
         if value is not None and name in _BY_NAME:
-            refuse(name, f"{name}={value!r}")
+            refuse(name, f"{name}={_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """What the caller wrote; of plugins, whose fields are many, only the class."""
+    return f"{type(value).__name__}(...)" if is_dataclass(value) else repr(value)
 
 
 def refuse_environment(environ: Mapping[str, str] | None = None) -> None:
@@ -90,16 +131,12 @@ def refuse_environment(environ: Mapping[str, str] | None = None) -> None:
             raise InvalidArgument(row.sentence(f"environment variable {row.name} is set"))
 
 
-def method_refusal(name: str) -> str | None:
-    """The message for a method of ``Accelerator`` that is not there yet; ``None`` for names the table does not know."""
-    row = next((row for row in METHODS if row.name == name), None)
-    return None if row is None else row.sentence(f"Accelerator.{name}")
-
-
 def markdown_table() -> str:
     """The whole table as Markdown, for the documentation."""
     switches = tuple(row for _, row in SWITCHES)
     lines = ["| name | what it would do | what to do instead |", "|---|---|---|"]
     for prefix, rows in (("", ARGUMENTS), ("", switches), ("Accelerator.", METHODS)):
         lines += [f"| `{prefix}{row.name}` | {row.asked} | {row.instead} |" for row in rows]
+    for (asked, instead), functions in groupby(FUNCTIONS, key=lambda row: (row.asked, row.instead)):
+        lines.append(f"| {', '.join(f'`{row.name}`' for row in functions)} | {asked} | {instead} |")
     return "\n".join(lines) + "\n"

@@ -13,8 +13,11 @@ import torch
 from accelerate_cpp.config.compile import DYNAMO_DEFAULTS, compile_dynamo, compile_dynamo_field
 from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.utils.deepspeed_plugin import DeepSpeedPlugin
 from accelerate_cpp.utils.enums import (
     ComputeEnvironment,
+    CustomDtype,
     DDPCommunicationHookType,
     DistributedType,
     DynamoBackend,
@@ -24,33 +27,55 @@ from accelerate_cpp.utils.enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from accelerate_cpp.utils.fsdp_plugin import FullyShardedDataParallelPlugin, get_module_class_from_name
 from accelerate_cpp.utils.handlers import KwargsHandler
+from accelerate_cpp.utils.megatron_models import add_model_config_to_megatron_parser
+from accelerate_cpp.utils.megatron_plugin import MegatronLMPlugin
+from accelerate_cpp.utils.parallelism import (
+    DeepSpeedSequenceParallelConfig,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
+from accelerate_cpp.utils.quantization import BnbQuantizationConfig
 from accelerate_cpp.utils.recipes import AORecipeKwargs, FP8RecipeKwargs, MSAMPRecipeKwargs, TERecipeKwargs
 
 __all__ = [
     "AORecipeKwargs",
     "AutocastKwargs",
+    "BnbQuantizationConfig",
     "ComputeEnvironment",
+    "CustomDtype",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedPlugin",
+    "DeepSpeedSequenceParallelConfig",
     "DistributedDataParallelKwargs",
     "DistributedType",
     "DynamoBackend",
     "FP8BackendType",
     "FP8RecipeKwargs",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
     "MSAMPRecipeKwargs",
+    "MegatronLMPlugin",
+    "ParallelismConfig",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
     "SageMakerDistributedType",
     "TERecipeKwargs",
+    "TorchContextParallelConfig",
     "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+    "add_model_config_to_megatron_parser",
+    "get_module_class_from_name",
 ]
 
 

@@ -7,6 +7,7 @@ from enum import Enum, EnumMeta
 
 __all__ = [
     "ComputeEnvironment",
+    "CustomDtype",
     "DDPCommunicationHookType",
     "DistributedType",
     "DynamoBackend",
@@ -103,6 +104,14 @@ class FP8BackendType(str, Enum):
     TE = "TE"
     MSAMP = "MSAMP"
     AO = "AO"
+
+
+class CustomDtype(Enum):
+    """Dtypes of weights that torch has none for, as sizes of models are computed for them."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
 
 
 class LoggerType(_NamedValue):
