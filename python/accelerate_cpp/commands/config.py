@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.commands import prompt
+from accelerate_cpp.commands import config_args, prompt
+from accelerate_cpp.commands.config_args import load_config_from_file as load_config_from_file
 from accelerate_cpp.commands.launch import add_setting_flags, launch_options, run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import answers as answers_of
@@ -20,9 +21,20 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.plan import resolve_group
 
+# In the original, commands.config is a folder with config_args in it, and is imported from as such.
+__path__: list[str] = []
+sys.modules[f"{__name__}.config_args"] = config_args
+
 _PRECISIONS = ("no", "fp16", "bf16")
 # Keys that no question is about and that stand in every file, with their defaults.
 _ALWAYS_WRITTEN = {name for name, key in config_file.KEYS.items() if key.default is not None}
+
+
+def __getattr__(name: str) -> Any:
+    """``default_config_file``: the path of the file that launches read by default."""
+    if name == "default_config_file":
+        return config_args.default_config_file
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_config_parser(

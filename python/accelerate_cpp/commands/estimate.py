@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelerate_cpp.commands import memory_report
 from accelerate_cpp.commands.launch import run_command
@@ -63,6 +63,28 @@ def _add_training_flags(parser: CustomArgumentParser) -> None:
 def estimate_command(args: argparse.Namespace) -> int:
     """Prints what ``args`` asks for."""
     picture = None if args.picture is None else memory_report.checked_picture(Path(args.picture).expanduser())
+    report = _report(args)
+    print(memory_report.text(report))
+    if picture is not None:
+        memory_report.draw(report, picture)
+        print(f"accelerate-cpp estimate-memory: wrote {picture}")
+    return 0
+
+
+def gather_data(args: argparse.Namespace) -> list[list[Any]]:
+    """What ``args`` asks for, in bytes.
+
+    Returns:
+        For each dtype a list: its name, the largest layer, the whole model, and the parts of training by their names,
+        ``None`` where they are not known; empty where nobody trains in that dtype.
+    """
+    report = _report(args)
+    return [
+        [dtype, layer, total, dict(report.training.get(dtype, {}))] for dtype, (layer, total) in report.stored.items()
+    ]
+
+
+def _report(args: argparse.Namespace) -> memory_report.Report:
     # Here, as they load torch.
     from accelerate_cpp.utils import model_memory
     from accelerate_cpp.utils.empty_models import empty_model
@@ -82,7 +104,7 @@ def estimate_command(args: argparse.Namespace) -> int:
         if dtype in args.dtypes:
             activations, failure = _activations(model, dtype, device)
             training[dtype] = model_memory.training_memory(model.module, args.optimizer, activations)
-    report = memory_report.Report(
+    return memory_report.Report(
         args.model_name,
         model.title,
         sum(parameter.numel() for parameter in model.module.parameters()),
@@ -91,11 +113,6 @@ def estimate_command(args: argparse.Namespace) -> int:
         {dtype: memory.parts() for dtype, memory in training.items()},
         failure,
     )
-    print(memory_report.text(report))
-    if picture is not None:
-        memory_report.draw(report, picture)
-        print(f"accelerate-cpp estimate-memory: wrote {picture}")
-    return 0
 
 
 def _device(wanted: str | None) -> str:

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import accelerate_cpp.test_utils.scripts as scripts
 from accelerate_cpp.commands.launch import add_setting_flags, run_launch
-from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 
 
-def test_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
-    """The parser of the command, as one of ``subparsers``; it takes the flags of a launch."""
+def test_command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,  # noqa: PT028
+) -> CustomArgumentParser:
+    """The parser of the command, by itself or as one of ``subparsers``; it takes the flags of a launch."""
     description = "Try out communication, data and training with a configuration, or with flags of a launch."
-    parser = subparsers.add_parser("test", description=description, help=description)
+    parser = command_parser(subparsers, "test", description)
     add_setting_flags(parser)
-    parser.set_defaults(func=_test)
+    parser.set_defaults(func=test_command)
     return parser
 
 
-def _test(args: argparse.Namespace) -> int:
+def test_command(args: argparse.Namespace) -> int:
+    """Launches the script that tries out what ``args`` describes, and returns the exit status of the launch."""
     args.training_script = str(Path(scripts.__file__).with_name("test_script.py"))
     args.training_script_args = []
     status = run_launch(args)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
 
@@ -28,34 +28,47 @@ _WITHOUT_MEANING = (
 )
 
 
-def to_fsdp2_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
-    """The parser of the command, as one of ``subparsers``."""
+def to_fsdp2_command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command, by itself or as one of ``subparsers``."""
     description = "Rewrite the options of FSDP 1 in a configuration file as those of FSDP 2."
-    parser = subparsers.add_parser("to-fsdp2", description=description, help=description)
+    parser = command_parser(subparsers, "to-fsdp2", description)
     parser.add_argument("--config_file", metavar="PATH", required=True, help="the file to convert")
     parser.add_argument("--overwrite", action="store_true", help="write over a file that is there")
     parser.add_argument("--output_file", metavar="PATH", help="where to write; default with --overwrite: the same file")
-    parser.set_defaults(func=_convert_file)
+    parser.set_defaults(func=to_fsdp2_command)
     return parser
 
 
-def _convert_file(args: argparse.Namespace) -> int:
+def to_fsdp2_command(args: argparse.Namespace) -> int:
+    """Converts the file that ``args`` names."""
     source = Path(args.config_file).expanduser()
     target = source if args.output_file is None else Path(args.output_file).expanduser()
     given = config_file.load(source).given
     if target.exists() and not args.overwrite:
         raise InvalidArgument(f"{target} is there already: pass --overwrite, or another --output_file")
-    section = given.get("fsdp_config") or {}
+    config_file.save(target, convert_config_to_fsdp2(given, str(source)))
+    return 0
+
+
+def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the configuration") -> dict[str, Any]:
+    """The content of a configuration file with options of FSDP 2 in place of those of FSDP 1.
+
+    What is left out, and that there is nothing to convert, is said on standard error.
+
+    Args:
+        config: stays as it is.
+        source: what it is called there.
+    """
+    section = config.get("fsdp_config") or {}
     if not section or section.get("fsdp_version") == 2:
         found = "is for FSDP 2 already" if section else "has no fsdp_config"
         print(f"accelerate-cpp to-fsdp2: {source} {found}; nothing to convert", file=sys.stderr)
-        converted = dict(section)
-    else:
-        converted = converted_section(section)
-        for name in section.keys() & set(_WITHOUT_MEANING):
-            print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is left out", file=sys.stderr)
-    config_file.save(target, {**given, "fsdp_config": converted})
-    return 0
+        return dict(config)
+    for name in section.keys() & set(_WITHOUT_MEANING):
+        print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is left out", file=sys.stderr)
+    return {**config, "fsdp_config": converted_section(section)}
 
 
 def converted_section(section: Mapping[str, Any]) -> dict[str, Any]:

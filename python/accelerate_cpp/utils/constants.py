@@ -1,6 +1,8 @@
-"""The names of files that checkpoints, exported models and profiles have."""
+"""Names of files, names that options may have, and the versions of libraries with which features begin."""
 
 from __future__ import annotations
+
+import torch
 
 from accelerate_cpp.checkpoint.names import MODEL_NAME as MODEL_NAME
 from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME as OPTIMIZER_NAME
@@ -17,3 +19,43 @@ from accelerate_cpp.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
 from accelerate_cpp.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
+
+# What options of sharded training may be.
+FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
+FSDP_BACKWARD_PREFETCH = ["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
+FSDP_STATE_DICT_TYPE = ["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"]
+FSDP2_STATE_DICT_TYPE = ["SHARDED_STATE_DICT", "FULL_STATE_DICT"]
+
+# The first versions with sharding of the second generation, meshes, and profiles of Meta's and Intel's accelerators.
+FSDP2_PYTORCH_VERSION = "2.6.0"
+BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"
+BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
+BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
+BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
+MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
+XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
+
+# Options of torchrun, by their names in its namespace.
+TORCH_LAUNCH_PARAMS = [
+    *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
+    *("max_restarts", "monitor_interval", "start_method", "role", "module", "m", "no_python", "run_path"),
+    *("log_dir", "r", "redirects", "t", "tee", "node_rank", "master_addr", "master_port"),
+]
+
+# The values of ``DistributedType`` whose processes talk through ``torch.distributed``.
+TORCH_DISTRIBUTED_OPERATION_TYPES = [
+    *("DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA"),
+    *("MULTI_MUSA", "MULTI_XPU", "MULTI_CPU", "MULTI_HPU", "MULTI_NEURON"),
+]
+
+# Layers whose parameters may be kept in fp32 while they compute in lower precision.
+SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose1d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+    torch.nn.Linear,
+)

@@ -1,30 +1,55 @@
-"""Environment variables for a while, what they say, and pinning this process to its share of the cores."""
+"""Environment variables for a while, what they say, what hardware there is, and pinning this process to its cores."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
-from collections.abc import Iterable
+import shutil
+import subprocess
+import sys
+import unittest
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.affinity import pin_process
 from accelerate_cpp.runtime import current
+from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
+from accelerate_cpp.utils.imports import available_device_type
 
 __all__ = [
+    "CPUInformation",
+    "are_libraries_initialized",
+    "check_cuda_fp8_capability",
+    "check_cuda_p2p_ib_support",
     "clear_environment",
+    "convert_dict_to_env_variables",
+    "get_cpu_distributed_information",
+    "get_current_device_type",
+    "get_driver_version",
+    "get_gpu_info",
     "get_int_from_env",
     "override_numa_affinity",
     "parse_choice_from_env",
     "parse_flag_from_env",
     "patch_environment",
+    "purge_accelerate_environment",
     "set_numa_affinity",
     "str_to_bool",
 ]
 
 _logger = logging.getLogger(__name__)
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_PREFIX = "ACCELERATE_"
+# From this driver on, cards without links between them say so themselves.
+_DRIVER_OF_RTX_40 = "550.40.07"
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int:
@@ -62,6 +87,174 @@ def patch_environment(**kwargs: Any) -> AbstractContextManager[None]:
 def clear_environment() -> AbstractContextManager[None]:
     """Within it there are no environment variables; what is set there is forgotten."""
     return env_table.replaced_environment({}, clear=True)
+
+
+def purge_accelerate_environment(func_or_cls: _Decorated) -> _Decorated:
+    """Decorates a function or a class of tests: afterwards all variables ``ACCELERATE_…`` are as they were before.
+
+    Args:
+        func_or_cls: a function, a coroutine function or a generator function, which comes back wrapped; or a class,
+            which comes back itself, with the methods wrapped whose names begin with ``test``, those of subclasses too.
+            Of a ``unittest.TestCase``, what ``setUp`` sets counts for its test, too.
+    """
+    if inspect.isclass(func_or_cls):
+        _purge_after_tests(func_or_cls)
+        return cast(_Decorated, func_or_cls)
+    wrapped: Callable[..., Any]
+    if inspect.iscoroutinefunction(func_or_cls):
+
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with env_table.restored_environment(_PREFIX):
+                return await func_or_cls(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(func_or_cls):
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with env_table.restored_environment(_PREFIX):
+                return (yield from func_or_cls(*args, **kwargs))
+
+    else:
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with env_table.restored_environment(_PREFIX):
+                return func_or_cls(*args, **kwargs)
+
+    return cast(_Decorated, functools.wraps(func_or_cls)(wrapped))
+
+
+def _purge_after_tests(tests: Any) -> None:
+    def wrap_own(cls: Any) -> None:
+        for name, value in list(vars(cls).items()):
+            if name.startswith("test") and inspect.isfunction(value):
+                setattr(cls, name, purge_accelerate_environment(value))
+
+    def wrap_subclass(cls: Any, /, **kwargs: Any) -> None:
+        super(tests, cls).__init_subclass__(**kwargs) if own is None else own.__get__(None, cls)(**kwargs)
+        wrap_own(cls)
+
+    own = vars(tests).get("__init_subclass__")
+    tests.__init_subclass__ = classmethod(wrap_subclass)
+    wrap_own(tests)
+    if issubclass(tests, unittest.TestCase):  # its ``run`` calls setUp, the test and tearDown
+        tests.run = purge_accelerate_environment(tests.run)
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
+    """``NAME=value`` and a line's end for each variable, as files of variables have them.
+
+    Leaves out, with a warning, what such a file cannot hold: empty names and values, and those with a space, a line's
+    end, or one of ``; < >`` in them.
+    """
+    lines = []
+    for name, text in current_env.items():
+        if name and text and not any(character in name + text for character in ";\n<> "):
+            lines.append(f"{name}={text}\n")
+        else:
+            _logger.warning(
+                "variable %r is left out: it is empty, or has one of `; < >`, a space or a line's end", name
+            )
+    return lines
+
+
+@dataclass
+class CPUInformation:
+    """Which process of how many this is, over all machines and on its own.
+
+    Attributes:
+        rank: among all, from 0.
+        world_size: number of all.
+        local_rank: among those of this machine, from 0.
+        local_world_size: number of those.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def get_cpu_distributed_information() -> CPUInformation:
+    """What torchrun's, MPI's, Open MPI's or MVAPICH's variables say about this process; one process without them."""
+    of_mpi = ("OMPI_COMM_WORLD_{}", "MV2_COMM_WORLD_{}")
+    number_of = {"rank": "RANK", "world_size": "SIZE", "local_rank": "LOCAL_RANK", "local_world_size": "LOCAL_SIZE"}
+    hydra = {"rank": "PMI_RANK", "world_size": "PMI_SIZE"}  # MPICH and Intel MPI
+    hydra |= {"local_rank": "MPI_LOCALRANKID", "local_world_size": "MPI_LOCALNRANKS"}
+    alone = CPUInformation()
+    return CPUInformation(
+        **{
+            field: get_int_from_env(
+                [field.upper(), hydra[field], *(prefix.format(name) for prefix in of_mpi)], getattr(alone, field)
+            )
+            for field, name in number_of.items()
+        }
+    )
+
+
+def are_libraries_initialized(*library_names: str) -> list[str]:
+    """Those of these modules that this process has imported."""
+    return [name for name in library_names if name in sys.modules]
+
+
+def get_current_device_type() -> tuple[str, str]:
+    """The kind of accelerator here, ``"cpu"`` without one, and what a run of several processes on it is called."""
+    kind = available_device_type()
+    return kind, TYPE_OF_SEVERAL_PROCESSES[kind].value
+
+
+def get_gpu_info() -> tuple[list[str], int]:
+    """Names and number of the NVIDIA GPUs of this machine, whichever are visible; the driver is not initialised.
+
+    Raises:
+        SystemFailure: nvidia-smi, which is asked, fails.
+    """
+    rows = [line.split(",", 1) for line in _asked_of_nvidia_smi("count,name")]
+    return [name.strip() for _, name in rows], len(rows)
+
+
+def get_driver_version() -> str | None:
+    """The version of NVIDIA's driver, such as ``"550.54.14"``; ``None`` without its GPUs.
+
+    Raises:
+        SystemFailure: nvidia-smi, which is asked, fails.
+    """
+    return next(iter(_asked_of_nvidia_smi("driver_version")), None)
+
+
+def _asked_of_nvidia_smi(query: str) -> list[str]:
+    """A line for each GPU; none without nvidia-smi."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    done = subprocess.run([program, f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise SystemFailure(f"nvidia-smi --query-gpu={query}: exit status {done.returncode}: {said}")
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def check_cuda_p2p_ib_support() -> bool:
+    """Whether NCCL may use links between GPUs here.
+
+    ``False`` where several cards of the RTX 40 series meet a driver older than 550.40.07, which says that they have
+    links although they have none. Then ``NCCL_P2P_DISABLE=1`` and ``NCCL_IB_DISABLE=1`` keep runs from hanging.
+
+    Raises:
+        SystemFailure: nvidia-smi, which is asked, fails.
+    """
+    names, count = get_gpu_info()
+    if count < 2 or not any("RTX 40" in name for name in names):
+        return True
+    from packaging.version import Version
+
+    driver = get_driver_version()
+    return driver is not None and Version(driver) >= Version(_DRIVER_OF_RTX_40)
+
+
+def check_cuda_fp8_capability() -> bool:
+    """Whether there is a current GPU with arithmetic in fp8, which begins with compute capability 8.9."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:

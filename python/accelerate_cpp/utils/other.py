@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
+import platform
+import re
+import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +28,12 @@ from accelerate_cpp.utils.regions import has_repeated_blocks as has_repeated_blo
 from accelerate_cpp.utils.regions import is_compiled_module as is_compiled_module
 from accelerate_cpp.utils.regions import is_repeated_blocks as is_repeated_blocks
 from accelerate_cpp.utils.regions import taken_out, without_wrapper
+
+_logger = logging.getLogger(__name__)
+
+_DEFAULT_PORT = 29500
+# Processes that share GPUs with several data loaders have hung on Linux before this version.
+_OLDEST_LINUX = (5, 5)
 
 
 def wait_for_everyone() -> None:
@@ -150,3 +161,35 @@ def get_pretty_name(obj: Any) -> str:
     """The name of a class or function, or that of the class of another object."""
     named = obj if hasattr(obj, "__qualname__") or hasattr(obj, "__name__") else type(obj)
     return str(getattr(named, "__qualname__", None) or named.__name__)
+
+
+def get_model_tp_size(model: Any) -> int | None:
+    """Over how many processes the layers of ``model`` are split, as transformers notes it; ``None`` if they are not."""
+    return getattr(model, "tp_size", None)
+
+
+def is_peft_model(model: Any) -> bool:
+    """Whether ``model``, without what distributes or compiles it, is a ``PeftModel``. Does not import peft."""
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(model, torch.nn.Module):
+        return False
+    return isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)
+
+
+def is_port_in_use(port: int | str | None = None) -> bool:
+    """Whether something on this machine takes connections on TCP ``port``; by default that of rank 0, 29500."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", _DEFAULT_PORT if port is None else int(port))) == 0
+
+
+def check_os_kernel() -> None:
+    """Warns, on the main process, about a Linux older than 5.5, on which runs with several processes may hang."""
+    system = platform.uname()
+    version = re.match(r"(\d+)\.(\d+)", system.release)
+    if system.system != "Linux" or version is None or process_index() != 0:
+        return
+    if (int(version[1]), int(version[2])) < _OLDEST_LINUX:
+        _logger.warning(
+            "this is Linux %s, and on versions before 5.5.0 runs with several processes may hang; use a newer one",
+            system.release,
+        )

@@ -72,6 +72,22 @@ def test_sizes_and_training_are_shown(folder: Path) -> None:
     assert training[0][1::2] == [f"{count / 1024:.2f}" for count in (*bytes_of, sum(bytes_of))]
 
 
+def test_figures_can_be_asked_for_by_programs(folder: Path) -> None:
+    script = (
+        "import json; from accelerate_cpp.commands.estimate import estimate_command_parser, gather_data; "
+        "args = ['net', '--library_name', 'timm', '--batch_size', '4', '--dtypes', 'float32', 'int8']; "
+        "print(json.dumps(gather_data(estimate_command_parser().parse_args(args))))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (first, *sizes, training), (second, *small, nothing) = json.loads(done.stdout)
+    assert (first, sizes, second, small, nothing) == ("float32", [WEIGHTS] * 2, "int8", [WEIGHTS // 4] * 2, {})
+    assert list(training.values())[:2] == [WEIGHTS, WEIGHTS]
+
+
 def test_dtypes_and_the_optimizer_may_be_chosen(folder: Path) -> None:
     done = run(folder, "net", "--library_name", "timm", "--dtypes", "int8", "float32", "--optimizer", "sgd")
     found = rows(done.stdout)

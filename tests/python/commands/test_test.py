@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -27,3 +29,13 @@ def test_a_configuration_that_cannot_work_is_one_sentence(run: Run, tmp_path: Pa
     done = run("test", "--config_file", path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"num_processes is -1 ({path}: num_processes)" in done.stderr
+
+
+def test_the_command_can_be_called(tmp_path: Path) -> None:
+    script = (
+        "import sys; from accelerate_cpp.commands import test; "
+        "sys.exit(test.test_command(test.test_command_parser().parse_args(['--cpu', '--num_processes', '1'])))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "training: passed on 1 process(es)" in done.stdout

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
+import accelerate.commands.to_fsdp2 as original
 import pytest
 
-from accelerate_cpp.commands.to_fsdp2 import converted_section
+from accelerate_cpp.commands.to_fsdp2 import (
+    convert_config_to_fsdp2,
+    converted_section,
+    to_fsdp2_command,
+    to_fsdp2_command_parser,
+)
 from accelerate_cpp.config import file
 
 Run = Callable[..., CompletedProcess[str]]
@@ -60,3 +68,31 @@ def test_a_file_without_fsdp_1_stays_as_it_is(run: Run, tmp_path: Path, section:
     done = run("to-fsdp2", "--config_file", path, "--overwrite")
     assert (done.returncode, file.load(path).given) == (0, before)
     assert "nothing to convert" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_use_orig_params": True, "own": 1},
+            "debug": True,
+        },
+        {"fsdp_config": {"fsdp_version": 2, "fsdp_use_orig_params": True}},
+        {"fsdp_config": {}},
+        {"distributed_type": "NO"},
+    ],
+)
+def test_a_whole_configuration_is_converted_as_by_the_original(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = copy.deepcopy(config)
+    assert convert_config_to_fsdp2(config) == original.convert_config_to_fsdp2(copy.deepcopy(config))
+    assert config == before
+    assert ("is left out" in capsys.readouterr().err) is ("own" in str(config))
+
+
+def test_the_command_can_be_called(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(TEXT)
+    assert to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(path), "--overwrite"])) == 0
+    assert file.load(path).given["fsdp_config"]["fsdp_version"] == 2

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import platform
+import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -142,3 +147,79 @@ def test_attributes_of_attributes_are_found():
 @pytest.mark.parametrize("thing", [torch.nn.Linear, torch.nn.Linear(1, 1), len, str.upper, 5])
 def test_things_have_the_name_that_they_have_in_the_original(thing):
     assert other.get_pretty_name(thing) == original.get_pretty_name(thing)
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "warns"),
+    [
+        ("Linux", "5.4.0-35-generic", True),
+        ("Linux", "4.19", True),
+        ("Linux", "5.5.0", False),
+        ("Linux", "6.0", False),
+        ("Linux", "of my own", False),
+        ("Darwin", "1.2.3", False),
+    ],
+)
+def test_an_old_linux_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, system: str, release: str, warns: bool
+) -> None:
+    monkeypatch.setattr(platform, "uname", lambda: SimpleNamespace(system=system, release=release))
+    other.check_os_kernel()
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [release in message and "5.5.0" in message for message in warned] == [True] * warns
+
+
+def test_other_processes_do_not_repeat_the_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platform, "uname", lambda: SimpleNamespace(system="Linux", release="4.19"))
+    monkeypatch.setattr(other, "process_index", lambda: 1)
+    other.check_os_kernel()
+    assert caplog.records == []
+
+
+def test_a_port_is_in_use_while_something_listens_on_it() -> None:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = server.getsockname()[1]
+        assert other.is_port_in_use(port) is original.is_port_in_use(port) is False
+        server.listen()
+        assert other.is_port_in_use(port) is other.is_port_in_use(str(port)) is original.is_port_in_use(port) is True
+
+
+def test_the_port_of_rank_0_is_looked_at_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: asked.append(address) or 0)
+    assert other.is_port_in_use() is True
+    assert asked == [("localhost", 29500)]
+
+
+def test_a_split_model_says_over_how_many_processes() -> None:
+    model = torch.nn.Linear(1, 1)
+    assert other.get_model_tp_size(model) is original.get_model_tp_size(model) is None
+    model.tp_size = 4  # type: ignore[assignment]
+    assert other.get_model_tp_size(model) == original.get_model_tp_size(model) == 4
+
+
+def test_models_of_peft_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PeftModel(torch.nn.Linear):
+        pass
+
+    model = PeftModel(1, 1)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    assert other.is_peft_model(model) is False
+    assert "peft" not in sys.modules
+    monkeypatch.setitem(sys.modules, "peft", SimpleNamespace(PeftModel=PeftModel))
+    assert other.is_peft_model(model) is True
+    assert other.is_peft_model(torch.compile(model, backend="eager")) is True
+    assert other.is_peft_model(torch.nn.DataParallel(model)) is True
+    assert [other.is_peft_model(no_model) for no_model in (torch.nn.Linear(1, 1), None)] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["check_os_kernel", "get_model_tp_size", "is_port_in_use"])
+def test_signatures_of_what_is_asked_about_a_machine_are_the_originals(name: str) -> None:
+    def shape(module: Any) -> list[tuple[str, Any]]:
+        parameters = inspect.signature(getattr(module, name)).parameters.values()
+        return [(parameter.name, parameter.default) for parameter in parameters]
+
+    assert shape(other) == shape(original)

@@ -1,0 +1,373 @@
+"""Which libraries are installed here, and which kinds of devices torch can use.
+
+No question about a library imports it, unless its docstring says so. Answers about devices are remembered; those about
+libraries are not, so that one which has just been installed counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+
+_logger = logging.getLogger(__name__)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# ------------------------------------------------------------------------------------------------------------ libraries
+
+
+def _found(module: str) -> bool:
+    """Whether ``module`` could be imported. The packages that it is in are imported to find out."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
+
+
+def _installed_version(distributions: tuple[str, ...]) -> str | None:
+    """The version of the first of these distributions that is installed."""
+    import importlib.metadata  # here, as a program that asks nothing need not load it
+
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _is_installed(module: str, *distributions: str, at_least: str | None = None, below: str | None = None) -> bool:
+    """Whether ``module`` can be imported and belongs to one of ``distributions`` (default: one of its own name).
+
+    A folder that happens to have the name of a library is no distribution, and does not count.
+
+    Args:
+        at_least: the oldest version that counts.
+        below: the first version that does not count any more.
+    """
+    version = _installed_version(distributions or (module,)) if _found(module) else None
+    if version is None:
+        return False
+    from packaging.version import Version
+
+    return (at_least is None or Version(version) >= Version(at_least)) and (
+        below is None or Version(version) < Version(below)
+    )
+
+
+def _library(name: str, module: str, *distributions: str, **versions: str) -> Callable[[], bool]:
+    """The function ``name``, which answers :func:`_is_installed`."""
+
+    def probe() -> bool:
+        return _is_installed(module, *distributions, **versions)
+
+    bounds = {"at_least": "of at least version {}", "below": "of a version below {}"}
+    asked = "".join(f", {bounds[bound].format(version)}" for bound, version in versions.items())
+    probe.__name__ = probe.__qualname__ = name
+    probe.__doc__ = f"Whether {(distributions or (module,))[0]} is installed{asked}."
+    return probe
+
+
+is_4bit_bnb_available = _library("is_4bit_bnb_available", "bitsandbytes", at_least="0.39.0")
+is_8bit_bnb_available = _library("is_8bit_bnb_available", "bitsandbytes", at_least="0.37.2")
+is_aim_available = _library("is_aim_available", "aim", below="4.0.0")
+is_amdsmi_available = _library("is_amdsmi_available", "amdsmi")
+is_boto3_available = _library("is_boto3_available", "boto3")
+is_clearml_available = _library("is_clearml_available", "clearml")
+is_comet_ml_available = _library("is_comet_ml_available", "comet_ml")
+is_datasets_available = _library("is_datasets_available", "datasets")
+is_deepspeed_available = _library("is_deepspeed_available", "deepspeed")
+is_dvclive_available = _library("is_dvclive_available", "dvclive")
+is_import_timer_available = _library("is_import_timer_available", "import_timer")
+is_lomo_available = _library("is_lomo_available", "lomo_optim")
+is_matplotlib_available = _library("is_matplotlib_available", "matplotlib")
+is_mlflow_available = _library("is_mlflow_available", "mlflow", "mlflow", "mlflow-skinny")
+is_msamp_available = _library("is_msamp_available", "msamp", "ms-amp")
+is_pandas_available = _library("is_pandas_available", "pandas")
+is_peft_available = _library("is_peft_available", "peft")
+is_pynvml_available = _library("is_pynvml_available", "pynvml", "pynvml", "nvidia-ml-py")
+is_pytest_available = _library("is_pytest_available", "pytest")
+is_sagemaker_available = _library("is_sagemaker_available", "sagemaker")
+is_schedulefree_available = _library("is_schedulefree_available", "schedulefree")
+is_swanlab_available = _library("is_swanlab_available", "swanlab")
+is_timm_available = _library("is_timm_available", "timm")
+is_torchao_available = _library("is_torchao_available", "torchao", at_least="0.6.1")
+is_torchdata_available = _library("is_torchdata_available", "torchdata")
+is_torchdata_stateful_dataloader_available = _library(
+    "is_torchdata_stateful_dataloader_available", "torchdata", at_least="0.8.0"
+)
+is_torchvision_available = _library("is_torchvision_available", "torchvision")
+is_tqdm_available = _library("is_tqdm_available", "tqdm")
+is_trackio_available = _library("is_trackio_available", "trackio")
+is_transformer_engine_available = _library(
+    "is_transformer_engine_available", "transformer_engine", "transformer-engine"
+)
+is_transformers_available = _library("is_transformers_available", "transformers")
+is_triton_available = _library("is_triton_available", "triton")
+is_wandb_available = _library("is_wandb_available", "wandb")
+
+
+def is_bnb_available(min_version: str | None = None) -> bool:
+    """Whether bitsandbytes is installed, of at least ``min_version`` if that is given."""
+    return _is_installed("bitsandbytes") if min_version is None else _is_installed("bitsandbytes", at_least=min_version)
+
+
+def is_bitsandbytes_multi_backend_available() -> bool:
+    """Whether a bitsandbytes is installed that says it works on several kinds of devices. Imports it."""
+    if not is_bnb_available():
+        return False
+    return "multi_backend" in getattr(importlib.import_module("bitsandbytes"), "features", ())
+
+
+def is_tensorboard_available() -> bool:
+    """Whether tensorboard or tensorboardX is installed."""
+    return _is_installed("tensorboard") or _is_installed("tensorboardX")
+
+
+def is_rich_available() -> bool:
+    """Whether rich is installed and ``ACCELERATE_ENABLE_RICH`` asks for its tracebacks."""
+    return env_table.ENABLE_RICH.get() and _is_installed("rich")
+
+
+def is_megatron_lm_available() -> bool:
+    """Whether ``ACCELERATE_USE_MEGATRON_LM`` is set and Megatron-LM with core 0.8 or newer is installed.
+
+    Imports the package ``megatron``, to see whether it has training code.
+    """
+    if not env_table.parse_flag(env_table.raw("ACCELERATE_USE_MEGATRON_LM") or "false"):
+        return False
+    return _is_installed("megatron", "megatron-core", at_least="0.8.0") and _found("megatron.training")
+
+
+def is_pippy_available() -> bool:
+    """Whether torch can train in pipelines: since version 2.4."""
+    return _is_installed("torch", at_least="2.4.0")
+
+
+def is_weights_only_available() -> bool:
+    """Whether ``torch.load`` knows lists of safe classes: since version 2.4."""
+    return _is_installed("torch", at_least="2.4.0")
+
+
+def is_transformer_engine_mxfp8_available() -> bool:
+    """Whether TransformerEngine scales blocks of 32 values on this GPU. Imports it, and asks the driver."""
+    if not is_transformer_engine_available():
+        return False
+    supported, _ = importlib.import_module("transformer_engine.pytorch.fp8").check_mxfp8_support()
+    return bool(supported)
+
+
+def is_fp8_available() -> bool:
+    """Whether a library that trains in fp8 is installed: MS-AMP, TransformerEngine or torchao."""
+    return is_msamp_available() or is_transformer_engine_available() or is_torchao_available()
+
+
+def _required(title: str, is_available: Callable[[], bool], install: str) -> Callable[[_Function], _Function]:
+    """A decorator: the function refuses to run without a library."""
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if not is_available():
+                raise MissingLibrary(
+                    f"{function.__qualname__} needs {title}, which is not installed; install it: {install}"
+                )
+            return function(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def deepspeed_required(func: _Function) -> _Function:
+    """Decorates a function that needs DeepSpeed: a call without it raises ``MissingLibrary``, an ``ImportError``."""
+    return _required("DeepSpeed", is_deepspeed_available, "pip install deepspeed")(func)
+
+
+def torchao_required(func: _Function) -> _Function:
+    """Decorates a function that needs torchao: a call without it raises ``MissingLibrary``, an ``ImportError``."""
+    return _required("torchao", is_torchao_available, "pip install torchao")(func)
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+
+# Kinds of devices that a package of their vendor adds to torch as ``torch.<kind>``.
+_EXTENSIONS: Mapping[str, str] = {
+    "npu": "torch_npu",
+    "mlu": "torch_mlu",
+    "sdaa": "torch_sdaa",
+    "musa": "torch_musa",
+    "hpu": "habana_frameworks.torch",
+    "neuron": "torch_neuronx",
+}
+
+
+def _devices(kind: str) -> Any:
+    """The module ``torch.<kind>``, which the package of the vendor adds; ``None`` without that package."""
+    extension = _EXTENSIONS.get(kind)
+    if extension is not None:
+        if not (_found(extension.partition(".")[0]) and _found(extension)):
+            return None
+        try:
+            importlib.import_module(extension)
+        except ImportError as error:  # installed, but not for this machine
+            _logger.warning("%s is installed but cannot be imported, so there is no %s: %s", extension, kind, error)
+            return None
+    import torch
+
+    return getattr(torch, kind, None)
+
+
+def _has_device(kind: str, check_device: bool) -> bool:
+    devices = _devices(kind)
+    if devices is None or not devices.is_available():
+        return False
+    if not check_device:
+        return True
+    try:
+        return int(devices.device_count()) > 0
+    except RuntimeError as error:  # the driver has none, or does not answer
+        _logger.debug("torch.%s cannot count its devices: %s", kind, error)
+        return False
+
+
+def is_cuda_available() -> bool:
+    """Whether torch sees a GPU through CUDA or ROCm. Where it can, it asks without initialising the driver."""
+    import torch
+
+    with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
+        return torch.cuda.is_available()
+
+
+def is_rocm_available() -> bool:
+    """Whether torch is built for ROCm and sees a GPU."""
+    import torch
+
+    return torch.version.hip is not None and is_cuda_available()
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Whether torch sees the GPU of a Mac, and is of at least ``min_version``."""
+    import torch
+
+    built = torch.backends.mps.is_available() and torch.backends.mps.is_built()
+    return built and _is_installed("torch", at_least=min_version)
+
+
+@functools.cache
+def is_xpu_available(check_device: bool = False) -> bool:
+    """Whether torch sees an Intel GPU; with ``check_device``, one that it can count."""
+    return _has_device("xpu", check_device)
+
+
+@functools.cache
+def is_npu_available(check_device: bool = False) -> bool:
+    """Whether torch_npu, which is imported, sees an Ascend NPU; with ``check_device``, one that it can count."""
+    return _has_device("npu", check_device)
+
+
+@functools.cache
+def is_mlu_available(check_device: bool = False) -> bool:
+    """Whether torch_mlu, which is imported, sees a Cambricon MLU; with ``check_device``, one that it can count."""
+    return _has_device("mlu", check_device)
+
+
+@functools.cache
+def is_sdaa_available(check_device: bool = False) -> bool:
+    """Whether torch_sdaa, which is imported, sees a Tecorigin SDAA; with ``check_device``, one that it can count."""
+    return _has_device("sdaa", check_device)
+
+
+@functools.cache
+def is_musa_available(check_device: bool = False) -> bool:
+    """Whether torch_musa, which is imported, sees a Moore Threads GPU; with ``check_device``, one it can count."""
+    return _has_device("musa", check_device)
+
+
+@functools.cache
+def is_neuron_available(check_device: bool = False) -> bool:
+    """Whether torch_neuronx, which is imported, sees a Neuron core; with ``check_device``, one that it can count."""
+    return _has_device("neuron", check_device)
+
+
+@functools.cache
+def is_hpu_available(init_hccl: bool = False) -> bool:
+    """Whether habana_frameworks, which is imported, sees a Gaudi; with ``init_hccl``, its collectives are loaded."""
+    available = _has_device("hpu", check_device=False)
+    if available and init_hccl:
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")
+    return available
+
+
+def is_habana_gaudi1() -> bool:
+    """Whether the Gaudi of this machine is one of the first generation, which has no fp16."""
+    if not is_hpu_available():
+        return False
+    experimental = importlib.import_module("habana_frameworks.torch.utils.experimental")
+    return bool(experimental._get_device_type() == experimental.synDeviceType.synDeviceGaudi)
+
+
+@functools.cache
+def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
+    """Whether torch_xla is installed and ``USE_TORCH_XLA`` does not switch it off.
+
+    Args:
+        check_is_tpu: and it, which is imported, runs on a TPU.
+        check_is_gpu: and it, which is imported, runs on a GPU.
+
+    Raises:
+        InvalidArgument: both are asked for.
+    """
+    if check_is_tpu and check_is_gpu:
+        raise InvalidArgument("check_is_tpu and check_is_gpu exclude each other: pass one of them")
+    if not env_table.USE_TORCH_XLA.get() or not _is_installed("torch_xla"):
+        return False
+    wanted = ("TPU",) if check_is_tpu else ("GPU", "CUDA") if check_is_gpu else ()
+    return not wanted or importlib.import_module("torch_xla.runtime").device_type() in wanted
+
+
+def is_xccl_available() -> bool:
+    """Whether torch is built with the collectives of Intel GPUs."""
+    import torch.distributed as dist
+
+    return dist.is_available() and getattr(dist, "is_xccl_available", bool)()
+
+
+def available_device_type() -> str:
+    """The kind of accelerator that there is here, ``"cpu"`` without one; of several the first that is found."""
+    if is_torch_xla_available():
+        return "xla"
+    probes: Mapping[str, Callable[[], bool]] = {
+        "cuda": is_cuda_available,
+        "mps": is_mps_available,
+        "mlu": is_mlu_available,
+        "sdaa": is_sdaa_available,
+        "musa": is_musa_available,
+        "npu": is_npu_available,
+        "xpu": is_xpu_available,
+        "hpu": is_hpu_available,
+        "neuron": is_neuron_available,
+    }
+    return next((kind for kind, is_available in probes.items() if is_available()), "cpu")
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Whether the accelerator here, or the CPU without one, computes in bf16; TPUs do not count with ``ignore_tpu``."""
+    if is_torch_xla_available(check_is_tpu=True):
+        return not ignore_tpu
+    import torch
+
+    if is_mps_available():
+        return torch.backends.mps.is_macos_or_newer(14, 0)
+    devices = getattr(torch, available_device_type(), None)
+    return bool(getattr(devices, "is_bf16_supported", lambda: True)())
+
+
+def is_fp16_available() -> bool:
+    """Whether the accelerator here, or the CPU without one, computes in fp16: all but the first Gaudi do."""
+    return not is_habana_gaudi1()
