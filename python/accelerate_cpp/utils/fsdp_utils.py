@@ -1,10 +1,11 @@
-"""Checkpoints of sharded training, as other programs write them, made whole."""
+"""Sharded training: checkpoints of other programs made whole, modules that are left out, how weights are read."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,81 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
+from accelerate_cpp.config import env_table, plugin_variables, unsupported
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.utils.not_yet import (
+    fsdp2_apply_ac,
+    fsdp2_load_full_state_dict,
+    fsdp2_prepare_model,
+    fsdp2_switch_optimizer_parameters,
+    get_fsdp2_grad_scaler,
+    load_fsdp_model,
+    load_fsdp_optimizer,
+    save_fsdp_model,
+    save_fsdp_optimizer,
+)
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index
+from accelerate_cpp.utils.tied_parameters import ensure_weights_retied
 
-__all__ = ["merge_fsdp_weights"]
+__all__ = [
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
+    "ensure_weights_retied",
+    "fsdp2_apply_ac",
+    "fsdp2_canonicalize_names",
+    "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_model",
+    "fsdp2_switch_optimizer_parameters",
+    "get_fsdp2_grad_scaler",
+    "get_parameters_from_modules",
+    "load_fsdp_model",
+    "load_fsdp_optimizer",
+    "merge_fsdp_weights",
+    "save_fsdp_model",
+    "save_fsdp_optimizer",
+]
 
 _METADATA = ".metadata"
 _PARTS = ("pytorch_model_fsdp_0", "optimizer_0")
+
+_WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
+
+
+def enable_fsdp_ram_efficient_loading() -> None:
+    """Has models of transformers read their weights on rank 0 alone, by the variables that transformers looks at.
+
+    One of them, ``ACCELERATE_USE_FSDP``, says that parameters are sharded, which an ``Accelerator`` refuses as yet.
+    """
+    env_table.export({unsupported.switch("ACCELERATE_USE_FSDP"): True})
+    env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: True})
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Has models of transformers read their weights on every process again."""
+    env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: False})
+
+
+def get_parameters_from_modules(
+    modules: Iterable[torch.nn.Module] | str | None, model: torch.nn.Module, device: torch.device | str
+) -> set[torch.nn.Parameter]:
+    """The parameters of the modules that are left out of sharding, which are moved to ``device``.
+
+    Args:
+        modules: modules, a regular expression that the whole of their names in ``model`` matches, or none.
+    """
+    if modules is None:
+        return set()
+    if isinstance(modules, str):
+        name = re.compile(modules)
+        modules = [module for path, module in model.named_modules() if name.fullmatch(path)]
+    elif isinstance(modules, torch.nn.Module):
+        modules = [modules]
+    return {parameter for module in modules for parameter in module.to(device).parameters()}
+
+
+def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
+    """``named_params`` under the names that they have in the user's model, without those of wrappers."""
+    return {_WRAPPERS.sub("", name): value for name, value in named_params.items()}
 
 
 def merge_fsdp_weights(

@@ -119,3 +119,11 @@ def test_variables_of_a_prefix_are_restored_and_others_stay(monkeypatch: pytest.
         del os.environ["SOME_GONE"]
     found = {name: os.environ.get(name) for name in ("SOME_KEPT", "SOME_GONE", "SOME_NEW", "OTHER")}
     assert found == {"SOME_KEPT": "before", "SOME_GONE": "before", "SOME_NEW": None, "OTHER": "after"}
+
+
+def test_exported_values_are_read_by_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
+    monkeypatch.delenv("ACCELERATE_BYPASS_DEVICE_MAP", raising=False)
+    env_table.export({env_table.USE_CPU: True, env_table.BYPASS_DEVICE_MAP: None})
+    assert os.environ["ACCELERATE_USE_CPU"] == "True"
+    assert "ACCELERATE_BYPASS_DEVICE_MAP" not in os.environ

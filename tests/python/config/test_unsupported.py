@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from accelerate_cpp.config import unsupported
@@ -10,6 +12,7 @@ from accelerate_cpp.errors import InvalidArgument
 ROWS = [
     *unsupported.ARGUMENTS,
     *unsupported.METHODS,
+    *unsupported.FUNCTIONS,
     *(row for _, row in unsupported.SWITCHES),
 ]
 
@@ -39,13 +42,32 @@ def test_a_variable_that_switches_it_off_is_accepted(text: str) -> None:
     unsupported.refuse_environment({row.name: text for _, row in unsupported.SWITCHES})
 
 
-def test_methods_that_are_not_there_have_a_message_and_others_have_none() -> None:
-    assert "torch.optim" in (unsupported.method_refusal("lomo_backward") or "")
-    assert unsupported.method_refusal("no_such_method") is None
+@pytest.mark.parametrize("row", [*unsupported.METHODS, *unsupported.FUNCTIONS], ids=lambda row: row.name)
+def test_a_row_is_refused_by_its_name(row: unsupported.Unsupported) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        unsupported.refuse(row.name, f"{row.name}(...)")
+    assert str(refusal.value) == row.sentence(f"{row.name}(...)")
 
 
-def test_the_markdown_table_holds_every_row() -> None:
+def test_of_a_plugin_the_refusal_shows_the_class() -> None:
+    @dataclass
+    class Plugin:
+        many: str = "fields"
+
+    with pytest.raises(InvalidArgument, match=r"^fsdp_plugin=Plugin\(\.\.\.\): sharding"):
+        unsupported.refuse_given({"fsdp_plugin": Plugin()})
+
+
+def test_a_switch_is_found_by_its_name() -> None:
+    switch = unsupported.switch("ACCELERATE_USE_FSDP")
+    assert switch.get({"ACCELERATE_USE_FSDP": "true"})
+    assert (switch.name, switch.render(True)) == ("ACCELERATE_USE_FSDP", "true")
+
+
+def test_the_markdown_table_holds_every_row_and_functions_with_the_same_reason_in_one() -> None:
     lines = unsupported.markdown_table().splitlines()
-    assert len(lines) == 2 + len(ROWS)
+    reasons = {(row.asked, row.instead) for row in unsupported.FUNCTIONS}
+    assert len(lines) == 2 + len(ROWS) - len(unsupported.FUNCTIONS) + len(reasons)
     assert all(line.count("|") == 4 for line in lines)
     assert "| `Accelerator.lomo_backward` |" in unsupported.markdown_table()
+    assert all(f"`{row.name}`" in unsupported.markdown_table() for row in unsupported.FUNCTIONS)

@@ -1,17 +1,19 @@
-"""Sharded checkpoints in torch's distributed format become one file."""
+"""Sharded checkpoints become one file, modules are left out of sharding, and weights are read by one rank."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils.fsdp_utils as original
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
-from accelerate_cpp.utils import merge_fsdp_weights
+from accelerate_cpp.utils import fsdp_utils, merge_fsdp_weights
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -56,3 +58,41 @@ def test_a_damaged_checkpoint_leaves_nothing_behind(tmp_path: Path) -> None:
         merge_fsdp_weights(source, tmp_path / "out", remove_checkpoint_dir=True)
     assert list((tmp_path / "out").iterdir()) == []
     assert source.is_dir()
+
+
+def test_transformers_reads_weights_on_one_rank_while_that_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        monkeypatch.setenv(name, "")
+    fsdp_utils.enable_fsdp_ram_efficient_loading()
+    assert os.environ["ACCELERATE_USE_FSDP"].lower() == os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"].lower() == "true"
+    fsdp_utils.disable_fsdp_ram_efficient_loading()
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "False"
+
+
+@pytest.mark.parametrize("modules", ["0", "1", r"1\..*", ".*", "no", None, "list", "module"])
+def test_parameters_of_modules_are_those_that_the_original_finds(modules: str | None) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    asked: Any = {"list": [model[1], model[1]], "module": model}.get(str(modules), modules)
+    own, theirs = (module.get_parameters_from_modules(asked, model, "cpu") for module in (fsdp_utils, original))
+    assert isinstance(own, set)
+    assert own == theirs
+
+
+def test_modules_that_are_left_out_are_moved_to_the_device() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    found = fsdp_utils.get_parameters_from_modules([model[0]], model, "meta")
+    assert found == set(model[0].parameters())
+    assert [layer.weight.device.type for layer in model] == ["meta", "cpu"]
+
+
+def test_names_lose_what_wrappers_put_into_them() -> None:
+    names = [
+        "a._checkpoint_wrapped_module.b",
+        "_orig_mod.c",
+        "x._orig_mod._checkpoint_wrapped_module.y",
+        "_orig.d",
+        "e",
+    ]
+    own, theirs = (module.fsdp2_canonicalize_names(dict.fromkeys(names, 1)) for module in (fsdp_utils, original))
+    assert own == theirs
+    assert list(own) == ["a.b", "c", "x.y", "_orig.d", "e"]

@@ -1,0 +1,132 @@
+"""What the façade says about kinds of parallelism in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_cpp.accelerator import Accelerator
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.runtime import current
+from accelerate_cpp.utils import (
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    MegatronLMPlugin,
+    TorchTensorParallelPlugin,
+)
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [
+        ("fsdp_plugin", FullyShardedDataParallelPlugin),
+        ("deepspeed_plugin", DeepSpeedPlugin),
+        ("megatron_lm_plugin", MegatronLMPlugin),
+        ("torch_tp_plugin", TorchTensorParallelPlugin),
+    ],
+)
+def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^{argument}={kind.__name__}\(\.\.\.\): [^.]* does not work [^.]*$"):
+        Accelerator(cpu=True, **{argument: kind()})
+    assert current.session is None
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"dp_shard_size": 2}, {"dp_replicate_size": 2}], ids=str)
+def test_another_parallelism_is_refused_before_anything_starts(sizes: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument, match="parallelism_config"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes))
+    assert current.session is None
+
+
+def test_a_configuration_of_one_process_changes_nothing() -> None:
+    config = ParallelismConfig()
+    accelerator = Accelerator(cpu=True, parallelism_config=config)
+    model = torch.nn.Linear(1, 1)
+    assert accelerator.prepare(model) is model
+    assert accelerator.parallelism_config is accelerator.state.parallelism_config is config
+    assert accelerator.torch_device_mesh is None
+    assert (accelerator.data_parallel_rank, accelerator.data_parallel_shard_rank) == (0, 0)
+    assert accelerator.tensor_parallel_rank == 0
+    assert Accelerator().parallelism_config is config
+
+
+def test_without_a_configuration_there_are_no_places_in_a_mesh() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.parallelism_config is None
+    for name in ("data_parallel_rank", "data_parallel_shard_rank", "tensor_parallel_rank"):
+        with pytest.raises(InvalidArgument, match="as it has no mesh"):
+            getattr(accelerator, name)
+
+
+def test_places_come_from_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mesh:
+        def get_local_rank(self, dimension: str) -> int:
+            return {"dp_replicate": 1, "dp_shard": 2, "tp": 3}[dimension]
+
+    accelerator = Accelerator(cpu=True)
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, tp_size=4)
+    monkeypatch.setattr(accelerator.state, "parallelism_config", config)
+    monkeypatch.setattr(accelerator.state, "device_mesh", Mesh())
+    assert isinstance(accelerator.torch_device_mesh, Mesh)
+    assert (accelerator.data_parallel_rank, accelerator.data_parallel_shard_rank) == (1, 2)
+    assert accelerator.tensor_parallel_rank == 3
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_rank", "context_parallel_rank"])
+def test_places_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^Accelerator\.{name}: .* does not work in accelerate_cpp yet"):
+        getattr(Accelerator(cpu=True), name)
+
+
+def test_a_run_is_neither_sharded_nor_deepspeeds() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.is_fsdp2 is accelerator.is_composable_parallelism_enabled is False
+    assert accelerator.deepspeed_plugin is None  # type: ignore[func-returns-value]
+    assert not hasattr(accelerator.state, "fsdp_plugin")
+
+
+def test_sequences_are_never_split() -> None:
+    accelerator, batch, loader = Accelerator(cpu=True), torch.arange(4), [1, 2]
+    with accelerator.maybe_context_parallel(buffers=[batch], buffer_seq_dims=[0], no_restore_buffers={batch}):
+        assert batch.tolist() == [0, 1, 2, 3]
+    with accelerator.maybe_context_parallel() as nothing:  # type: ignore[func-returns-value]
+        assert nothing is None
+    assert accelerator.deepspeed_ulysses_dl_adapter(loader, model=None) is loader
+
+
+def test_lomos_backward_pass_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"^Accelerator\.lomo_backward: .* use an optimizer of torch\.optim$"):
+        Accelerator(cpu=True).lomo_backward(torch.ones(()), learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device_map", "spread"),
+    [(None, False), ({"": 0}, False), ({"a": 0, "b": 1}, True), ({"a": "cuda:0", "b": "disk"}, True)],
+    ids=str,
+)
+def test_a_model_that_was_spread_over_devices_is_noticed(device_map: Any, spread: bool) -> None:
+    accelerator, inner = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    if device_map is not None:
+        inner.hf_device_map = device_map
+    assert accelerator.verify_device_map(inner) is spread
+    assert accelerator.verify_device_map(torch.nn.Sequential(torch.nn.ReLU(), inner)) is spread
+    assert accelerator.prepare(inner) is inner
+
+
+def test_a_model_that_was_spread_over_devices_is_not_copied_to_several_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    model.hf_device_map = {"a": 0, "b": 1}
+    alone, several = accelerator._session, replace(accelerator._session.topology, world_size=2)
+    accelerator._session = replace(alone, topology=several)
+    with pytest.raises(InvalidArgument, match="Linear was spread over devices by a device_map, and none of the 2"):
+        accelerator.prepare(model)
+    monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "true")
+    assert accelerator.prepare(model) is not None

@@ -1,0 +1,164 @@
+"""Sizes of kinds of parallelism, and their mesh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import accelerate
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.utils.parallelism import (
+    DeepSpeedSequenceParallelConfig,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+)
+
+PROPERTIES = [name for name, value in vars(ParallelismConfig).items() if isinstance(value, property)]
+SIZES: list[dict[str, int]] = [
+    {},
+    {"dp_replicate_size": 2},
+    {"dp_shard_size": 2},
+    {"tp_size": 2},
+    {"cp_size": 2},
+    {"sp_size": 2},
+    {"dp_shard_size": 2, "cp_size": 2},
+    {"dp_replicate_size": 2, "sp_size": 2},
+    {"dp_shard_size": 2, "tp_size": 3, "sp_size": 2},
+    {"dp_replicate_size": 2, "dp_shard_size": 3, "cp_size": 2, "tp_size": 2},
+]
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[int, int], None]]:
+    """``connect(rank, world_size)`` makes this process one of as many pretended ones."""
+
+    def connect(rank: int, world_size: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    yield connect
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_fields_are_the_originals() -> None:
+    own, theirs = ParallelismConfig(), accelerate.ParallelismConfig()
+    assert [field.name for field in fields(own)] == [field.name for field in fields(theirs)]
+    assert [getattr(own, field.name) for field in fields(own)] == [getattr(theirs, field.name) for field in fields(own)]
+    assert ParallelismConfig(tp_size=2) == ParallelismConfig(tp_size=2) != ParallelismConfig()
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_what_sizes_mean_is_what_it_means_in_the_original(sizes: dict[str, int]) -> None:
+    own, theirs = ParallelismConfig(**sizes), accelerate.ParallelismConfig(**sizes)
+    assert {name: getattr(own, name) for name in PROPERTIES} == {name: getattr(theirs, name) for name in PROPERTIES}
+    for name in ("tp_handler", "cp_handler", "sp_handler"):
+        assert repr(getattr(own, name)) == repr(getattr(theirs, name))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"DP_REPLICATE_SIZE": "2"},
+        {"DP_SHARD_SIZE": "3", "TP_SIZE": "2", "CP_SIZE": "2", "CP_COMM_STRATEGY": "alltoall"},
+        {"SP_SIZE": "2", "SP_ATTN_IMPLEMENTATION": "sdpa"},
+        {"CP_BACKEND": "torch", "SP_BACKEND": "deepspeed"},
+    ],
+    ids=str,
+)
+def test_variables_fill_what_no_argument_says(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}", text)
+    own, theirs = ParallelismConfig(), accelerate.ParallelismConfig()
+    assert [repr(getattr(own, field.name)) for field in fields(own)] == [
+        repr(getattr(theirs, field.name)) for field in fields(own)
+    ]
+    assert ParallelismConfig(dp_replicate_size=5, tp_size=1, cp_size=1).dp_replicate_size == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tp_size": 0}, "tp_size=0; expected an integer, 1 or more"),
+        ({"dp_shard_size": -1}, "dp_shard_size=-1"),
+        ({"cp_size": "2"}, "cp_size='2'"),
+        ({"sp_size": 1.5}, "sp_size=1.5"),
+        ({"cp_size": 2, "sp_size": 2}, "cp_size=2 and sp_size=2 would both split sequences"),
+        ({"dp_replicate_size": 2, "tp_size": 2}, "dp_replicate_size=2 with dp_shard_size=1 is plain data parallelism"),
+        ({"dp_replicate_size": 2, "cp_size": 2}, "make dp_shard_size larger than 1"),
+        ({"cp_backend": "deepspeed"}, "cp_backend='deepspeed'; expected 'torch'"),
+        ({"sp_backend": "torch"}, "sp_backend='torch'; expected 'deepspeed'"),
+        ({"tp_size": 2, "tp_handler": 3}, "tp_handler=3; expected a TorchTensorParallelConfig"),
+        ({"cp_size": 2, "cp_handler": 3}, "cp_handler=3; expected a TorchContextParallelConfig"),
+        ({"sp_size": 2, "sp_handler": 3}, "sp_handler=3; expected a DeepSpeedSequenceParallelConfig"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        ParallelismConfig(**arguments)
+
+
+def test_a_size_that_is_changed_later_counts() -> None:
+    config = ParallelismConfig()
+    config.tp_size, config.dp_shard_size = 2, 3
+    assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (6, 3, 2)
+    assert (config.active_mesh_dims, config.tp_enabled, config.dp_shard_enabled) == (["dp_shard", "tp"], True, True)
+
+
+def test_handlers_of_the_users_own_are_kept() -> None:
+    tensor, context = TorchTensorParallelConfig(), TorchContextParallelConfig("alltoall")
+    sequence = DeepSpeedSequenceParallelConfig(sp_seq_length=8)
+    both = ParallelismConfig(tp_size=2, cp_size=2, tp_handler=tensor, cp_handler=context)
+    assert (both.tp_handler, both.cp_handler) == (tensor, context)
+    assert ParallelismConfig(sp_size=2, sp_handler=sequence).sp_handler is sequence
+
+
+def test_it_can_be_written_as_json() -> None:
+    written = json.loads(json.dumps(ParallelismConfig(cp_size=2, dp_shard_size=2).to_json()))
+    assert written["dp_shard_size"] == 2
+    assert written["cp_handler"] == {"cp_comm_strategy": "allgather"}
+    assert ParallelismConfig(**{**written, "cp_handler": None}) == ParallelismConfig(cp_size=2, dp_shard_size=2)
+
+
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim")
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_mesh_is_the_originals_with_its_joint_dimensions(
+    sizes: dict[str, int], connect: Callable[[int, int], None]
+) -> None:
+    config = ParallelismConfig(**sizes)
+    connect(config.total_size - 1, config.total_size)
+    theirs, mesh = accelerate.ParallelismConfig(**sizes).build_device_mesh("cpu"), config.build_device_mesh("cpu")
+    if mesh is None or theirs is None:
+        assert mesh is theirs is None
+        assert config.sp_enabled or config.total_size == 1
+        return
+    assert (mesh.mesh_dim_names, tuple(mesh.shape)) == (theirs.mesh_dim_names, tuple(theirs.shape))
+    assert mesh.mesh.tolist() == theirs.mesh.tolist()
+    joint = {"dp": config.dp_dim_names, "dp_cp": config.dp_cp_dim_names, "dp_shard_cp": config.dp_shard_cp_dim_names}
+    for name in (*config.active_mesh_dims, *(name for name, parts in joint.items() if parts)):
+        assert mesh[name].mesh.tolist() == theirs[name].mesh.tolist()
+        assert mesh[name].get_local_rank() == mesh[name].size() - 1
+
+
+def test_the_mesh_is_built_once_and_again_for_other_sizes(connect: Callable[[int, int], None]) -> None:
+    connect(0, 6)
+    config = ParallelismConfig(dp_shard_size=2)
+    assert config.device_mesh is None
+    with pytest.raises(InvalidArgument, match="there is no mesh yet; pass device_type"):
+        config.get_device_mesh()
+    mesh = config.get_device_mesh("cpu")
+    assert mesh is not None
+    assert config.get_device_mesh() is config.get_device_mesh("cpu") is config.device_mesh is mesh
+    with pytest.raises(InvalidArgument, match="there is a mesh of cpu devices already"):
+        config.get_device_mesh("cuda")
+    config.tp_size = 3
+    other = config.get_device_mesh()
+    assert other is not None
+    assert (other.mesh_dim_names, tuple(other.shape)) == (("dp_shard", "tp"), (2, 3))

@@ -1,0 +1,107 @@
+"""Bringing tensors that are elsewhere, and releasing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.utils.offloaded_tensors import bring, release, slots_of
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.register_parameter("absent", None)
+        self.inner = nn.BatchNorm1d(2)
+        self.register_buffer("saved", torch.ones(3))
+        self.register_buffer("other", torch.ones(3), persistent=False)
+
+
+def away() -> tuple[Model, dict[str, torch.Tensor]]:
+    model = Model()
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    return model.to_empty(device="meta"), {
+        name: tensor.detach().clone() for name, tensor in Model().state_dict().items()
+    } | {"scale": nn.Parameter(torch.full(state["scale"].shape, 2.0))}
+
+
+def test_slots_are_parameters_and_if_asked_for_saved_buffers_and_those_of_submodules() -> None:
+    names = {
+        (buffers, recurse): [slot.name for slot in slots_of(Model(), buffers, recurse)]
+        for buffers in (False, True)
+        for recurse in (False, True)
+    }
+    assert names[False, False] == ["scale"]
+    assert names[True, False] == ["scale", "saved"]
+    assert names[False, True] == ["scale", "inner.weight", "inner.bias"]
+    assert len(names[True, True]) == 7
+
+
+def test_what_is_brought_is_released_to_the_very_objects_that_were_there() -> None:
+    model, weights = away()
+    before = dict(model.named_parameters())
+    brought = bring(slots_of(model, True, True), weights, "cpu")
+    assert model.scale is weights["scale"]
+    assert model.inner.running_var.tolist() == [1, 1]
+    assert isinstance(model.inner.weight, nn.Parameter)
+    assert model.other.device.type == "meta"
+    release(brought)
+    assert {name: id(tensor) for name, tensor in model.named_parameters()} == {
+        name: id(tensor) for name, tensor in before.items()
+    }
+    assert model.inner.running_var.device.type == "meta"
+
+
+def test_tensors_that_are_there_are_left_alone() -> None:
+    model, weights = away()
+    model.scale = nn.Parameter(torch.zeros(2))
+    brought = bring(slots_of(model, False, True), weights, "cpu")
+    assert model.scale.tolist() == [0, 0]
+    release(brought)
+    assert model.scale.tolist() == [0, 0]
+
+
+def test_values_are_converted_to_the_dtype_and_training_of_the_module() -> None:
+    model, weights = away()
+    model.half()
+    model.scale.requires_grad_(False)
+    bring(slots_of(model, False, False), weights, None)
+    assert (model.scale.dtype, model.scale.requires_grad) == (torch.float16, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("inner.bias"), r"'inner\.bias' is offloaded, but there are no weights"),
+        (
+            lambda weights: weights.update({"inner.bias": torch.ones(9)}),
+            r"'inner\.bias' has the shape \(2,\); .* \(9,\)",
+        ),
+    ],
+)
+def test_what_cannot_be_brought_leaves_everything_away(change: Any, message: str) -> None:
+    model, weights = away()
+    change(weights)
+    with pytest.raises(InvalidArgument, match=message):
+        bring(slots_of(model, False, True), weights, "cpu")
+    assert {tensor.device.type for tensor in model.parameters()} == {"meta"}
+
+
+def test_a_shared_tensor_is_copied_once_and_only_for_the_time() -> None:
+    value = torch.ones(2, dtype=torch.float64)
+    copies: dict[int, dict[torch.device, torch.Tensor]] = {value.data_ptr(): {}}
+    outer, inner = (nn.Module(), nn.Module())
+    for module in (outer, inner):
+        module.w = nn.Parameter(torch.empty(2, device="meta"))
+    first = bring(slots_of(outer, False, False), {"w": value}, "cpu", copies)
+    second = bring(slots_of(inner, False, False), {"w": value}, "cpu", copies)
+    assert outer.w is inner.w
+    release(second, copies)
+    assert copies[value.data_ptr()]
+    release(first, copies)
+    assert not copies[value.data_ptr()]
