@@ -72,7 +72,22 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"accelerate_cpp"}
     assert sum(name.endswith(".so") for name in names) == 1
-    assert "accelerate_cpp/_build_info.py" in names
+    assert {f"accelerate_cpp/{name}" for name in ("_build_info.py", "_C.pyi", "__init__.pyi", "py.typed")} <= {*names}
+
+
+def test_type_checkers_find_its_types(clean_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from accelerate_cpp import Accelerator\n"
+        "from accelerate_cpp.utils import set_seed\n"
+        "processes: str = Accelerator().num_processes\n"
+        "set_seed('one')\n"
+    )
+    done = run(sys.executable, "-m", "mypy", "--python-executable", clean_python, "train.py", cwd=tmp_path, check=False)
+    errors = [line.split(": error: ")[1].rpartition("  ")[0] for line in done.stdout.splitlines()[:-1]]
+    assert errors == [
+        'Incompatible types in assignment (expression has type "int", variable has type "str")',
+        'Argument 1 to "set_seed" has incompatible type "str"; expected "int"',
+    ], done.stdout + done.stderr
 
 
 def test_it_is_what_the_clean_environment_imports(clean_python: Path, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+# Written by `make docs` from __init__.py, whose names are loaded when they are first used.
+# fmt: off
+# ruff: noqa
+
+from accelerate_cpp import accelerator as accelerator
+from accelerate_cpp import big_modeling as big_modeling
+from accelerate_cpp import checkpointing as checkpointing
+from accelerate_cpp import commands as commands
+from accelerate_cpp import data_loader as data_loader
+from accelerate_cpp import errors as errors
+from accelerate_cpp import hooks as hooks
+from accelerate_cpp import launchers as launchers
+from accelerate_cpp import local_sgd as local_sgd
+from accelerate_cpp import logging as logging
+from accelerate_cpp import memory_utils as memory_utils
+from accelerate_cpp import optimizer as optimizer
+from accelerate_cpp import parallelism_config as parallelism_config
+from accelerate_cpp import scheduler as scheduler
+from accelerate_cpp import shared_memory as shared_memory
+from accelerate_cpp import state as state
+from accelerate_cpp import test_utils as test_utils
+from accelerate_cpp import tracking as tracking
+from accelerate_cpp import utils as utils
+from accelerate_cpp.accelerator import Accelerator as Accelerator
+from accelerate_cpp.utils.dataclasses import AutocastKwargs as AutocastKwargs
+from accelerate_cpp.utils.dataclasses import DDPCommunicationHookType as DDPCommunicationHookType
+from accelerate_cpp.utils.dataclasses import DataLoaderConfiguration as DataLoaderConfiguration
+from accelerate_cpp.utils.dataclasses import DeepSpeedPlugin as DeepSpeedPlugin
+from accelerate_cpp.utils.dataclasses import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+from accelerate_cpp.utils.dataclasses import DistributedType as DistributedType
+from accelerate_cpp.utils.dataclasses import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accelerate_cpp.utils.dataclasses import GradScalerKwargs as GradScalerKwargs
+from accelerate_cpp.utils.dataclasses import InitProcessGroupKwargs as InitProcessGroupKwargs
+from accelerate_cpp.precision.master_weights import MasterWeights as MasterWeights
+from accelerate_cpp.parallelism_config import ParallelismConfig as ParallelismConfig
+from accelerate_cpp.state import PartialState as PartialState
+from accelerate_cpp.utils.dataclasses import ProfileKwargs as ProfileKwargs
+from accelerate_cpp.big_modeling import cpu_offload as cpu_offload
+from accelerate_cpp.big_modeling import cpu_offload_with_hook as cpu_offload_with_hook
+from accelerate_cpp.launchers import debug_launcher as debug_launcher
+from accelerate_cpp.big_modeling import disk_offload as disk_offload
+from accelerate_cpp.big_modeling import dispatch_model as dispatch_model
+from accelerate_cpp.utils.memory import find_executable_batch_size as find_executable_batch_size
+from accelerate_cpp.utils import infer_auto_device_map as infer_auto_device_map
+from accelerate_cpp.big_modeling import init_empty_weights as init_empty_weights
+from accelerate_cpp.big_modeling import init_on_device as init_on_device
+from accelerate_cpp.utils.imports import is_rich_available as is_rich_available
+from accelerate_cpp.shared_memory import is_shared as is_shared
+from accelerate_cpp.big_modeling import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+from accelerate_cpp.utils import load_checkpoint_in_model as load_checkpoint_in_model
+from accelerate_cpp.launchers import notebook_launcher as notebook_launcher
+from accelerate_cpp.shared_memory import shared_empty as shared_empty
+from accelerate_cpp.shared_memory import shared_empty_like as shared_empty_like
+from accelerate_cpp.shared_memory import shared_full as shared_full
+from accelerate_cpp.shared_memory import shared_tensor as shared_tensor
+from accelerate_cpp.shared_memory import shared_zeros as shared_zeros
+from accelerate_cpp.data_loader import skip_first_batches as skip_first_batches
+from accelerate_cpp.utils import synchronize_rng_states as synchronize_rng_states
+__version__: str
