@@ -1,0 +1,79 @@
+"""Libraries that use Accelerate run on this package, through the alias, on two processes of our launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launched import LINES_STAY_WHOLE
+
+SCRIPTS = Path(__file__).parent
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PATIENCE_SECONDS = 250.0
+
+
+def _run(folder: Path, script: str, *arguments: str, num_processes: int = 2) -> list[list[str]]:
+    """The words of each line that the processes print at the end."""
+    command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--alias", "--cpu"]
+    command += ["--num_processes", str(num_processes), str(SCRIPTS / script), *arguments]
+    environment = LINES_STAY_WHOLE | OFFLINE | {"HF_HOME": str(folder / "hub"), "PYTHONPATH": str(SCRIPTS)}
+    result = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert result.returncode == 0, result.stderr[-6000:]
+    return sorted(line.split() for line in result.stdout.splitlines() if "accelerate_cpp" + os.sep in line)
+
+
+@pytest.fixture
+def transformers() -> None:
+    pytest.importorskip("transformers")
+
+
+@pytest.mark.usefixtures("transformers")
+def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    undisturbed = _run(whole, "train_with_transformers.py", "8")
+    assert [line[:2] + line[3:4] for line in undisturbed] == [["0", "2", "8"], ["1", "2", "8"]]
+    assert undisturbed[0][4:] == undisturbed[1][4:]
+    first, last = map(float, undisturbed[0][4:6])
+    assert last < 0.7 * first
+    _run(parts, "train_with_transformers.py", "4")
+    resumed = _run(parts, "train_with_transformers.py", "8", "resume")
+    assert [line[5:] for line in resumed] == [line[5:] for line in undisturbed]
+
+
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize(
+    ("backend", "num_processes"),
+    [("optuna", 1), pytest.param("optuna", 2, marks=pytest.mark.long), pytest.param("ray", 1, marks=pytest.mark.long)],
+)
+def test_trainer_searches_for_hyper_parameters(tmp_path: Path, backend: str, num_processes: int) -> None:
+    pytest.importorskip(backend)
+    lines = _run(tmp_path, "search_with_transformers.py", backend, num_processes=num_processes)
+    assert [line[1:] for line in lines] == [[str(num_processes), "0.01"]]
+
+
+@pytest.mark.usefixtures("transformers")
+def test_adapters_of_peft_train_and_are_saved(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    lines = _run(tmp_path, "train_with_peft.py")
+    assert [(*line[:2], line[5]) for line in lines] == [("0", "2", "True"), ("1", "2", "True")]
+    assert lines[0][3:5] == lines[1][3:5]
+    first, last = map(float, lines[0][3:5])
+    assert last < 0.9 * first
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("transformers")
+def test_supervised_fine_tuning_of_trl_trains(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    lines = _run(tmp_path, "train_with_trl.py")
+    assert [line[:2] for line in lines] == [["0", "2"], ["1", "2"]]
+    first, last = map(float, lines[0][3:5])
+    assert last < 0.7 * first

@@ -1,0 +1,28 @@
+"""Supervised fine-tuning through TRL."""
+
+from __future__ import annotations
+
+import accelerate
+from datasets import Dataset
+from tiny_language_model import model, texts, tokenizer
+from trl import SFTConfig, SFTTrainer
+
+arguments = SFTConfig(
+    "out",
+    max_steps=16,
+    per_device_train_batch_size=4,
+    learning_rate=1e-2,
+    lr_scheduler_type="constant",
+    logging_steps=1,
+    report_to=[],
+    use_cpu=True,
+    bf16=False,
+    max_length=16,
+    dataset_num_proc=1,
+)
+data = Dataset.from_dict({"text": texts(64)})
+trainer = SFTTrainer(model(), args=arguments, train_dataset=data, processing_class=tokenizer())
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+place = (trainer.accelerator.process_index, trainer.accelerator.num_processes)
+print(*place, accelerate.__file__, losses[0], losses[-1], flush=True)
