@@ -29,6 +29,8 @@ from accelerate_cpp.check.training import Training
 from accelerate_cpp.local_sgd import LocalSGD
 from accelerate_cpp.runtime import session
 from accelerate_cpp.tracked_loader import TrackedLoader
+from accelerate_cpp.trackers.active import ActiveTrackers
+from accelerate_cpp.trackers.general import AbsentTracker
 
 _COLLECTIVES = (
     "prepare",
@@ -62,6 +64,20 @@ def wrap(owner: Any, name: str, around: Around) -> None:
     setattr(owner, name, call)
 
 
+def silence_trackers() -> None:
+    """Lets experiment trackers do nothing: the first steps of a check are no run that anyone wants to keep."""
+
+    def start(original: Around, _: bool, trackers: ActiveTrackers, *args: Any, **kwargs: Any) -> None:
+        trackers.requested = []
+        original(trackers, *args, **kwargs)
+
+    def find(_: Around, __: bool, trackers: ActiveTrackers, name: str, unwrap: bool = False) -> Any:
+        return AbsentTracker(name)
+
+    wrap(ActiveTrackers, "start", start)
+    wrap(ActiveTrackers, "find", find)
+
+
 class Watch:
     """All watchers of one process, in place from the time that it is made."""
 
@@ -74,6 +90,7 @@ class Watch:
         self._watch_optimizers()
         self._watch_schedulers()
         self._watch_files()
+        silence_trackers()
         for name in _COLLECTIVES:  # last, as a wrapper takes the calls of one around it for this package's own
             wrap(Accelerator, name, partial(self._collective, name))
         wrap(session, "connect", self._connect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-INSTEAD = "leave it out: plain data parallelism over the processes of one machine is used"
+INSTEAD = "leave it out: plain data parallelism over the processes is used"
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,16 @@ from accelerate_cpp.launch.worker_output import Descriptor, Tail, last_traceback
 _CARRIED = re.compile(
     "(ACCELERATE|CUDA|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
 )
+_SECRET = re.compile("(TOKEN|KEY|SECRET|PASSWORD)$")
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
 def is_carried(name: str) -> bool:
-    """Whether launchers elsewhere need the environment variable ``name`` of this one."""
-    return _CARRIED.match(name) is not None
+    """Whether launchers elsewhere need the environment variable ``name`` of this one; never one with a secret.
+
+    All users of a machine can see the command lines on which variables travel.
+    """
+    return _CARRIED.match(name) is not None and _SECRET.search(name) is None
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     Args:
         reduction: ``"mean"``, ``"sum"``, ``"max"``, or ``"none"``, which sums too. The mean of integers is floating
-        point. scale: accepted for compatibility; it has no effect.
+            point.
+        scale: accepted for compatibility; it has no effect.
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise InvalidArgument(f"reduction={reduction!r} is none of 'mean', 'sum', 'max', 'none'")

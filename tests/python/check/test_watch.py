@@ -5,7 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate_cpp.check.watch import wrap
+import pytest
+
+from accelerate_cpp.check.watch import silence_trackers, wrap
+from accelerate_cpp.trackers.active import ActiveTrackers
+from accelerate_cpp.trackers.general import GeneralTracker
 
 
 def test_a_wrapper_knows_whether_the_user_calls() -> None:
@@ -22,3 +26,23 @@ def test_a_wrapper_knows_whether_the_user_calls() -> None:
     exec("result = owner.add(3, 4)", names)
     assert names["result"] == 7
     assert callers == [True, False]
+
+
+class _Tracker(GeneralTracker):
+    name, requires_logging_directory, tracker = "mine", False, None
+
+    def start(self) -> None:
+        raise AssertionError("a check has begun a run")
+
+
+def test_trackers_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("start", "find"):
+        monkeypatch.setattr(ActiveTrackers, name, getattr(ActiveTrackers, name))
+    silence_trackers()
+    trackers = ActiveTrackers([_Tracker()])
+    trackers.start(None, "project", {"lr": 1})
+    trackers.log({"loss": 1.0})
+    trackers.find("mine").log_images({})
+    trackers.find("mine", unwrap=True).anything.else_(1)
+    trackers.finish()
+    assert trackers.active == []

@@ -51,7 +51,7 @@ def test_machine_is_here_by_each_of_its_names() -> None:
 
 
 def test_launchers_elsewhere_are_started_over_ssh_in_this_folder_with_what_they_need() -> None:
-    environ = {"NCCL_DEBUG": "a b", "PYTHONPATH": "p", "ACCELERATE_USE_CPU": "1", "HOME": "/root"}
+    environ = {"NCCL_DEBUG": "a b", "HF_TOKEN": "secret", "PYTHONPATH": "p", "ACCELERATE_USE_CPU": "1", "HOME": "/root"}
     machines = [Machine("a.invalid", 2), Machine("b.invalid", 2)]
     first, second = launcher_commands(machines, ["--cpu"], ["train.py", "--lr", "1"], "ssh -p 22", environ)
     assert first[:4] == ["ssh", "-p", "22", "a.invalid"]
