@@ -119,17 +119,22 @@ def read_safetensors(path: Path, holds: str = "tensors") -> dict[str, torch.Tens
         CheckpointError: the file is missing, damaged, or not of this format.
     """
     require_file(path, holds)
-    with _opened(path) as file:
+    with open_safetensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
 
 
 def check_safetensors(path: Path) -> None:
     """Raises ``CheckpointError`` unless the header of a file is sound and fits its length; reads no tensor."""
-    with _opened(path):
+    with open_safetensors(path):
         pass
 
 
-def _opened(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
+    """The library's reader of a file, whose header it has checked: tensors are read when they are asked for.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, cut short, or not of this format.
+    """
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, ValueError) as error:

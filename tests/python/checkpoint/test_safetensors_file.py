@@ -17,6 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from accelerate_cpp.checkpoint.files import record_of
 from accelerate_cpp.checkpoint.safetensors_file import (
     check_safetensors,
+    open_safetensors,
     place_of,
     read_safetensors,
     without_duplicates,
@@ -61,6 +62,12 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
     same(read_safetensors(tmp_path / "f.safetensors"), TENSORS)
 
 
+def test_tensors_are_read_one_by_one_from_an_open_file(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "f.safetensors", {"a": torch.zeros(4), "b": torch.ones(2)})
+    file = open_safetensors(tmp_path / "f.safetensors")
+    assert (file.get_slice("b").get_shape(), file.get_tensor("b").tolist()) == ([2], [1, 1])
+
+
 def test_no_tensors_make_a_file_too(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "f.safetensors", {})
     assert read_safetensors(tmp_path / "f.safetensors") == {} == load_file(tmp_path / "f.safetensors")
@@ -102,7 +109,7 @@ def row(dtype: str = "F32", shape: Any = (2,), begin: int = 0, end: int = 8) -> 
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    for read in (read_safetensors, check_safetensors):
+    for read in (read_safetensors, check_safetensors, open_safetensors):
         with pytest.raises(CheckpointError, match=r"(?s)model\.safetensors: expected .*, found .*load another"):
             read(path)
 

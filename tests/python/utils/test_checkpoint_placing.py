@@ -238,7 +238,7 @@ def test_other_errors_of_moving_are_not_taken_for_that(monkeypatch: pytest.Monke
     run = loading(empty(), {"": "cpu"})
     run.check([File(state())], strict=True)
     monkeypatch.setattr(torch.Tensor, "to", broken)
-    with pytest.raises(RuntimeError, match="^something else$"):
+    with pytest.raises(RuntimeError, match=r"^something else$"):
         run.load([File(state())], None)
 
 
@@ -259,5 +259,5 @@ def test_what_modules_save_besides_tensors_is_given_back() -> None:
     assert run.check([File(content)], strict=True) == []
     run.load([File(content)], None)
     assert model[0].steps == 5
-    with pytest.raises(InvalidArgument, match="lacks 0._extra_state"):
+    with pytest.raises(InvalidArgument, match=r"lacks 0\._extra_state"):
         loading(model).check([File({k: v for k, v in content.items() if "extra" not in k})], strict=True)

@@ -293,7 +293,7 @@ def test_a_map_that_leaves_something_out_is_refused_by_name() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     with pytest.raises(InvalidArgument, match=r"no device to 1\.weight, 1\.bias$"):
         check_device_map(model, {"0": "cpu"})
-    with pytest.raises(InvalidArgument, match="0.num_batches_tracked$"):
+    with pytest.raises(InvalidArgument, match=r"0\.num_batches_tracked$"):
         check_device_map(
             model, {"1": 0, **{f"0.{name}": 0 for name in ("weight", "bias", "running_mean", "running_var")}}
         )

@@ -41,6 +41,11 @@ def test_some_are_texts_as_well_as_printed_by_value() -> None:
     assert enums.DynamoBackend("INDUCTOR") is enums.DynamoBackend.INDUCTOR
 
 
+def test_dtypes_that_torch_lacks_are_found_by_value() -> None:
+    assert [member.value for member in enums.CustomDtype] == ["fp8", "int4", "int2"]
+    assert enums.CustomDtype("int4") is enums.CustomDtype.INT4
+
+
 def test_every_type_of_several_processes_belongs_to_a_type_of_device() -> None:
     types = {kind for kind in enums.DistributedType if kind.name.startswith("MULTI_")}
     assert set(enums.TYPE_OF_SEVERAL_PROCESSES.values()) == {*types, enums.DistributedType.XLA}

@@ -85,7 +85,7 @@ def test_devices_that_are_present_are_torchs(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("device", [0, 7, -1, "cuda:3", "mps"])
 def test_devices_that_are_not_present_are_refused(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_tensors, "available_accelerators", list)
-    with pytest.raises(InvalidArgument, match="is not present; this process sees cpu$"):
+    with pytest.raises(InvalidArgument, match=r"is not present; this process sees cpu$"):
         as_device(device)
 
 

@@ -1,0 +1,312 @@
+"""Models that are larger than a device: building them without values, and running them from several devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.hooks import (
+    AlignDevicesHook,
+    CpuOffload,
+    LayerwiseCastingHook,
+    UserCpuOffloadHook,
+    add_hook_to_module,
+    attach_align_device_hook,
+)
+from accelerate_cpp.utils.align_devices import SkipKeys
+from accelerate_cpp.utils.checkpoint_loading import load_checkpoint_in_model
+from accelerate_cpp.utils.device_map import check_device_map, infer_auto_device_map
+from accelerate_cpp.utils.device_memory import get_balanced_memory
+from accelerate_cpp.utils.dispatching import Device, Dispatch, move, values_of, write_missing
+from accelerate_cpp.utils.empty_init import init_empty_weights, init_on_device
+from accelerate_cpp.utils.module_sizes import Dtype
+from accelerate_cpp.utils.module_tensors import as_device
+from accelerate_cpp.utils.offload import Folder, OffloadedWeightsLoader
+
+__all__ = [
+    "attach_layerwise_casting_hooks",
+    "check_device_map",
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
+    "init_empty_weights",
+    "init_on_device",
+    "load_checkpoint_and_dispatch",
+    "load_checkpoint_in_model",
+]
+
+_WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
+_CASTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    state_dict: dict[str, Tensor] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+) -> nn.Module:
+    """Keeps the weights of ``model`` on the CPU, and brings those of each module to a device for its forward pass.
+
+    Args:
+        execution_device: by default where the first parameter is.
+        offload_buffers: buffers too; else they stay on the device.
+        state_dict: the weights; by default those of ``model``.
+        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+
+    Returns:
+        ``model``, whose own tensors have no values from now on.
+
+    Raises:
+        InvalidArgument: the device is not present, or there are no values to keep.
+    """
+    device = _first_device(model) if execution_device is None else execution_device
+    weights = values_of(model, "pass them as state_dict") if state_dict is None else state_dict
+    return _offload(model, device, offload_buffers, weights, preload_module_classes)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: Folder,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+) -> nn.Module:
+    """Keeps the weights of ``model`` in files, and brings those of each module to a device for its forward pass.
+
+    Args:
+        offload_dir: a folder, which is made; weights that it has already are not written again.
+        execution_device: by default where the first parameter is.
+        offload_buffers: buffers too; else they stay on the device.
+        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+
+    Returns:
+        ``model``, whose own tensors have no values from now on.
+
+    Raises:
+        InvalidArgument: the device is not present; there are no values to write; the folder is of another model.
+        SystemFailure: the disk is full, or the system refused something else.
+    """
+    device = _first_device(model) if execution_device is None else execution_device
+    write_missing(model.state_dict(), offload_dir)
+    weights = OffloadedWeightsLoader(save_folder=offload_dir)
+    return _offload(model, device, offload_buffers, weights, preload_module_classes)
+
+
+def _first_device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _offload(
+    model: nn.Module,
+    device: Device,
+    offload_buffers: bool,
+    weights: Mapping[str, Tensor],
+    preload_module_classes: Sequence[str] | None,
+) -> nn.Module:
+    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+    attach_align_device_hook(
+        model,
+        execution_device=as_device(device),
+        offload=True,
+        weights_map=weights,
+        offload_buffers=offload_buffers,
+        preload_module_classes=preload_module_classes,
+    )
+    return model
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Sends ``model`` to the CPU until its forward pass, which brings it as a whole to a device, where it stays.
+
+    For models that are run several times one after the other, in turns.
+
+    Args:
+        execution_device: by default the accelerator of this process, if it has one.
+        prev_module_hook: what this function gave for the model that runs before; that is sent back to the CPU first.
+
+    Returns:
+        ``model``, and what sends it back or takes the hook away.
+
+    Raises:
+        InvalidArgument: the device is not present.
+    """
+    hook = CpuOffload(execution_device, prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    main_device: Device | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
+    offload_dir: Folder | None = None,
+    offload_index: Mapping[str, Mapping[str, Any]] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: SkipKeys = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+) -> nn.Module:
+    """Puts the modules of ``model`` where ``device_map`` says, and lets inputs and offloaded weights follow.
+
+    What is on the disk, and on the CPU if the main device is another one, is brought to the main device for its forward
+    pass. On one device only the model is just moved there.
+
+    Args:
+        main_device: by default the first accelerator in ``device_map``, else the CPU.
+        state_dict: the weights of what is on the CPU; by default those of ``model``.
+        offload_dir: the folder of what is on the disk; weights that it lacks are written.
+        offload_index: of what is on the disk, instead of the one in ``offload_dir``; it may name safetensors files.
+        offload_buffers: buffers of offloaded modules are offloaded, too; else they stay on the main device.
+        skip_keys: entries of named arguments and outputs that are not moved.
+        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        force_hooks: give the model hooks, which move inputs, on one device, too.
+
+    Returns:
+        ``model``, with the map as ``hf_device_map``. While something of it is offloaded it refuses to be moved.
+
+    Raises:
+        InvalidArgument: the map leaves out a tensor or names a device that is not present; there is no folder for what
+            is on the disk, or one of another model; something that should be moved has no values.
+        SystemFailure: the disk is full, or the system refused something else.
+    """
+    check_device_map(model, device_map)
+    places = set(device_map.values())
+    if len(places) > 1 or force_hooks or "disk" in places:
+        dispatch = Dispatch(model, device_map, main_device)
+        dispatch.find_weights(state_dict, offload_dir, offload_index)
+        dispatch.attach(offload_buffers, skip_keys, preload_module_classes)
+    else:
+        for device in places:
+            move(model, as_device(device))
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]
+    return model
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: Folder,
+    device_map: str | Mapping[str, Device] | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split_module_classes: str | Collection[str] | None = None,
+    offload_folder: Folder | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: SkipKeys = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> nn.Module:
+    """Loads a checkpoint into ``model``, maybe on the meta device, each module onto its device, and dispatches it.
+
+    Args:
+        checkpoint: as :func:`load_checkpoint_in_model` takes it.
+        device_map: where each module goes. ``"auto"`` and ``"balanced"`` fill accelerators alike, ``"balanced_low_0"``
+            spares the first, ``"sequential"`` fills one after the other. Without it the model is loaded only.
+        max_memory: room of devices for these, as :func:`get_max_memory` takes it.
+        no_split_module_classes: names of the classes of modules that stay whole.
+        offload_folder: for what is on the disk.
+        offload_buffers: buffers of offloaded modules are offloaded, too.
+        dtype: what weights are converted to.
+        offload_state_dict: changes nothing; see :func:`load_checkpoint_in_model`.
+        skip_keys: entries of named arguments and outputs that are not moved.
+        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        force_hooks: give the model hooks on one device, too.
+        strict: refuse a checkpoint that lacks weights or has others besides.
+        full_state_dict: as :func:`load_checkpoint_in_model` takes it.
+        broadcast_from_rank0: too.
+
+    Raises:
+        InvalidArgument: ``device_map`` is another text; and as the functions do that this one calls.
+        CheckpointError: a file is missing, damaged or cut short.
+        SystemFailure: the disk is full, or the system refused something else.
+    """
+    if isinstance(device_map, str):
+        device_map = _chosen_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        dtype=dtype,
+        offload_state_dict=bool(offload_state_dict),
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+    )
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map=device_map,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+
+
+def _chosen_map(
+    model: nn.Module,
+    way: str,
+    max_memory: Mapping[int | str, int | str] | None,
+    whole: str | Collection[str] | None,
+    dtype: Dtype | None,
+    offload_buffers: bool,
+) -> Mapping[str, Device]:
+    if way not in _WAYS:
+        raise InvalidArgument(f"device_map={way!r}: expected a mapping or one of {', '.join(map(repr, _WAYS))}")
+    room: Mapping[int | str, Any] | None = max_memory
+    if way != "sequential":
+        room = get_balanced_memory(model, max_memory, whole, dtype, low_zero=way == "balanced_low_0")
+    return infer_auto_device_map(model, room, whole, dtype, offload_buffers=offload_buffers)
+
+
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    skip_modules_pattern: str | Iterable[str] | None = None,
+    skip_modules_classes: type[nn.Module] | Iterable[type[nn.Module]] | None = None,
+    non_blocking: bool = False,
+) -> None:
+    """Keeps the weights of the linear and convolutional layers in ``module`` in a small dtype; see
+    :class:`LayerwiseCastingHook`.
+
+    Args:
+        storage_dtype: such as ``torch.float8_e4m3fn``.
+        compute_dtype: what they are converted to for a forward pass.
+        skip_modules_pattern: regular expressions; modules whose names they are found in are left as they are.
+        skip_modules_classes: modules of these classes, too.
+        non_blocking: do not wait for conversions.
+    """
+    patterns = [skip_modules_pattern] if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
+    classes = [skip_modules_classes] if isinstance(skip_modules_classes, type) else skip_modules_classes or ()
+    # Attention reads the weights of a linear layer in it without calling that.
+    skipped: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, *classes)
+    compiled = [re.compile(pattern) for pattern in patterns]
+    waiting: list[tuple[str, nn.Module]] = [("", module)]
+    while waiting:
+        name, found = waiting.pop()
+        if isinstance(found, skipped) or any(pattern.search(name) for pattern in compiled):
+            continue
+        if isinstance(found, _CASTED):
+            add_hook_to_module(found, LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking), append=True)
+        else:
+            waiting += [(f"{name}.{label}" if name else label, child) for label, child in found.named_children()]

@@ -1,0 +1,140 @@
+"""Tensors of a module that are elsewhere between its forward passes: taking them away, bringing and releasing them.
+
+Hooks call these functions and nothing else for that, so that an engine that brings tensors ahead of time can stand
+here. A tensor that is away is on the meta device; only those are brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.utils.module_tensors import TiedTensors, is_meta, placed_parameter, walk
+
+__all__ = ["Brought", "Slot", "bring", "release", "slots_of"]
+
+
+class Slot(NamedTuple):
+    """The place of one tensor.
+
+    Attributes:
+        tensors: the parameters or buffers of the module that has it.
+        label: its name there.
+        name: its name in the module whose slots these are.
+    """
+
+    tensors: dict[str, Any]
+    label: str
+    name: str
+
+
+class Brought:
+    """What one call of :func:`bring` has brought.
+
+    Attributes:
+        slots: where tensors were brought to, with what stood there before.
+        copies: entries of the map of shared tensors that were added: address and device.
+    """
+
+    __slots__ = ("copies", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[tuple[Slot, Tensor]] = []
+        self.copies: list[tuple[int, torch.device]] = []
+
+
+def slots_of(module: nn.Module, buffers: bool, recurse: bool) -> Iterator[Slot]:
+    """The slots of all parameters.
+
+    Args:
+        buffers: and of the buffers in the state dict.
+        recurse: those of submodules too.
+    """
+    for prefix, owner in walk(module) if recurse else (("", module),):
+        for label, parameter in owner._parameters.items():
+            if parameter is not None:
+                yield Slot(owner._parameters, label, prefix + label)
+        if buffers:
+            for label, buffer in owner._buffers.items():
+                if buffer is not None and label not in owner._non_persistent_buffers_set:
+                    yield Slot(owner._buffers, label, prefix + label)
+
+
+def bring(
+    slots: Iterator[Slot],
+    weights: Mapping[str, Tensor],
+    device: torch.device | str | int | None,
+    tied: TiedTensors | None = None,
+) -> Brought:
+    """Puts tensors of ``weights`` on ``device`` and into the ``slots`` that have none; all of them, or none.
+
+    Args:
+        tied: copies of shared tensors by address; one that is there is used, and new ones are added for the time.
+
+    Raises:
+        InvalidArgument: ``weights`` lacks a tensor, or has one of another shape.
+    """
+    brought = Brought()
+    try:
+        for slot in slots:
+            old = slot.tensors[slot.label]
+            if old is not None and is_meta(old):
+                slot.tensors[slot.label] = _brought(slot, old, weights, device, tied, brought)
+                brought.slots.append((slot, old))
+    except BaseException:
+        release(brought, tied)
+        raise
+    return brought
+
+
+def release(brought: Brought, tied: TiedTensors | None = None) -> None:
+    """Takes away again what :func:`bring` has brought."""
+    for slot, old in brought.slots:
+        slot.tensors[slot.label] = old
+    for address, device in brought.copies:
+        if tied is not None and address in tied:
+            tied[address].pop(device, None)
+
+
+def _brought(
+    slot: Slot,
+    old: Tensor,
+    weights: Mapping[str, Tensor],
+    device: torch.device | str | int | None,
+    tied: TiedTensors | None,
+    brought: Brought,
+) -> Tensor:
+    try:
+        value = weights[slot.name]
+    except KeyError as error:
+        raise InvalidArgument(
+            f"{slot.name!r} is offloaded, but there are no weights of that name ({error}); what is offloaded must be "
+            "in the state dict, the folder or the index that was given"
+        ) from error
+    if value.shape != old.shape:
+        raise InvalidArgument(
+            f"{slot.name!r} has the shape {tuple(old.shape)}; the offloaded weights have {tuple(value.shape)}"
+        )
+    address = value.data_ptr() if tied and not is_meta(value) else 0
+    shared = tied.get(address) if tied and address else None
+    if shared is None:
+        return _fitted(old, value, value.to(device=device, dtype=old.dtype))
+    target = torch.device("cpu" if device is None else device)
+    copy = shared.get(target)
+    if copy is None:
+        copy = shared[target] = _fitted(old, value, value.to(device=target, dtype=old.dtype))
+        brought.copies.append((address, target))
+    return copy
+
+
+def _fitted(old: Tensor, value: Tensor, moved: Tensor) -> Tensor:
+    """``moved`` as what ``old`` is; a parameter that was neither moved nor converted is itself."""
+    if not isinstance(old, nn.Parameter):
+        return moved.detach()
+    if moved is value and type(value) is type(old) and value.requires_grad == old.requires_grad:
+        return value
+    return placed_parameter(old, moved)
