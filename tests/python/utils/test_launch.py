@@ -18,6 +18,7 @@ from accelerate_cpp import Accelerator
 from accelerate_cpp.commands.launch import launch_command_parser
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
+from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils import launch, patch_environment
 
 
@@ -142,6 +143,7 @@ def _train(folder: str) -> None:
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_processes_that_torch_starts_train_together(tmp_path: Path, debug: bool) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)  # forks would have what tests before have left
     results = tmp_path / "results"
     results.mkdir()
     told: dict[str, object] = {"WORLD_SIZE": 2}
