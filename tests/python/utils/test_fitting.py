@@ -35,6 +35,16 @@ def test_there_is_not_always_a_fit(rooms: list[Room]) -> None:
     assert fit_on_accelerators(_layers(2, 3, 2), rooms) is None
 
 
+def test_out_of_order_large_blocks_stay_whole_where_they_fit() -> None:
+    blocks = [
+        Part(f"block{n}", size, [Part(f"block{n}.a", 1), Part(f"block{n}.b", size - 1)])
+        for n, size in enumerate((3, 4, 3, 2))
+    ]
+    found = fit_on_accelerators(blocks, _rooms(6, 6))
+    assert found is not None
+    assert found.devices == {"block0": 1, "block1": 0, "block2": 1, "block3": 0}
+
+
 def test_parts_of_parts_are_shared_out_and_what_follows_its_module_has_room_everywhere() -> None:
     block = Part("block", 9, [Part("block.first", 4), Part("block.second", 4)])  # and a buffer of one byte
     found = fit_on_accelerators([block], _rooms(5, 5))
