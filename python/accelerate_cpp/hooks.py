@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from accelerate_cpp.utils.module_tensors import TiedTensors, as_device
 from accelerate_cpp.utils.offload import PrefixedDataset
 from accelerate_cpp.utils.offloaded_tensors import slots_of
 from accelerate_cpp.utils.operations import send_to_device
+from accelerate_cpp.utils.placement import prefixes
 
 __all__ = [
     "AlignDevicesHook",
@@ -275,7 +276,8 @@ class _Blocks:
         self._offloads = {name: offload for name, offload in offloads.items() if name in devices}
         self._weights, self._offload_buffers = weights_map, offload_buffers
         self._common = (skip_keys, preload_module_classes, tied_params_map)
-        self._around = {path for name in self._offloads if name for path in _around(name)}
+        parents = {name.rpartition(".")[0] for name in self._offloads if name}
+        self._around = {path for parent in parents for path in (*prefixes(parent), "")}
 
     def attach(self, module: nn.Module, name: str) -> None:
         """Attaches the hooks of ``module``, if it is a block or has tensors that are named, and of those in it.
@@ -335,10 +337,3 @@ class _Blocks:
             tied_params_map=tied,
         )
         add_hook_to_module(module, hook)
-
-
-def _around(name: str) -> Iterator[str]:
-    """The modules around ``name``."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name

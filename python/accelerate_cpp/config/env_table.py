@@ -1,4 +1,4 @@
-"""Every environment variable the package reads or writes, one row each.
+"""Every environment variable the package reads or writes, one row each; those of plugins are in ``plugin_variables``.
 
 This module and ``launch/`` are the only places that touch ``os.environ``. Importing it loads neither torch nor the C++
 core.
@@ -43,7 +43,8 @@ class Variable(Generic[T]):
         return (os.environ if environ is None else environ).get(self.name, "") != ""
 
 
-def _parse_int(text: str) -> int:
+def parse_integer(text: str) -> int:
+    """A whole number; anything else raises ``ValueError``."""
     try:
         return int(text)
     except ValueError:
@@ -97,7 +98,7 @@ def render_cores(cores: Iterable[int]) -> str:
 
 
 def _integer(name: str, default: int | None, doc: str) -> Variable[Any]:
-    return Variable(name, _parse_int, str, default, doc)
+    return Variable(name, parse_integer, str, default, doc)
 
 
 def _flag(name: str, doc: str, default: bool = False, texts: tuple[str, str] = ("false", "true")) -> Variable[bool]:

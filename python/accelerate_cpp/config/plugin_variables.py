@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from accelerate_cpp.config.env_table import Variable, parse_flag
-
-
-def _parse_integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("expected an integer") from None
+from accelerate_cpp.config.env_table import Variable, parse_flag, parse_integer
 
 
 def _parse_number(text: str) -> float:
@@ -27,7 +20,7 @@ def _parse_number(text: str) -> float:
 
 
 def _parse_integer_or_auto(text: str) -> int | str:
-    return "auto" if text == "auto" else _parse_integer(text)
+    return "auto" if text == "auto" else parse_integer(text)
 
 
 def _parse_number_or_auto(text: str) -> float | str:
@@ -49,7 +42,7 @@ def _variables(prefix: str, rows: Iterable[_Row], renamed: Mapping[str, str] | N
 FSDP: _Variables = _variables(
     "FSDP_",
     [
-        ("fsdp_version", _parse_integer, 1, "generation of torch's FSDP, 1 or 2"),
+        ("fsdp_version", parse_integer, 1, "generation of torch's FSDP, 1 or 2"),
         ("sharding_strategy", str, None, "version 1: what is sharded, by its name in torch or its number"),
         ("reshard_after_forward", str, None, "version 2: free gathered parameters after the forward pass"),
         ("backward_prefetch", str, None, "version 1: BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
@@ -58,7 +51,7 @@ FSDP: _Variables = _variables(
         ("state_dict_type", str, None, "FULL_STATE_DICT, SHARDED_STATE_DICT or, in version 1, LOCAL_STATE_DICT"),
         ("auto_wrap_policy", str, "NO_WRAP", "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP"),
         ("transformer_cls_names_to_wrap", str, None, "classes of layers that are sharded one by one, with commas"),
-        ("min_num_params", _parse_integer, 0, "parameters from which on a module is sharded on its own"),
+        ("min_num_params", parse_integer, 0, "parameters from which on a module is sharded on its own"),
         ("use_orig_params", parse_flag, False, "version 1: show the parameters of the model to optimizers"),
         ("sync_module_states", parse_flag, False, "version 1: start from the parameters of rank 0"),
         ("forward_prefetch", parse_flag, False, "version 1: gather what the forward pass needs next early"),
@@ -76,12 +69,12 @@ FSDP: _Variables = _variables(
 PARALLELISM: _Variables = _variables(
     "PARALLELISM_CONFIG_",
     [
-        ("dp_replicate_size", _parse_integer, 1, "copies of the model, or of its shards"),
-        ("dp_shard_size", _parse_integer, 1, "processes over which parameters are sharded"),
-        ("tp_size", _parse_integer, 1, "processes over which layers are split"),
-        ("cp_size", _parse_integer, 1, "processes over which sequences are split, attention by torch"),
+        ("dp_replicate_size", parse_integer, 1, "copies of the model, or of its shards"),
+        ("dp_shard_size", parse_integer, 1, "processes over which parameters are sharded"),
+        ("tp_size", parse_integer, 1, "processes over which layers are split"),
+        ("cp_size", parse_integer, 1, "processes over which sequences are split, attention by torch"),
         ("cp_backend", str, "torch", "what does so: torch"),
-        ("sp_size", _parse_integer, 1, "processes over which sequences are split, attention by DeepSpeed"),
+        ("sp_size", parse_integer, 1, "processes over which sequences are split, attention by DeepSpeed"),
         ("sp_backend", str, "deepspeed", "what does so: deepspeed"),
     ],
 )
@@ -92,7 +85,7 @@ CONTEXT_PARALLEL: _Variables = _variables(
 SEQUENCE_PARALLEL: _Variables = _variables(
     "PARALLELISM_CONFIG_",
     [
-        ("sp_seq_length", _parse_integer, None, "length of every sequence, if it is the same"),
+        ("sp_seq_length", parse_integer, None, "length of every sequence, if it is the same"),
         ("sp_seq_length_is_variable", parse_flag, True, "whether sequences differ in length"),
         ("sp_attn_implementation", str, None, "attention of the model: sdpa, flash_attention_2, flash_attention_3"),
     ],
@@ -104,7 +97,7 @@ DEEPSPEED: _Variables = _variables(
         ("hf_ds_config", str, None, "file with the configuration of DeepSpeed, which counts instead of the rest"),
         ("gradient_accumulation_steps", _parse_integer_or_auto, "auto", "micro-batches per optimizer step"),
         ("gradient_clipping", _parse_number_or_auto, "auto", "the largest norm of gradients"),
-        ("zero_stage", _parse_integer, 2, "what is sharded: 0 nothing, 1 optimizers, 2 gradients too, 3 all"),
+        ("zero_stage", parse_integer, 2, "what is sharded: 0 nothing, 1 optimizers, 2 gradients too, 3 all"),
         ("offload_optimizer_device", str, "none", "where states of optimizers are kept: none, cpu or nvme"),
         ("offload_param_device", str, "none", "where parameters are kept: none, cpu or nvme"),
         ("offload_optimizer_nvme_path", str, "none", "folder for states of optimizers"),
@@ -133,8 +126,8 @@ _EXPERTS = "processes over which experts are split"
 MEGATRON: _Variables = _variables(
     "MEGATRON_LM_",
     [
-        ("tp_degree", _parse_integer, 1, "processes over which layers are split"),
-        ("pp_degree", _parse_integer, 1, "stages of the pipeline"),
+        ("tp_degree", parse_integer, 1, "processes over which layers are split"),
+        ("pp_degree", parse_integer, 1, "stages of the pipeline"),
         ("use_custom_fsdp", parse_flag, False, "shard parameters"),
         ("overlap_cpu_optimizer_d2h_h2d", parse_flag, False, "copy to and from the host while it computes"),
         ("no_load_optim", parse_flag, False, "leave states of optimizers out when loading"),
@@ -142,20 +135,20 @@ MEGATRON: _Variables = _variables(
         ("no_save_optim", parse_flag, False, "leave states of optimizers out when saving"),
         ("optimizer_cpu_offload", parse_flag, False, "keep states of optimizers on the host"),
         ("use_precision_aware_optimizer", parse_flag, False, "states of optimizers in lower precision"),
-        ("decoder_last_pipeline_num_layers", _parse_integer, None, "layers of the last stage"),
+        ("decoder_last_pipeline_num_layers", parse_integer, None, "layers of the last stage"),
         ("recompute_granularity", str, "full", "what is computed again in the backward pass: full or selective"),
         ("recompute_method", str, "uniform", "how layers that are computed again are chosen: uniform or block"),
-        ("recompute_num_layers", _parse_integer, 1, "layers per group of these"),
+        ("recompute_num_layers", parse_integer, 1, "layers per group of these"),
         ("attention_backend", parse_flag, True, "let Megatron-LM choose the attention"),
-        ("expert_model_parallel_size", _parse_integer, 1, _EXPERTS),
-        ("context_parallel_size", _parse_integer, 2, "processes over which sequences are split"),
+        ("expert_model_parallel_size", parse_integer, 1, _EXPERTS),
+        ("context_parallel_size", parse_integer, 2, "processes over which sequences are split"),
         ("attention_dropout", _parse_number, 0.0, "probability"),
         ("hidden_dropout", _parse_number, 0.0, "probability"),
         ("attention_softmax_in_fp32", parse_flag, True, "compute the softmax of attention in fp32"),
-        ("expert_tensor_parallel_size", _parse_integer, 1, f"{_EXPERTS}, layer by layer"),
+        ("expert_tensor_parallel_size", parse_integer, 1, f"{_EXPERTS}, layer by layer"),
         ("calculate_per_token_loss", parse_flag, True, "weigh the loss by tokens"),
         ("use_rotary_position_embeddings", parse_flag, True, "rotary embeddings of positions"),
-        ("num_micro_batches", _parse_integer, 1, "micro-batches per optimizer step"),
+        ("num_micro_batches", parse_integer, 1, "micro-batches per optimizer step"),
         ("gradient_clipping", _parse_number, 1.0, "the largest norm of gradients; 0 means none"),
         ("sequence_parallelism", parse_flag, False, "split what tensor parallelism does not along the sequence"),
         ("recompute_activations", parse_flag, False, "compute activations of attention again"),

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from accelerate_cpp.config import env_table
+
 _NAME = "accelerate-cpp-board"
 _HEADER = struct.Struct("=QdQQq")
 _STEPS = struct.Struct("=Q")
@@ -122,6 +124,10 @@ class Board:
         self.ranks = ranks
         os.ftruncate(descriptor, len(ranks) * _SLOT_BYTES)
         self._memory = mmap.mmap(descriptor, 0)
+
+    def variables(self, number: int) -> dict[str, str]:
+        """What tells the worker with this ``number`` where its slot is."""
+        return env_table.render({env_table.BOARD: (self.descriptor, number)})
 
     def look(self) -> list[Standing]:
         """How far each worker is."""

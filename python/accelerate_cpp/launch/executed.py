@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import ExitStack
 
-from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import pinned
@@ -89,7 +88,7 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
             environment = worker_environment(plan.group, local_rank, rendezvous, restarts=(number, plan.max_restarts))
             environment |= width_of_terminal() | streams.environment
             if watched is not None:
-                environment |= env_table.render({env_table.BOARD: (watched.descriptor, local_rank)})
+                environment |= watched.variables(local_rank)
             with pinned(plan.group.cores_of(local_rank)):
                 worker = start_program(
                     plan.command,

@@ -19,7 +19,6 @@ from functools import partial
 from signal import SIGINT
 from string import Template
 
-from accelerate_cpp.config import env_table
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import pinned
 from accelerate_cpp.launch.board import Board, board
@@ -148,8 +147,8 @@ class _Run:
     def environment(self, worker: int, rendezvous: int, watched: Board | None) -> dict[str, str]:
         """What the worker with this number finds."""
         restarts = (self.number, self.supervision.max_restarts)
-        board_place = {} if watched is None else env_table.render({env_table.BOARD: (watched.descriptor, worker)})
-        return worker_environment(self.group, worker, rendezvous, self.parent.environment, restarts) | board_place
+        told = worker_environment(self.group, worker, rendezvous, self.parent.environment, restarts)
+        return told if watched is None else told | watched.variables(worker)
 
     def output(self, worker: int, write: Callable[[str], object]) -> Sink:
         """What takes the bytes of one of the worker's streams."""

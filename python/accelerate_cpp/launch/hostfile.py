@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,25 @@ class Machine:
         return self.name in _HERE | {socket.gethostname(), socket.getfqdn()}
 
 
+def host_lines(path: Path, flag: str) -> Iterator[tuple[int, list[str], str]]:
+    """The lines of a file of machines that are not empty: number, words without a comment, and all of it.
+
+    Args:
+        flag: by which the file was given, for the message.
+
+    Raises:
+        InvalidArgument: the file cannot be read.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{flag} {path}: cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            yield number, words, line
+
+
 def read_hostfile(path: Path) -> list[Machine]:
     """The machines in a file of lines such as ``gpu1`` or ``gpu1 slots=4``, as MPI and DeepSpeed have them.
 
@@ -60,18 +79,12 @@ def read_hostfile(path: Path) -> list[Machine]:
         InvalidArgument: the file cannot be read, names no machine or one twice, has a line of another form, or gives
             machines different numbers of workers.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--hostfile {path}: cannot be read: {error}") from error
     machines = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+    for number, words, line in host_lines(path, "--hostfile"):
         match = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]))
         if match is None:
             raise InvalidArgument(f"{path}: line {number}: {line.strip()!r}: expected a name, and slots=N or nothing")
-        if words:
-            machines.append(Machine(words[0], int(match[1]) if match[1] else None))
+        machines.append(Machine(words[0], int(match[1]) if match[1] else None))
     if not machines or len({machine.name for machine in machines}) < len(machines):
         raise InvalidArgument(f"{path}: expected at least one machine, and each of them once")
     if len({machine.slots for machine in machines}) > 1:

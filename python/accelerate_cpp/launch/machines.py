@@ -1,7 +1,8 @@
 """Which launcher of how many this is, when a run has several machines: told by flags, or found out.
 
 Slurm, MPI and Kubernetes start one program on each machine, or several, and tell each in variables which one it is.
-They are read here and nowhere else. A worker's own variables (``RANK`` and the like) follow from what is found.
+For launchers they are read here and nowhere else. A worker's own variables (``RANK`` and the like) follow from what is
+found.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import tied
-from accelerate_cpp.launch.hostfile import is_carried
+from accelerate_cpp.launch.hostfile import host_lines, is_carried
 from accelerate_cpp.launch.machines import DEFAULT_PORT, Launchers
 
 _PROGRAM = "mpirun"
@@ -23,12 +23,7 @@ def hosts_of(path: Path) -> list[str]:
     Raises:
         InvalidArgument: the file cannot be read or names none.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--mpirun_hostfile {path}: cannot be read: {error}") from error
-    words = [line.partition("#")[0].split() for line in lines]
-    hosts = [re.sub(r":\d+$", "", line[0]) for line in words if line]
+    hosts = [re.sub(r":\d+$", "", words[0]) for _, words, _ in host_lines(path, "--mpirun_hostfile")]
     if not hosts:
         raise InvalidArgument(f"--mpirun_hostfile {path}: expected at least one machine, but there is none")
     return [*dict.fromkeys(hosts)]

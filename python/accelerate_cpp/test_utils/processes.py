@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import accelerate_cpp
 from accelerate_cpp.config import env_table
+from accelerate_cpp.launch.machines import DEFAULT_PORT
 from accelerate_cpp.test_utils.backend import device_count
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "run_command",
 ]
 
-_FIRST_PORT = 29500
 _CHUNK = 1 << 16
 
 
@@ -62,7 +62,7 @@ def pytest_xdist_worker_id() -> int:
 
 def get_torch_dist_unique_port() -> int:
     """A port for rank 0 that tests in other processes of pytest-xdist do not use: 29500 and on."""
-    return _FIRST_PORT + pytest_xdist_worker_id()
+    return DEFAULT_PORT + pytest_xdist_worker_id()
 
 
 class SubprocessCallException(Exception):

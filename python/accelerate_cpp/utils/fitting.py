@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from accelerate_cpp._native import any_fit, balanced_partition
-from accelerate_cpp.utils.placement import Device, Part, Placement, Room
+from accelerate_cpp.utils.placement import Device, Part, Placement, Room, is_inside
 
 _OFFLOADED = ("cpu", "disk")
 _MOST_STEPS = 1_000_000
@@ -94,11 +94,7 @@ def _groups(blocks: Sequence[Part], ties: Sequence[Sequence[str]]) -> list[list[
         return number
 
     for names in ties:
-        sharing = [
-            number
-            for number, block in enumerate(blocks)
-            if any(name == block.name or name.startswith(f"{block.name}.") for name in names)
-        ]
+        sharing = [number for number, block in enumerate(blocks) if any(is_inside(name, block.name) for name in names)]
         for number in sharing[1:]:
             first, second = sorted((lead(sharing[0]), lead(number)))
             leader[second] = first

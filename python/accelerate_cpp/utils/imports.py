@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from accelerate_cpp.config import env_table
+from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 _logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def is_megatron_lm_available() -> bool:
 
     Imports the package ``megatron``, to see whether it has training code.
     """
-    if not env_table.parse_flag(env_table.raw("ACCELERATE_USE_MEGATRON_LM") or "false"):
+    if not unsupported.switch("ACCELERATE_USE_MEGATRON_LM").get():
         return False
     return _is_installed("megatron", "megatron-core", at_least="0.8.0") and _found("megatron.training")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.enums import CustomDtype
 from accelerate_cpp.utils.module_tensors import dtype_byte_size, walk
+from accelerate_cpp.utils.placement import prefixes
 
 __all__ = [
     "Measure",
@@ -69,10 +70,8 @@ def compute_module_sizes(
             sizes.update(new)
             total = sum(new.values())
             sizes[""] += total
-            path = prefix[:-1]
-            while path:
+            for path in prefixes(prefix[:-1]):
                 sizes[path] += total
-                path = path.rpartition(".")[0]
     return sizes
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.utils.module_tensors import as_dtype
+from accelerate_cpp.utils.placement import prefixes
 
 __all__ = [
     "INDEX_NAME",
@@ -123,13 +124,11 @@ def read_offload_index(offload_folder: Folder) -> Index:
 def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: Sequence[str]) -> dict[str, Any]:
     """The entries of ``state_dict`` that ``submodule_names`` names, or modules that they are in; ``""`` is all."""
     wanted = set(submodule_names)
-
-    def is_wanted(name: str) -> bool:
-        while name and name not in wanted:
-            name = name.rpartition(".")[0]
-        return name in wanted
-
-    return {name: value for name, value in state_dict.items() if is_wanted(name)}
+    return {
+        name: value
+        for name, value in state_dict.items()
+        if "" in wanted or any(path in wanted for path in prefixes(name))
+    }
 
 
 class PrefixedDataset(Mapping[str, Any]):

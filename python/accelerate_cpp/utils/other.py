@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
+from accelerate_cpp.launch.machines import DEFAULT_PORT
 from accelerate_cpp.parallel.compilation import inside_compiler
 from accelerate_cpp.precision import forward
 from accelerate_cpp.runtime import current
@@ -31,7 +32,6 @@ from accelerate_cpp.utils.regions import taken_out, without_wrapper
 
 _logger = logging.getLogger(__name__)
 
-_DEFAULT_PORT = 29500
 # Processes that share GPUs with several data loaders have hung on Linux before this version.
 _OLDEST_LINUX = (5, 5)
 
@@ -179,7 +179,7 @@ def is_peft_model(model: Any) -> bool:
 def is_port_in_use(port: int | str | None = None) -> bool:
     """Whether something on this machine takes connections on TCP ``port``; by default that of rank 0, 29500."""
     with socket.socket() as probe:
-        return probe.connect_ex(("localhost", _DEFAULT_PORT if port is None else int(port))) == 0
+        return probe.connect_ex(("localhost", DEFAULT_PORT if port is None else int(port))) == 0
 
 
 def check_os_kernel() -> None:

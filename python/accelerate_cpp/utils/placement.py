@@ -88,13 +88,14 @@ def device_of(devices: Mapping[str, AnyDevice], name: str) -> AnyDevice | None:
 
     ``None`` if it gives none. The key ``""`` is around all parts.
     """
-    for path in _prefixes(name):
+    for path in prefixes(name):
         if path in devices:
             return devices[path]
     return devices.get("")
 
 
-def _inside(name: str, part: str) -> bool:
+def is_inside(name: str, part: str) -> bool:
+    """Whether ``name`` is the part ``part`` of a model, or in it."""
     return name == part or name.startswith(f"{part}.")
 
 
@@ -181,12 +182,10 @@ class _Solver:
         groups_of: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in group:
-                path = name
-                while path:
+                for path in prefixes(name):
                     entry = groups_of.setdefault(path, [])
                     if not entry or entry[-1] != number:
                         entry.append(number)
-                    path = path.rpartition(".")[0]
         return groups_of
 
     def solve(self) -> Placement:
@@ -230,7 +229,7 @@ class _Solver:
         tied, size = [], part.size
         for number in self._groups_of.get(part.name, ()):
             for name in self._groups[number]:
-                other = None if _inside(name, part.name) else self._waiting_part(name, split)
+                other = None if is_inside(name, part.name) else self._waiting_part(name, split)
                 if other is not None:
                     tied.append(other)
                     size += other.size - self._sizes.get(name, 0)
@@ -238,9 +237,9 @@ class _Solver:
 
     def _waiting_part(self, tensor: str, split: Collection[str]) -> Part | None:
         """The part with ``tensor`` that has neither a place nor been split."""
-        found = next((self._tops[path] for path in _prefixes(tensor) if path in self._tops), None)
+        found = next((self._tops[path] for path in prefixes(tensor) if path in self._tops), None)
         while found is not None and found.name in split:
-            found = next((inner for inner in found.parts if _inside(tensor, inner.name)), None)
+            found = next((inner for inner in found.parts if is_inside(tensor, inner.name)), None)
         return None if found is None or found.name in self._result.devices else found
 
     def _put(self, parts: Sequence[Part], device: Device, size: Size) -> None:
@@ -302,7 +301,8 @@ class _Solver:
             self._tell(f"{part.name}: {size} bytes, does not fit on {room.device}, which keeps {reserve} for a layer")
 
 
-def _prefixes(name: str) -> Iterator[str]:
+def prefixes(name: str) -> Iterator[str]:
+    """``"a.b.c"``, ``"a.b"`` and ``"a"`` for ``"a.b.c"``: a part of a model, and what it is in, the smallest first."""
     while name:
         yield name
         name = name.rpartition(".")[0]
