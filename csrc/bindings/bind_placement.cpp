@@ -5,12 +5,22 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "core/comm/shm/memory_limit.h"
 #include "core/placement/device_choice.h"
 #include "core/placement/partition.h"
 
 namespace accelerate_cpp::bindings {
 
 namespace {
+
+std::optional<std::size_t> memory_left([[maybe_unused]] const std::string& proc,
+                                       [[maybe_unused]] const std::string& mounts) {
+#ifdef __linux__
+  return comm::memory_left(proc, mounts);
+#else
+  return std::nullopt;
+#endif
+}
 
 std::optional<std::vector<int>> devices_of(const std::optional<placement::Partition>& partition) {
   return partition ? std::optional(partition->device_of_block) : std::nullopt;
@@ -31,6 +41,9 @@ void bind_placement(py::module_& module) {
       },
       py::kw_only(), py::arg("force_cpu"), py::arg("forced"), py::arg("local_rank"), py::arg("accelerators"),
       "The name of the device a process trains on (csrc/core/placement/device_choice.h).");
+  module.def("memory_left", &memory_left, py::kw_only(), py::arg("proc"), py::arg("mounts"),
+             "Bytes that can be had without swapping, of the machine and of what control groups leave; None where the "
+             "system does not say (csrc/core/comm/shm/memory_limit.h).");
   module.def(
       "balanced_partition",
       [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities) {

@@ -105,6 +105,14 @@ std::optional<std::size_t> memory_available(const std::string& meminfo) {
   return std::nullopt;
 }
 
+std::optional<std::size_t> memory_left(const std::string& proc, const std::string& mounts) {
+  std::optional<std::size_t> least = memory_available(proc + "/meminfo");
+  for (const ControlGroup& group : control_groups(proc + "/self/cgroup", mounts)) {
+    least = smaller(least, memory_left_in(group));
+  }
+  return least;
+}
+
 void check_memory_limit(std::size_t size_bytes) {
   const auto check = [size_bytes](const std::optional<std::size_t>& left, const std::string& whose) {
     if (left && *left < size_bytes) {

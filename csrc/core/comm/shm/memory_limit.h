@@ -27,6 +27,10 @@ std::optional<std::size_t> memory_left_in(const ControlGroup& group);
 // such line.
 std::optional<std::size_t> memory_available(const std::string& meminfo);
 
+// The least of all these for this process, from a folder like /proc and from `mounts` as above; nothing where nobody
+// says anything.
+std::optional<std::size_t> memory_left(const std::string& proc, const std::string& mounts);
+
 // Throws SystemFailure when `size_bytes` more do not fit into a control group of this process or into the machine.
 void check_memory_limit(std::size_t size_bytes);
 

@@ -143,6 +143,19 @@ TEST_F(MemoryLimit, IsLookedForInTheGroupsOfBothVersions) {
   EXPECT_THAT(control_groups("/no/such/listing", "/mounts"), IsEmpty());
 }
 
+TEST_F(MemoryLimit, OrTheMachineLeavesTheLeast) {
+  const std::filesystem::path proc = root() / "proc";
+  std::filesystem::create_directories(proc / "self");
+  EXPECT_EQ(memory_left(proc.string(), root().string()), std::nullopt);
+  std::ofstream(proc / "self" / "cgroup") << "0::/job\n";
+  group("job", "1000", "300");
+  EXPECT_EQ(memory_left(proc.string(), root().string()), 700u);
+  std::ofstream(proc / "meminfo") << "MemAvailable: 1 kB\n";
+  EXPECT_EQ(memory_left(proc.string(), root().string()), 700u);
+  group("job", "9000", "300");
+  EXPECT_EQ(memory_left(proc.string(), root().string()), 1024u);
+}
+
 TEST(MemoryLimitOfThisProcess, AllowsNothingToBeAllocated) {
   EXPECT_NO_THROW(check_memory_limit(0));
 }
