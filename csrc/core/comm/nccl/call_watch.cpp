@@ -70,9 +70,7 @@ void CallWatch::read_calls() {
 void CallWatch::look() {
   publish();
   read_calls();
-  if (const auto contradiction = find_contradiction(calls_); contradiction.has_value()) {
-    throw MismatchedCollective(mismatch_text(*contradiction));
-  }
+  // Before the calls are compared: a rank may call anything once the group has failed, and what failed is still there.
   const std::optional<GroupBoard::Failure> failure = group_.board().failure();
   if (failure.has_value()) {
     group_.fail(*failure, false);
@@ -80,6 +78,9 @@ void CallWatch::look() {
       throw MismatchedCollective(failure->text);
     }
     throw PeerLost(title() + ": " + failure->text);
+  }
+  if (const auto contradiction = find_contradiction(calls_); contradiction.has_value()) {
+    throw MismatchedCollective(mismatch_text(*contradiction));
   }
   check_for_leavers();
 }

@@ -95,6 +95,12 @@ TEST_F(CallWatchTest, RaisesWhenAnotherRankHasFailed) {
                     HasSubstr("rank 1 is out of memory")));
 }
 
+TEST_F(CallWatchTest, DoesNotBlameTheCallOfARankThatHasFailedInIt) {
+  board_of(1).publish_call(5, all_reduce_of(11));
+  board_of(1).publish_failure({false, 5, "rank 1 is out of memory"});
+  EXPECT_THAT(message_of<PeerLost>([&] { watch().pause(); }), HasSubstr("rank 1 is out of memory"));
+}
+
 TEST_F(CallWatchTest, RaisesWhenThisRankFailedMeanwhile) {
   options_.stall_after = std::chrono::hours(1);
   CallWatch waiting = watch();
