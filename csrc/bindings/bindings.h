@@ -29,6 +29,7 @@ void bind_comm(py::module_& module);
 void bind_grad(py::module_& module);
 void bind_hooks(py::module_& module);
 void bind_hosts(py::module_& module);
+void bind_offload(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_shared_memory(py::module_& module);
 void bind_tree(py::module_& module);

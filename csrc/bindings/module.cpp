@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_grad(module);
   bindings::bind_hooks(module);
   bindings::bind_hosts(module);
+  bindings::bind_offload(module);
   bindings::bind_placement(module);
   bindings::bind_shared_memory(module);
   bindings::bind_tree(module);

@@ -33,10 +33,12 @@ def check_torch_version(built: str, installed: str) -> None:
 
 check_torch_version(TORCH_VERSION, torch.__version__)
 from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch may be loaded)
+    AheadCopies,
     C10dBackend,
     Communicator,
     GradientReducer,
     LossScale,
+    ReadAhead,
     any_fit,
     balanced_partition,
     choose_device,
@@ -60,10 +62,12 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
 )
 
 __all__ = [
+    "AheadCopies",
     "C10dBackend",
     "Communicator",
     "GradientReducer",
     "LossScale",
+    "ReadAhead",
     "any_fit",
     "balanced_partition",
     "check_torch_version",

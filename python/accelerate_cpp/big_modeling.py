@@ -110,10 +110,13 @@ def _offload(
     weights: Mapping[str, Tensor],
     preload_module_classes: Sequence[str] | None,
 ) -> nn.Module:
+    place = as_device(device)
+    if place.type != "cpu" and not isinstance(weights, OffloadedWeightsLoader):
+        weights = OffloadedWeightsLoader(weights)  # it can copy them ahead
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     attach_align_device_hook(
         model,
-        execution_device=as_device(device),
+        execution_device=place,
         offload=True,
         weights_map=weights,
         offload_buffers=offload_buffers,

@@ -213,6 +213,11 @@ CUDA_KERNELS = _flag(
     "let kernels of this package, instead of torch's operations, average and measure gradients on CUDA devices; "
     "experimental: they have run on no GPU yet",
 )
+OFFLOAD_WINDOW = _text(
+    "ACCELERATE_CPP_OFFLOAD_WINDOW",
+    None,
+    "how many bytes of offloaded weights are fetched before the layers that need them run, such as 512MB; 0 means none",
+)
 ALIAS = _flag(
     "ACCELERATE_CPP_ALIAS",
     "programs that import accelerate get this package, whether the original is installed or not",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accelerate_cpp.devices.transfer import send_to_device
 from accelerate_cpp.utils.module_hooks import AnyModule, Arguments, ModelHook
 from accelerate_cpp.utils.module_tensors import (
     TiedTensors,
@@ -17,8 +18,9 @@ from accelerate_cpp.utils.module_tensors import (
     set_module_tensor_to_device,
     walk,
 )
-from accelerate_cpp.utils.offloaded_tensors import Brought, bring, release, slots_of
-from accelerate_cpp.utils.operations import find_device, send_to_device
+from accelerate_cpp.utils.offload_ahead import Unit, unit_of
+from accelerate_cpp.utils.offloaded_tensors import Brought, Repeatable, bring, release, slots_of
+from accelerate_cpp.utils.operations import find_device
 
 __all__ = ["AlignDevicesHook", "Device", "SkipKeys"]
 
@@ -70,6 +72,8 @@ class AlignDevicesHook(ModelHook):
         self.tied_params_names: set[str] = set()
         self.tied_params_map = tied_params_map
         self._brought: list[Brought] = []
+        self._last: Repeatable | None = None
+        self._unit: Unit | None = None
 
     def __repr__(self) -> str:
         return (
@@ -104,6 +108,7 @@ class AlignDevicesHook(ModelHook):
         slots = list(slots_of(module, self.offload_buffers, self.place_submodules))
         if self.weights_map is None:
             self.weights_map = {slot.name: _on_cpu(slot.tensors[slot.label]) for slot in slots}
+        dtypes: dict[str, torch.dtype] = {}
         for tensors, label, name in slots:
             tensor = tensors[label]
             if tensor is None or name not in self.weights_map:
@@ -113,6 +118,9 @@ class AlignDevicesHook(ModelHook):
                 self.tied_params_names.add(name)
             away = tensor.detach().to("meta")
             tensors[label] = placed_parameter(tensor, away) if isinstance(tensor, nn.Parameter) else away
+            dtypes[name] = tensor.dtype
+        device = torch.device("cpu") if self.execution_device is None else as_device(self.execution_device)
+        self._unit = unit_of(self.weights_map, dtypes, device)
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Arguments:
         """Brings inputs and offloaded weights to the execution device.
@@ -127,7 +135,8 @@ class AlignDevicesHook(ModelHook):
         try:
             if device is not None:
                 args = send_to_device(args, device)
-                kwargs = send_to_device(kwargs, device, skip_keys=self.skip_keys)
+                if kwargs:
+                    kwargs = send_to_device(kwargs, device, skip_keys=self.skip_keys)
         except BaseException:
             if brought is not None:
                 self.forward_failed(module)
@@ -136,13 +145,19 @@ class AlignDevicesHook(ModelHook):
 
     def _bring(self, module: nn.Module) -> Brought:
         assert self.weights_map is not None
-        slots = slots_of(module, self.offload_buffers, self.place_submodules)
-        self._brought.append(bring(slots, self.weights_map, self.execution_device, self.tied_params_map))
-        return self._brought[-1]
+        copies = {} if self._unit is None else self._unit.arrive()
+        brought = None if self._last is None else self._last.bring(self.weights_map, self.execution_device)
+        if brought is None:
+            slots = slots_of(module, self.offload_buffers, self.place_submodules)
+            brought = bring(slots, self.weights_map, self.execution_device, self.tied_params_map, copies)
+            self._last = Repeatable.of(module, brought, self.weights_map, self.execution_device)
+        self._brought.append(brought)
+        return brought
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """Takes offloaded weights away again, and brings the output to the device of the input if asked to."""
-        self.forward_failed(module)
+        if self.offload and self._brought:
+            release(self._brought.pop(), self.tied_params_map)
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output

@@ -127,8 +127,9 @@ class HookedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module
-        inner: Any = self.__wrapped__
-        hook: ModelHook | None = module.__dict__.get("_hf_hook")
+        attributes = module.__dict__
+        inner: Any = attributes.get("_old_forward", self.inner)
+        hook: ModelHook | None = attributes.get("_hf_hook")
         if hook is None:  # it was removed where something else stands in for this
             return inner(*args, **kwargs)
         args, kwargs = hook.pre_forward(module, *args, **kwargs)

@@ -160,6 +160,9 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         index: what there is besides; by default the index of ``save_folder``.
         device: where tensors of safetensors files are put.
 
+    Attributes:
+        engines: by device, what fetches tensors before the modules need them (:mod:`.offload_ahead`), if anything does.
+
     Raises:
         InvalidArgument: nothing is given.
         CheckpointError: ``save_folder`` has no index that can be read.
@@ -181,20 +184,37 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         self.index = index
         self.all_keys = [*self.state_dict, *(name for name in index if name not in self.state_dict)]
         self.device = device
+        self.engines: dict[torch.device, Any] = {}
         self._mapped: dict[str, Tensor] = {}
         self._open: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Tensor:
         if key in self.state_dict:
             return self.state_dict[key]
+        view = self._view(key)
+        entry = self.index[key]
+        if "safetensors_file" not in entry:
+            return view
+        return view.to(device=self.device, dtype=as_dtype(entry.get("dtype")))
+
+    def view(self, key: str) -> Tensor | None:
+        """The tensor as it is in a file, mapped; ``None`` if it is in memory, or too many files would be mapped.
+
+        Raises:
+            KeyError: there is no such tensor.
+            CheckpointError: it cannot be read.
+        """
+        return None if key in self.state_dict or len(self.index) > _MOST_MAPPINGS else self._view(key)
+
+    def _view(self, key: str) -> Tensor:
         mapped = self._mapped.get(key)
         if mapped is None:
-            mapped = self._read(key, self.index[key])
-            if len(self._mapped) < _MOST_MAPPINGS and mapped.device.type == "cpu":
+            mapped = self._map(key, self.index[key])
+            if len(self._mapped) < _MOST_MAPPINGS:
                 self._mapped[key] = mapped
         return mapped
 
-    def _read(self, key: str, entry: Mapping[str, Any]) -> Tensor:
+    def _map(self, key: str, entry: Mapping[str, Any]) -> Tensor:
         path = entry.get("safetensors_file")
         if path is None:
             if self.save_folder is None:
@@ -207,7 +227,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
             tensor: Tensor = self._open[path].get_tensor(name)
         except Exception as error:
             raise CheckpointError(f"{path}: the tensor {name!r} cannot be read ({error})") from error
-        return tensor.to(device=self.device, dtype=as_dtype(entry.get("dtype")))
+        return tensor
 
     def __contains__(self, key: object) -> bool:
         return key in self.state_dict or key in self.index

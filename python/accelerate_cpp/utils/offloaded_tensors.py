@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.module_tensors import TiedTensors, is_meta, placed_parameter, walk
 
-__all__ = ["Brought", "Slot", "bring", "release", "slots_of"]
+__all__ = ["Brought", "Repeatable", "Slot", "bring", "release", "slots_of"]
 
 
 class Slot(NamedTuple):
@@ -47,6 +47,65 @@ class Brought:
         self.copies: list[tuple[int, torch.device]] = []
 
 
+class _Value(NamedTuple):
+    """What :func:`bring` has put into a slot.
+
+    Attributes:
+        slot: where it is.
+        away: what stood there before.
+        source: in the weights.
+        there: what was made of it.
+    """
+
+    slot: Slot
+    away: Tensor
+    source: Tensor
+    there: Tensor
+
+
+class Repeatable:
+    """What :func:`bring` has put into a module without copying it, so that it can be put there again at once, as long
+    as both the module and the weights have what they had.
+    """
+
+    __slots__ = ("_away", "_brought", "_device", "_parameters", "_values")
+
+    def __init__(self, module: nn.Module, brought: Brought, values: list[_Value], device: object) -> None:
+        self._parameters, self._brought, self._values, self._device = module._parameters, brought, values, device
+        away = {value.slot.label: value.away for value in values}
+        self._away = [away.get(label, tensor) for label, tensor in module._parameters.items()]
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, brought: Brought, weights: Mapping[str, Tensor], device: object
+    ) -> Repeatable | None:
+        """``None`` if something was copied or is no parameter of ``module`` itself, or a new one gets a gradient."""
+        values = []
+        for slot, old in brought.slots:
+            value = _Value(slot, old, weights[slot.name], slot.tensors[slot.label])
+            is_new = value.there is not value.source
+            copied = is_new and value.there.data_ptr() != value.source.data_ptr()
+            if slot.tensors is not module._parameters or copied or (is_new and value.there.requires_grad):
+                return None
+            values.append(value)
+        return None if brought.copies or not values else cls(module, brought, values, device)
+
+    def bring(self, weights: Mapping[str, Tensor], device: object) -> Brought | None:
+        """Puts it there, for :func:`release`; ``None``, and nothing done, if something has changed."""
+        tensors = self._parameters
+        if device is not self._device or len(tensors) != len(self._away):
+            return None
+        for now, before in zip(tensors.values(), self._away, strict=True):
+            if now is not before:
+                return None
+        for (_, _, name), away, source, there in self._values:
+            if weights[name] is not source or away.requires_grad != there.requires_grad:
+                return None
+        for (_, label, _), _, _, there in self._values:
+            tensors[label] = there
+        return self._brought
+
+
 def slots_of(module: nn.Module, buffers: bool, recurse: bool) -> Iterator[Slot]:
     """The slots of all parameters.
 
@@ -69,11 +128,13 @@ def bring(
     weights: Mapping[str, Tensor],
     device: torch.device | str | int | None,
     tied: TiedTensors | None = None,
+    copies: Mapping[str, Tensor] | None = None,
 ) -> Brought:
     """Puts tensors of ``weights`` on ``device`` and into the ``slots`` that have none; all of them, or none.
 
     Args:
         tied: copies of shared tensors by address; one that is there is used, and new ones are added for the time.
+        copies: what has been made of ``weights`` on ``device`` already, by name.
 
     Raises:
         InvalidArgument: ``weights`` lacks a tensor, or has one of another shape.
@@ -83,7 +144,7 @@ def bring(
         for slot in slots:
             old = slot.tensors[slot.label]
             if old is not None and is_meta(old):
-                slot.tensors[slot.label] = _brought(slot, old, weights, device, tied, brought)
+                slot.tensors[slot.label] = _brought(slot, old, weights, device, tied, brought, copies or {})
                 brought.slots.append((slot, old))
     except BaseException:
         release(brought, tied)
@@ -107,6 +168,7 @@ def _brought(
     device: torch.device | str | int | None,
     tied: TiedTensors | None,
     brought: Brought,
+    copies: Mapping[str, Tensor],
 ) -> Tensor:
     try:
         value = weights[slot.name]
@@ -121,14 +183,22 @@ def _brought(
         )
     address = value.data_ptr() if tied and not is_meta(value) else 0
     shared = tied.get(address) if tied and address else None
-    if shared is None:
-        return _fitted(old, value, value.to(device=device, dtype=old.dtype))
     target = torch.device("cpu" if device is None else device)
-    copy = shared.get(target)
-    if copy is None:
-        copy = shared[target] = _fitted(old, value, value.to(device=target, dtype=old.dtype))
+    copy = None if shared is None else shared.get(target)
+    if copy is not None:
+        return copy
+    made = copies.get(slot.name)
+    if made is None or made.dtype != old.dtype or not _is_on(made, target):
+        made = value.to(device=device, dtype=old.dtype)
+    copy = _fitted(old, value, made)
+    if shared is not None:
+        shared[target] = copy
         brought.copies.append((address, target))
     return copy
+
+
+def _is_on(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.device == device or (device.index is None and tensor.device.type == device.type)
 
 
 def _fitted(old: Tensor, value: Tensor, moved: Tensor) -> Tensor:
