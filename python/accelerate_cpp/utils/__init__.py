@@ -108,6 +108,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "save_fsdp_model",
         "save_fsdp_optimizer",
     ),
+    "host_sharing": ("share_on_host",),
     "imports": (
         "deepspeed_required",
         "is_4bit_bnb_available",

@@ -7,6 +7,7 @@ used is not read, and nothing is copied.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +66,8 @@ def offload_weight(
         InvalidArgument: ``weight`` has no values, or its name can be no file's.
         SystemFailure: the disk is full, or the system refused something else.
     """
-    _write_tensor(_file_of(Path(offload_folder), weight_name), weight)
+    path = _file_of(Path(offload_folder), weight_name)
+    _write(path, memoryview(_bytes_of(path, weight).numpy()))
     if index is not None:
         index[weight_name] = _entry(weight)
     return index
@@ -246,6 +248,9 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
 class FolderWriter:
     """Writes tensors into a folder, as a context: at its end the index is saved; after an error all is taken back.
 
+    One process writes at a time, and others wait. A file that has the same bytes already stays, so that processes that
+    offload the same weights to one folder map the same files, which the system has in memory once.
+
     Args:
         folder: is made if need be.
     """
@@ -253,34 +258,65 @@ class FolderWriter:
     def __init__(self, folder: Folder) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.index: Index = {}
+        self._written: Index = {}
+        self._kept: Index = {}
+
+    @property
+    def index(self) -> Index:
+        """The tensors that this call has given to the folder."""
+        return {**self._kept, **self._written}
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Writes ``<name>.dat``."""
-        _write_tensor(_file_of(self._folder, name), tensor)
-        self.index[name] = _entry(tensor)
+        path = _file_of(self._folder, name)
+        data = _bytes_of(path, tensor)
+        if _has(path, data):
+            self._kept[name] = _entry(tensor)
+        else:
+            _write(path, memoryview(data.numpy()))
+            self._written[name] = _entry(tensor)
 
     def __enter__(self) -> FolderWriter:
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(self._lock)
+            raise
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is not None:
-            self.take_back()
-            return
+        try:
+            if error is None:
+                self._save_index()
+            else:
+                self._take_back()
+        finally:
+            os.close(self._lock)  # which lets others go on
+
+    def _save_index(self) -> None:
         try:
             save_offload_index(self.index, self._folder)
         except BaseException:
-            self.take_back()
+            self._take_back()
             raise
 
-    def take_back(self) -> None:
-        """Removes what was written, from the folder and from an index that was there before."""
-        for name in self.index:
+    def _take_back(self) -> None:
+        for name in self._written:
             _file_of(self._folder, name).unlink(missing_ok=True)
         path = self._folder / INDEX_NAME
         if path.is_file():
-            kept = {name: entry for name, entry in read_offload_index(self._folder).items() if name not in self.index}
+            kept = {
+                name: entry for name, entry in read_offload_index(self._folder).items() if name not in self._written
+            }
             _write(path, json.dumps(kept, indent=2).encode())
+
+
+def _has(path: Path, data: Tensor) -> bool:
+    """Whether a file has these bytes."""
+    if not path.is_file() or path.stat().st_size != data.numel():
+        return False
+    return not data.numel() or torch.equal(torch.from_file(str(path), size=data.numel(), dtype=torch.uint8), data)
 
 
 def _entry(tensor: Tensor) -> dict[str, Any]:
@@ -293,13 +329,13 @@ def _file_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.dat"
 
 
-def _write_tensor(path: Path, tensor: Tensor) -> None:
+def _bytes_of(path: Path, tensor: Tensor) -> Tensor:
+    """The elements of a tensor that is to be written to ``path``, as bytes."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
         found = f"on {tensor.device}" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
         raise InvalidArgument(f"{path.stem!r}: expected a dense tensor with values to offload, found one {found}")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    elements: Any = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
-    _write(path, memoryview(elements))
+    return plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:
