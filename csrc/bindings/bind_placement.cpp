@@ -22,6 +22,15 @@ std::optional<std::size_t> memory_left([[maybe_unused]] const std::string& proc,
 #endif
 }
 
+std::vector<placement::Module> modules_of(const std::vector<std::pair<std::size_t, std::size_t>>& ranges) {
+  std::vector<placement::Module> modules;
+  modules.reserve(ranges.size());
+  for (const auto& [begin, end] : ranges) {
+    modules.push_back({begin, end});
+  }
+  return modules;
+}
+
 std::optional<std::vector<int>> devices_of(const std::optional<placement::Partition>& partition) {
   return partition ? std::optional(partition->device_of_block) : std::nullopt;
 }
@@ -46,13 +55,16 @@ void bind_placement(py::module_& module) {
              "system does not say (csrc/core/comm/shm/memory_limit.h).");
   module.def(
       "balanced_partition",
-      [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities) {
+      [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities,
+         const std::vector<std::pair<std::size_t, std::size_t>>& modules, double tolerance) {
         const py::gil_scoped_release release;
-        return devices_of(placement::balanced_partition(block_bytes, capacities));
+        return devices_of(placement::balanced_partition(block_bytes, capacities, modules_of(modules), tolerance));
       },
       py::kw_only(), py::arg("block_bytes"), py::arg("capacities"),
-      "For each block, in order, the index of its device, with the smallest largest load; None if they do not fit "
-      "(csrc/core/placement/partition.h).");
+      py::arg("modules") = std::vector<std::pair<std::size_t, std::size_t>>{}, py::arg("tolerance") = 0.0,
+      "For each block, in order, the index of its device, with the smallest largest load, or one near it that splits "
+      "fewer modules; None if they do not fit. `modules`: of each the number of its first block, and of the one after "
+      "its last (csrc/core/placement/partition.h).");
   module.def(
       "any_fit",
       [](const std::vector<std::int64_t>& block_bytes, const std::vector<std::int64_t>& capacities,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.hooks import (
     AlignDevicesHook,
     CpuOffload,
@@ -20,13 +19,12 @@ from accelerate_cpp.hooks import (
 )
 from accelerate_cpp.utils.align_devices import SkipKeys
 from accelerate_cpp.utils.checkpoint_loading import load_checkpoint_in_model
-from accelerate_cpp.utils.device_map import check_device_map, infer_auto_device_map
-from accelerate_cpp.utils.device_memory import get_balanced_memory
+from accelerate_cpp.utils.device_map import check_device_map, choose_device_map
 from accelerate_cpp.utils.dispatching import Device, Dispatch, move, values_of, write_missing
 from accelerate_cpp.utils.empty_init import init_empty_weights, init_on_device
-from accelerate_cpp.utils.module_sizes import Dtype
 from accelerate_cpp.utils.module_tensors import as_device
 from accelerate_cpp.utils.offload import Folder, OffloadedWeightsLoader
+from accelerate_cpp.utils.workload import Workload
 
 __all__ = [
     "attach_layerwise_casting_hooks",
@@ -41,7 +39,6 @@ __all__ = [
     "load_checkpoint_in_model",
 ]
 
-_WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
 _CASTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -213,13 +210,15 @@ def load_checkpoint_and_dispatch(
     strict: bool = False,
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
+    *,
+    workload: Workload | None = None,
 ) -> nn.Module:
     """Loads a checkpoint into ``model``, maybe on the meta device, each module onto its device, and dispatches it.
 
     Args:
         checkpoint: as :func:`load_checkpoint_in_model` takes it.
-        device_map: where each module goes. ``"auto"`` and ``"balanced"`` fill accelerators alike, ``"balanced_low_0"``
-            spares the first, ``"sequential"`` fills one after the other. Without it the model is loaded only.
+        device_map: where each module goes, or how that is chosen: ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
+            ``"sequential"``, see :func:`accelerate_cpp.utils.choose_device_map`. Without it the model is loaded only.
         max_memory: room of devices for these, as :func:`get_max_memory` takes it.
         no_split_module_classes: names of the classes of modules that stay whole.
         offload_folder: for what is on the disk.
@@ -232,6 +231,7 @@ def load_checkpoint_and_dispatch(
         strict: refuse a checkpoint that lacks weights or has others besides.
         full_state_dict: as :func:`load_checkpoint_in_model` takes it.
         broadcast_from_rank0: too.
+        workload: what a map that is chosen leaves room for beside the weights.
 
     Raises:
         InvalidArgument: ``device_map`` is another text; and as the functions do that this one calls.
@@ -239,7 +239,15 @@ def load_checkpoint_and_dispatch(
         SystemFailure: the disk is full, or the system refused something else.
     """
     if isinstance(device_map, str):
-        device_map = _chosen_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        device_map = choose_device_map(
+            model,
+            device_map,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            offload_buffers=offload_buffers,
+            workload=workload,
+        )
     load_checkpoint_in_model(
         model,
         checkpoint,
@@ -263,22 +271,6 @@ def load_checkpoint_and_dispatch(
         preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
     )
-
-
-def _chosen_map(
-    model: nn.Module,
-    way: str,
-    max_memory: Mapping[int | str, int | str] | None,
-    whole: str | Collection[str] | None,
-    dtype: Dtype | None,
-    offload_buffers: bool,
-) -> Mapping[str, Device]:
-    if way not in _WAYS:
-        raise InvalidArgument(f"device_map={way!r}: expected a mapping or one of {', '.join(map(repr, _WAYS))}")
-    room: Mapping[int | str, Any] | None = max_memory
-    if way != "sequential":
-        room = get_balanced_memory(model, max_memory, whole, dtype, low_zero=way == "balanced_low_0")
-    return infer_auto_device_map(model, room, whole, dtype, offload_buffers=offload_buffers)
 
 
 def attach_layerwise_casting_hooks(

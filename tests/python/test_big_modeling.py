@@ -30,7 +30,7 @@ from accelerate_cpp.big_modeling import (
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.hooks import remove_hook_from_submodules
-from accelerate_cpp.utils import infer_auto_device_map
+from accelerate_cpp.utils import Workload, infer_auto_device_map
 from accelerate_cpp.utils.placement import device_of
 
 
@@ -295,6 +295,17 @@ def test_a_checkpoint_is_loaded_and_dispatched(
     )
     assert torch.equal(model(X), saved(X))
     assert getattr(model, "hf_device_map", None) == expected
+
+
+def test_a_map_that_is_chosen_leaves_room_for_a_workload(tmp_path: Path, saved: Net) -> None:
+    options: dict[str, Any] = {"max_memory": {"cpu": 400}, "offload_folder": tmp_path / "offload"}
+    workload = Workload(class_bytes={"Linear": 100})
+    for way in ("auto", "balanced", "balanced_low_0", "sequential"):
+        model = load_checkpoint_and_dispatch(empty(), tmp_path, way, **options)
+        assert set(model.hf_device_map.values()) == {"cpu"}
+        model = load_checkpoint_and_dispatch(empty(), tmp_path, way, **options, workload=workload)
+        assert device_of(model.hf_device_map, "linear2") == "disk"
+        assert torch.equal(model(X), saved(X))
 
 
 def test_weights_are_converted_as_they_are_loaded(tmp_path: Path, saved: Net) -> None:

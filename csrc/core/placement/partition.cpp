@@ -25,6 +25,18 @@ void require_sizes(const std::vector<Bytes>& block_bytes, const std::vector<Byte
   }
 }
 
+void require_modules(const std::vector<Module>& modules, std::size_t num_blocks, double tolerance) {
+  if (!(tolerance >= 0)) {
+    throw InvalidArgument("a tolerance of " + std::to_string(tolerance) + ": expected 0 or more");
+  }
+  for (const Module& module : modules) {
+    if (module.begin >= module.end || module.end > num_blocks) {
+      throw InvalidArgument("a module of the blocks from " + std::to_string(module.begin) + " to before " +
+                            std::to_string(module.end) + ": there are " + std::to_string(num_blocks));
+    }
+  }
+}
+
 std::vector<Bytes> loads_of(const std::vector<Bytes>& block_bytes, const std::vector<int>& device_of_block,
                             std::size_t num_devices) {
   std::vector<Bytes> loads(num_devices, 0);
@@ -69,18 +81,37 @@ std::optional<Bytes> smallest_limit(const std::vector<Bytes>& block_bytes, const
   return high;
 }
 
-// The most even way to share out the blocks in order with no load above `limit`, with which they fit.
-class EvenPartition {
+// The largest load that is good enough: the smallest possible one, or what is near the least that any could have.
+Bytes allowed_limit(const std::vector<Bytes>& block_bytes, std::size_t num_devices, Bytes smallest, double tolerance) {
+  const Bytes total = std::accumulate(block_bytes.begin(), block_bytes.end(), Bytes{0});
+  const double mean = static_cast<double>(total) / static_cast<double>(num_devices);
+  const auto largest =
+      block_bytes.empty() ? 0.0 : static_cast<double>(*std::max_element(block_bytes.begin(), block_bytes.end()));
+  return std::max(smallest, static_cast<Bytes>((1 + tolerance) * std::max(mean, largest)));
+}
+
+// The way to share out the blocks in order that splits the fewest modules, and is the most even of those, with no load
+// above `limit`, with which they fit.
+class WholePartition {
  public:
-  EvenPartition(const std::vector<Bytes>& block_bytes, const std::vector<Bytes>& capacities, Bytes limit)
-      : capacities_(capacities), limit_(limit), ends_(block_bytes.size() + 1, 0) {
+  WholePartition(const std::vector<Bytes>& block_bytes, const std::vector<Bytes>& capacities,
+                 const std::vector<Module>& modules, Bytes limit)
+      : capacities_(capacities), limit_(limit), ends_(block_bytes.size() + 1, 0), begins_around_(ends_.size()) {
     std::partial_sum(block_bytes.begin(), block_bytes.end(), ends_.begin() + 1);
+    for (const Module& module : modules) {
+      for (std::size_t cut = module.begin + 1; cut < module.end; ++cut) {
+        begins_around_[cut].push_back(module.begin);
+      }
+    }
+    for (std::vector<std::size_t>& begins : begins_around_) {
+      std::sort(begins.rbegin(), begins.rend());
+    }
   }
 
   std::vector<int> devices() {
     const std::size_t count = ends_.size();
-    std::vector<double> best(count, kImpossible);  // of the first blocks on the devices so far
-    best[0] = 0;
+    std::vector<Cost> best(count);  // of the first blocks on the devices so far
+    best[0] = Cost{0, 0};
     for (std::size_t device = 0; device < capacities_.size(); ++device) {
       best = with_device(device, best);
     }
@@ -96,19 +127,35 @@ class EvenPartition {
   }
 
  private:
-  static constexpr double kImpossible = std::numeric_limits<double>::infinity();
+  struct Cost {
+    std::size_t split = std::numeric_limits<std::size_t>::max();  // modules; this many: there is no way
+    double squares = 0;                                           // of loads
 
-  // The smallest sums of squares with one more device, which takes the blocks from `begins_[device][end]` to `end`.
-  std::vector<double> with_device(std::size_t device, const std::vector<double>& before) {
+    bool operator<(const Cost& other) const {
+      return split != other.split ? split < other.split : squares < other.squares;
+    }
+  };
+
+  // The smallest costs with one more device, which takes the blocks from `begins_[device][end]` to `end`.
+  std::vector<Cost> with_device(std::size_t device, const std::vector<Cost>& before) {
     const Bytes room = std::min(limit_, capacities_[device]);
-    std::vector<double> best(ends_.size(), kImpossible);
+    std::vector<Cost> best(ends_.size());
     std::vector<std::size_t>& begins = begins_.emplace_back(ends_.size(), 0);
     for (std::size_t end = 0; end < ends_.size(); ++end) {
+      // Modules that are split at `end`, and not before: of those around it the ones that begin at `begin` or later.
+      const std::vector<std::size_t>& around = begins_around_[end];
+      std::size_t split = 0;
       for (std::size_t begin = end + 1; begin-- > 0 && ends_[end] - ends_[begin] <= room;) {
+        while (split < around.size() && around[split] >= begin) {
+          ++split;
+        }
+        if (before[begin].split == Cost{}.split) {
+          continue;
+        }
         const auto load = static_cast<double>(ends_[end] - ends_[begin]);
-        const double sum = before[begin] + load * load;
-        if (sum < best[end]) {
-          best[end] = sum;
+        const Cost cost{before[begin].split + split, before[begin].squares + load * load};
+        if (cost < best[end]) {
+          best[end] = cost;
           begins[end] = begin;
         }
       }
@@ -118,7 +165,8 @@ class EvenPartition {
 
   const std::vector<Bytes>& capacities_;
   Bytes limit_;
-  std::vector<Bytes> ends_;  // bytes of all blocks before each
+  std::vector<Bytes> ends_;                              // bytes of all blocks before each
+  std::vector<std::vector<std::size_t>> begins_around_;  // of the modules around each place between blocks, last first
   std::vector<std::vector<std::size_t>> begins_;
 };
 
@@ -178,13 +226,16 @@ class FitSearch {
 }  // namespace
 
 std::optional<Partition> balanced_partition(const std::vector<std::int64_t>& block_bytes,
-                                            const std::vector<std::int64_t>& capacities) {
+                                            const std::vector<std::int64_t>& capacities,
+                                            const std::vector<Module>& modules, double tolerance) {
   require_sizes(block_bytes, capacities);
-  const std::optional<Bytes> limit = smallest_limit(block_bytes, capacities);
-  if (!limit) {
+  require_modules(modules, block_bytes.size(), tolerance);
+  const std::optional<Bytes> smallest = smallest_limit(block_bytes, capacities);
+  if (!smallest) {
     return std::nullopt;
   }
-  std::vector<int> devices = EvenPartition(block_bytes, capacities, *limit).devices();
+  const Bytes limit = allowed_limit(block_bytes, capacities.size(), *smallest, tolerance);
+  std::vector<int> devices = WholePartition(block_bytes, capacities, modules, limit).devices();
   std::vector<Bytes> loads = loads_of(block_bytes, devices, capacities.size());
   return Partition{std::move(devices), std::move(loads)};
 }

@@ -75,6 +75,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "get_active_deepspeed_plugin",
         "map_pytorch_optim_to_deepspeed",
     ),
+    "device_map": ("choose_device_map",),
     "environment": (
         "are_libraries_initialized",
         "check_cuda_fp8_capability",
@@ -170,7 +171,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "is_xpu_available",
         "torchao_required",
     ),
+    "kv_cache": ("kv_cache_bytes",),
     "launch": ("PrepareForLaunch", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"),
+    "map_picture": ("device_map_table",),
     "megatron_lm": (
         "AbstractTrainStep",
         "BertTrainStep",
@@ -276,6 +279,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "regions": ("compile_regions", "has_compiled_regions"),
     "torch_xla": ("install_xla",),
     "versions": ("compare_versions", "is_torch_version"),
+    "workload": ("Workload",),
 }
 _MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
 _SUBMODULES = frozenset({*_NAMES, "enums", "handlers", "recipes", "rich"})

@@ -2,7 +2,7 @@
 
 A device map has names of modules (or of tensors beside them) as keys and devices as values: numbers of accelerators,
 ``"cpu"``, ``"mps"`` or ``"disk"``. A name stands for everything in it; ``""`` for the whole model. What goes where is
-decided in :mod:`accelerate_cpp.utils.placement`.
+decided in :mod:`accelerate_cpp.utils.placement` and :mod:`accelerate_cpp.utils.fitting`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.utils.device_memory import get_max_memory
-from accelerate_cpp.utils.fitting import fit_on_accelerators, offloads
-from accelerate_cpp.utils.model_parts import survey
-from accelerate_cpp.utils.module_sizes import Dtype, Measure, Size, class_names
+from accelerate_cpp.utils.device_memory import Memory, get_max_memory, usable_memory
+from accelerate_cpp.utils.map_plan import MapPlan, rooms_of
+from accelerate_cpp.utils.module_sizes import Dtype, Size
 from accelerate_cpp.utils.module_tensors import listed, walk
-from accelerate_cpp.utils.placement import Placement, Room, device_of, place
-from accelerate_cpp.utils.tied_parameters import warn_of_untied
+from accelerate_cpp.utils.placement import Placement, Room, device_of
+from accelerate_cpp.utils.workload import Workload
 
 __all__ = [
     "check_device_map",
+    "choose_device_map",
     "clean_device_map",
     "get_module_size_with_ties",
     "infer_auto_device_map",
@@ -38,6 +38,7 @@ Device = int | str | torch.device
 AnyMap = TypeVar("AnyMap", bound=MutableMapping[str, Any])
 
 _MIXED = object()
+_WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def infer_auto_device_map(
@@ -50,6 +51,8 @@ def infer_auto_device_map(
     clean_result: bool = True,
     offload_buffers: bool = False,
     fallback_allocation: bool = False,
+    *,
+    workload: Workload | None = None,
 ) -> OrderedDict[str, int | str]:
     """A device map for ``model``: devices are filled one after the other, in the order of its modules.
 
@@ -69,37 +72,74 @@ def infer_auto_device_map(
         clean_result: put parts that go to one device under the name of their module.
         offload_buffers: whether buffers are offloaded, too; else a warning says if they have no room.
         fallback_allocation: give a device that the next module is too large for the first later one that fits.
+        workload: leave room for activations and caches, too.
 
     Raises:
-        InvalidArgument: ``max_memory`` cannot be used.
+        InvalidArgument: ``max_memory`` cannot be used, or what ``workload`` needs is not known.
     """
-    rooms = _rooms(get_max_memory(max_memory))
-    parts, ties, sizes = survey(model, Measure(dtype, special_dtypes), class_names(no_split_module_classes))
-    warn_of_untied(model, ties, "infer_auto_device_map")
-    tell = print if verbose else None
-    result = place(parts, rooms, ties, sizes, fallback_allocation, tell)
-    if offloads(result):
-        result = fit_on_accelerators(parts, rooms, ties) or result
+    plan = MapPlan(model, no_split_module_classes, dtype, special_dtypes, workload, "infer_auto_device_map")
+    memory = plan.spared(get_max_memory(max_memory))
+    result = plan.first_fit(memory, fallback_allocation, print if verbose else None)
+    return _devices(plan.fit_instead(result, memory), memory, clean_result, offload_buffers)
+
+
+def choose_device_map(
+    model: nn.Module,
+    way: str = "auto",
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split_module_classes: str | Collection[str] | None = None,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    offload_buffers: bool = False,
+    *,
+    workload: Workload | None = None,
+) -> OrderedDict[str, int | str]:
+    """The device map that ``device_map=way`` stands for, for example in ``load_checkpoint_and_dispatch``.
+
+    Whatever the way, nothing is offloaded if a fit on the accelerators was found; what does not fit there is offloaded
+    from the end of the model on, as :func:`infer_auto_device_map` does it.
+
+    - ``"balanced"``: neighbours stay together, and the largest load is as small as it can be, or at most 5 % above the
+      larger of the mean load and the largest part that cannot be split, if fewer modules are split then.
+    - ``"auto"``: :func:`infer_auto_device_map` with the room that :func:`get_balanced_memory` gives; the last
+      accelerator gets what remains. If that offloads something, as ``"balanced"``.
+    - ``"balanced_low_0"``: the same, but the first accelerator is left as free as possible.
+    - ``"sequential"``: accelerators are filled one after the other.
+
+    Args:
+        max_memory: room of devices, as :func:`get_max_memory` takes it; ``None`` is what is free now, and of an only
+            GPU nine tenths of it, unless the way is ``"sequential"``.
+        no_split_module_classes: names of the classes of modules that stay whole.
+        dtype: what the weights will be converted to.
+        special_dtypes: other dtypes for some of them, by name.
+        offload_buffers: whether buffers are offloaded, too; else a warning says if they have no room.
+        workload: leave room for activations and caches, too.
+
+    Raises:
+        InvalidArgument: there is no such way, ``max_memory`` cannot be used, or what ``workload`` needs is not known.
+    """
+    if way not in _WAYS:
+        raise InvalidArgument(f"device_map={way!r}: expected a mapping or one of {', '.join(map(repr, _WAYS))}")
+    plan = MapPlan(model, no_split_module_classes, dtype, special_dtypes, workload, f"device_map={way!r}")
+    memory = plan.spared(get_max_memory(max_memory) if way == "sequential" else usable_memory(max_memory))
+    room = memory if way == "sequential" else plan.lowered(memory, low_zero=way == "balanced_low_0")
+    result = plan.fit(memory) if way == "balanced" else None
+    if result is None:
+        result = plan.first_fit(room)
+        result = plan.fit_instead(result, *([room, memory] if way == "balanced_low_0" else [memory]))
+    return _devices(result, memory, True, offload_buffers)
+
+
+def _devices(result: Placement, memory: Memory, clean: bool, offload_buffers: bool) -> OrderedDict[str, Any]:
     if not offload_buffers:
-        _tell_of_buffers(result, rooms)
+        _tell_of_buffers(result, rooms_of(memory))
     if result.needed:
         needed = ", ".join(f"{device}: {size} bytes" for device, size in result.needed.items())
         _logger.info("these devices got nothing, as the next module would have needed (%s)", needed)
     devices: OrderedDict[str, Any] = OrderedDict(result.devices)
-    if clean_result:
+    if clean:
         clean_device_map(devices)
     return devices
-
-
-def _rooms(memory: Mapping[int | str, Size]) -> list[Room]:
-    """The devices in order, the disk at last, which has no end."""
-    unlimited = next((device for device, size in memory.items() if size is None), None)
-    if unlimited is not None and unlimited != "disk":
-        raise InvalidArgument(f"max_memory[{unlimited!r}] is None: expected a number of bytes or a text such as '10GB'")
-    main = next((device for device in memory if device not in ("cpu", "disk")), None)
-    reserving = {"mps"} if "mps" in memory else {main, "cpu"}
-    rooms = [Room(device, size, device in reserving) for device, size in memory.items() if device != "disk"]
-    return [*rooms, Room("disk", None)]
 
 
 def _tell_of_buffers(result: Placement, rooms: Sequence[Room]) -> None:
@@ -111,7 +151,7 @@ def _tell_of_buffers(result: Placement, rooms: Sequence[Room]) -> None:
         warnings.warn(
             f"the layers that are offloaded have {buffers} bytes of buffers, which stay on the accelerators, and none "
             "has room for them; with offload_buffers=True they are offloaded, too",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -14,7 +14,7 @@ from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.module_sizes import Dtype, Size, class_names, compute_module_sizes
 
-__all__ = ["get_balanced_memory", "get_max_memory"]
+__all__ = ["get_balanced_memory", "get_max_memory", "lowered", "usable_memory"]
 
 _logger = logging.getLogger(__name__)
 
@@ -92,16 +92,37 @@ def get_balanced_memory(
     Raises:
         InvalidArgument: as :func:`get_max_memory` does.
     """
-    memory = get_max_memory(max_memory)
-    gpus = [device for device, size in memory.items() if isinstance(device, int) and size > 0]
-    if len(gpus) <= 1:
-        if gpus and max_memory is None:
-            memory[gpus[0]] = int(memory[gpus[0]] * _PART_OF_ONLY_GPU)
-            _logger.info("device %d: %g of what is free is for the model", gpus[0], _PART_OF_ONLY_GPU)
+    memory = usable_memory(max_memory)
+    if len(_gpus(memory)) <= 1:
         return memory
     sizes = compute_module_sizes(model, dtype, special_dtypes)
+    return lowered(memory, model, sizes, class_names(no_split_module_classes), low_zero)
+
+
+def usable_memory(max_memory: Mapping[int | str, int | str] | None) -> Memory:
+    """As :func:`get_max_memory` gives it, but of an only GPU nine tenths of what is free."""
+    memory = get_max_memory(max_memory)
+    gpus = _gpus(memory)
+    if max_memory is None and len(gpus) == 1:
+        memory[gpus[0]] = int(memory[gpus[0]] * _PART_OF_ONLY_GPU)
+        _logger.info("device %d: %g of what is free is for the model", gpus[0], _PART_OF_ONLY_GPU)
+    return memory
+
+
+def _gpus(memory: Memory) -> list[int]:
+    return [device for device, size in memory.items() if isinstance(device, int) and size > 0]
+
+
+def lowered(
+    memory: Memory, model: nn.Module, sizes: Mapping[str, Size], whole: frozenset[str], low_zero: bool = False
+) -> Memory:
+    """``memory`` as :func:`get_balanced_memory` lowers it, for modules of these ``sizes``; it stays as it is."""
+    memory = dict(memory)
+    gpus = _gpus(memory)
+    if len(gpus) <= 1:
+        return memory
     shares = len(gpus) - 1 if low_zero else len(gpus)
-    share = sizes[""] // shares + _margin(model, sizes, class_names(no_split_module_classes))
+    share = sizes[""] // shares + _margin(model, sizes, whole)
     for device in gpus[:-1]:
         if not (low_zero and device == 0):
             memory[device] = min(share, memory[device])

@@ -217,7 +217,39 @@ def _builder(
     return lambda config: chosen(config)
 
 
-def _length(source: str, config: Any, wanted: int | None) -> int:
+def inputs_of(
+    module: nn.Module, batch_size: int, sequence_length: int | None = None, training: bool = False
+) -> tuple[Callable[[], Inputs], int]:
+    """Something that makes the arguments of a forward pass of a model of transformers, and how many tokens they have.
+
+    Args:
+        sequence_length: tokens of a sample; by default 512, or what the model can take if that is less.
+        training: with the loss; else as to generate the next token.
+
+    Raises:
+        InvalidArgument: the model takes fewer tokens, or is not one of transformers.
+    """
+    config: Any = getattr(module, "config", None)
+    name = type(module).__name__
+    if not hasattr(config, "get_text_config") or not hasattr(module, "main_input_name"):
+        raise InvalidArgument(
+            f"{name} is no model of transformers, so its inputs are not known: pass make_inputs and sequence_length"
+        )
+    length = _length(name, config, sequence_length, "sequence_length")
+    shape, _ = _main_input(module, config, batch_size, length)
+    known = inspect.signature(module.forward).parameters
+    options = {"use_cache": False} if training else {"use_cache": False, "logits_to_keep": 1}
+
+    def make_inputs() -> Inputs:
+        arguments = _arguments(module, config, shape, (batch_size, length))
+        if not training:
+            arguments.pop("labels", None)
+        return (), arguments | {name: value for name, value in options.items() if name in known}
+
+    return make_inputs, length
+
+
+def _length(source: str, config: Any, wanted: int | None, option: str = "--sequence_length") -> int:
     limits = (
         getattr(config.get_text_config(), name, None) for name in ("max_position_embeddings", "max_target_positions")
     )
@@ -225,7 +257,7 @@ def _length(source: str, config: Any, wanted: int | None) -> int:
     if wanted is None:
         return min(_USUAL_LENGTH, longest or _USUAL_LENGTH)
     if longest is not None and wanted > longest:
-        raise InvalidArgument(f"--sequence_length {wanted}: {source} takes at most {longest} tokens")
+        raise InvalidArgument(f"{option} {wanted}: {source} takes at most {longest} tokens")
     return wanted
 
 

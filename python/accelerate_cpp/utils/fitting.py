@@ -1,18 +1,20 @@
-"""Finds a place on the accelerators for a whole model where first fit would offload a part of it.
+"""Finds a place on the accelerators for a whole model: in its order and evenly, else in any way that fits.
 
-First fit keeps room for layers that are offloaded, and fills devices in order; so it may offload although everything
-fits. The search is in C++ (csrc/core/placement/partition.h).
+First fit keeps room for layers that are offloaded, and fills devices one after the other; so it may offload although
+everything fits, and it fills the last device least. The search is in C++ (csrc/core/placement/partition.h).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from accelerate_cpp._native import any_fit, balanced_partition
-from accelerate_cpp.utils.placement import Device, Part, Placement, Room, is_inside
+from accelerate_cpp.utils.placement import Device, Part, Placement, Room, Size, prefixes
 
 _OFFLOADED = ("cpu", "disk")
+_TOLERANCE = 0.05
+"""How far the largest load may be above what no partition can be below, if fewer modules are split for it."""
 _MOST_STEPS = 1_000_000
 """Bounds the search for a fit out of order to about a second."""
 
@@ -27,48 +29,63 @@ def fit_on_accelerators(
 ) -> Placement | None:
     """A placement of all ``parts`` on the accelerators among ``rooms``; ``None`` if there is none, or none was found.
 
-    Neighbours stay together and loads are even, if that fits; else any way to keep within the rooms is taken.
+    If that fits, neighbours stay together, and the largest load is as small as it can be; or up to 5 % above the larger
+    of the mean load and the largest part that cannot be split, if fewer modules are split then. Else any way to keep
+    within the rooms is taken. What a module that is split has beside its parts counts with the first of these.
 
     Args:
         ties: groups of names of tensors that are one. Parts with the same tensor go to one device.
     """
-    accelerators = [room for room in rooms if room.device not in _OFFLOADED and room.size is not None]
-    if not accelerators:
+    accelerators = [room for room in rooms if room.device not in _OFFLOADED and room.size]
+    if sum(part.size for part in parts) > sum(room.size or 0 for room in accelerators) or not accelerators:
         return None
     depth = _depth(parts)
-    in_order = _shared_out(parts, depth, accelerators, ties, balanced_partition)
+    in_order = _shared_out(parts, depth, accelerators, ties, _in_order)
     # Out of order, large blocks are tried first: those of small ones would send activations back and forth.
-    tries = (_shared_out(parts, level, accelerators, ties, _any_fit) for level in range(depth + 1))
-    chosen = in_order or next(filter(None, tries), None)
-    return None if chosen is None else _placement(chosen, rooms)
+    tries = (_shared_out(parts, level, accelerators, ties, _in_any_order) for level in range(depth + 1))
+    found = in_order or next(filter(None, tries), None)
+    if found is not None:
+        for room in rooms:
+            found.used.setdefault(room.device, 0)
+            found.buffers.setdefault(room.device, 0)
+    return found
 
 
-def _any_fit(*, block_bytes: Sequence[int], capacities: Sequence[int]) -> list[int] | None:
-    return any_fit(block_bytes=block_bytes, capacities=capacities, most_steps=_MOST_STEPS)
+Spans = list[tuple[int, int]]
+Solver = Callable[[list[int], list[int], Spans], list[int] | None]
+
+
+def _in_order(sizes: list[int], capacities: list[int], modules: Spans) -> list[int] | None:
+    return balanced_partition(block_bytes=sizes, capacities=capacities, modules=modules, tolerance=_TOLERANCE)
+
+
+def _in_any_order(sizes: list[int], capacities: list[int], modules: Spans) -> list[int] | None:
+    return any_fit(block_bytes=sizes, capacities=capacities, most_steps=_MOST_STEPS)
 
 
 def _shared_out(
-    parts: Sequence[Part],
-    depth: int,
-    accelerators: Sequence[Room],
-    ties: Sequence[Sequence[str]],
-    solve: Callable[..., list[int] | None],
-) -> list[tuple[Part, Device]] | None:
+    parts: Sequence[Part], depth: int, accelerators: Sequence[Room], ties: Sequence[Sequence[str]], solve: Solver
+) -> Placement | None:
     """What ``solve`` makes of the parts, with modules split down to ``depth``."""
-    blocks = list(_blocks(parts, depth))
-    # What is in no block, such as buffers of modules that are split, follows its module, wherever that is.
-    loose = max(0.0, sum(part.size for part in parts) - sum(block.size for block in blocks))
-    groups = _groups(blocks, ties)
-    found = solve(
-        block_bytes=[math.ceil(sum(blocks[number].size for number in group)) for group in groups],
-        capacities=[max(0, math.floor((room.size or 0) - loose)) for room in accelerators],
-    )
+    blocks = [pair for part in parts for pair in _blocks(part, depth)]
+    names = [block.name for block, _ in blocks]
+    groups = _groups(names, ties)
+    sizes = [math.ceil(sum(blocks[number][1] for number in group)) for group in groups]
+    group_of = {names[number]: place for place, group in enumerate(groups) for number in group}
+    modules: Spans = []
+    for part in parts:
+        _span(part, group_of, modules)
+    found = solve(sizes, [max(0, math.floor(room.size or 0)) for room in accelerators], modules)
     if found is None:
         return None
-    device_of = {
-        number: accelerators[device].device for group, device in zip(groups, found, strict=True) for number in group
-    }
-    return [(block, device_of[number]) for number, block in enumerate(blocks)]
+    devices = {name: accelerators[found[group_of[name]]].device for name in names}
+    result = Placement({}, {room.device: 0 for room in accelerators}, {room.device: 0 for room in accelerators}, {})
+    for part in parts:
+        result.devices.update(_entries(part, devices))
+    for block, size in blocks:
+        result.used[devices[block.name]] += size
+        result.buffers[devices[block.name]] += block.buffer_bytes
+    return result
 
 
 def _depth(parts: Iterable[Part]) -> int:
@@ -76,38 +93,54 @@ def _depth(parts: Iterable[Part]) -> int:
     return max((1 + _depth(part.parts) for part in parts if part.parts), default=0)
 
 
-def _blocks(parts: Iterable[Part], depth: int) -> Iterator[Part]:
-    for part in parts:
-        if part.parts and depth > 0:
-            yield from _blocks(part.parts, depth - 1)
-        else:
-            yield part
+def _blocks(part: Part, depth: int, carried: Size = 0) -> Iterator[tuple[Part, Size]]:
+    """The parts of ``part`` that are split no more, and what each takes with what is in none of them."""
+    if not part.parts or depth == 0:
+        yield part, part.size + carried
+        return
+    carried += max(0, part.size - sum(inner.size for inner in part.parts))
+    for inner in part.parts:
+        yield from _blocks(inner, depth - 1, carried)
+        carried = 0
 
 
-def _groups(blocks: Sequence[Part], ties: Sequence[Sequence[str]]) -> list[list[int]]:
+def _groups(names: Sequence[str], ties: Sequence[Sequence[str]]) -> list[list[int]]:
     """The numbers of blocks that stay together, in the order of the first of each group."""
-    leader = list(range(len(blocks)))
+    leader = list(range(len(names)))
+    number_of = {name: number for number, name in enumerate(names)}
 
     def lead(number: int) -> int:
         while leader[number] != number:
             number = leader[number]
         return number
 
-    for names in ties:
-        sharing = [number for number, block in enumerate(blocks) if any(is_inside(name, block.name) for name in names)]
+    for tensors in ties:
+        found = (next((number_of[path] for path in prefixes(name) if path in number_of), None) for name in tensors)
+        sharing = sorted({number for number in found if number is not None})
         for number in sharing[1:]:
             first, second = sorted((lead(sharing[0]), lead(number)))
             leader[second] = first
     groups: dict[int, list[int]] = {}
-    for number in range(len(blocks)):
+    for number in range(len(names)):
         groups.setdefault(lead(number), []).append(number)
     return list(groups.values())
 
 
-def _placement(chosen: Sequence[tuple[Part, Device]], rooms: Sequence[Room]) -> Placement:
-    used: dict[Device, float] = {room.device: 0 for room in rooms}
-    buffers: dict[Device, float] = {room.device: 0 for room in rooms}
-    for block, device in chosen:
-        used[device] += block.size
-        buffers[device] += block.buffer_bytes
-    return Placement({block.name: device for block, device in chosen}, used, buffers, {})
+def _span(part: Part, group_of: Mapping[str, int], modules: Spans) -> tuple[int, int]:
+    """The first group of ``part``, and the one after its last; added to ``modules`` if these can be split."""
+    if part.name in group_of:
+        return group_of[part.name], group_of[part.name] + 1
+    inner = [_span(inner, group_of, modules) for inner in part.parts]
+    span = min(begin for begin, _ in inner), max(end for _, end in inner)
+    if span[1] - span[0] > 1:
+        modules.append(span)
+    return span
+
+
+def _entries(part: Part, devices: Mapping[str, Device]) -> dict[str, Device]:
+    """Of a module on one device its own entry, else those of its parts."""
+    if part.name in devices:
+        return {part.name: devices[part.name]}
+    entries = {name: device for inner in part.parts for name, device in _entries(inner, devices).items()}
+    places = set(entries.values())
+    return {part.name: places.pop()} if len(places) == 1 else entries

@@ -7,6 +7,7 @@ no memory, and autograd saves what it would save of real ones. Tensors that seve
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 BITS: Mapping[str, int] = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 """The dtypes that weights are stored in, and their width."""
@@ -120,16 +123,118 @@ def activation_bytes(
     Raises:
         Exception: whatever the forward pass raises, for example where it looks at values.
     """
+    with _without_data(model, make_inputs, device=device) as (forward, own):
+        return saved_bytes(forward, own, dtype, device)
+
+
+def activation_bytes_by_module(
+    model: nn.Module, make_inputs: Callable[[], Inputs], weights: torch.dtype | None = None
+) -> dict[str, int]:
+    """As :func:`activation_bytes`, for each module: what autograd saves in it, and in no module within it.
+
+    Args:
+        weights: what parameters and buffers of floating-point numbers are converted to; ``None`` leaves them.
+
+    Returns:
+        Bytes by the name of the module, of modules that have any.
+    """
+    running: list[str] = [""]
+    with _without_data(model, make_inputs, weights) as (forward, own), _noting(model, running):
+        return _saved(forward, own, lambda: running[-1])
+
+
+def peak_activation_bytes(
+    model: nn.Module, make_inputs: Callable[[], Inputs], weights: torch.dtype | None = None
+) -> int:
+    """The most bytes that are alive at a time in a forward pass without gradients, parameters and buffers left out.
+
+    Args:
+        weights: as :func:`activation_bytes_by_module` takes it.
+
+    Raises:
+        Exception: whatever the forward pass raises.
+    """
+    with _without_data(model, make_inputs, weights) as (forward, own), torch.no_grad():
+        alive = Alive(own)
+        with alive:
+            forward()
+    return alive.peak
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, as long as these are alive.
+
+    Args:
+        own: tensors whose storages do not count.
+
+    Attributes:
+        peak: the most bytes there were at a time.
+    """
+
+    def __init__(self, own: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._bytes = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in own}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self._bytes += size
+            self.peak = max(self.peak, self._bytes)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._bytes -= size
+
+
+@contextmanager
+def _without_data(
+    model: nn.Module, make_inputs: Callable[[], Inputs], weights: torch.dtype | None = None, device: str = "cpu"
+) -> Iterator[tuple[Callable[[], Any], list[Tensor]]]:
+    """A forward pass of ``model`` on tensors without data, and the parameters and buffers that it uses."""
+
+    def empty(old: Tensor) -> Tensor:
+        dtype = weights if weights is not None and old.is_floating_point() else old.dtype
+        return torch.empty(old.shape, dtype=dtype)
+
     with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
         tensors: dict[str, Tensor] = {
-            name: nn.Parameter(torch.empty(old.shape, dtype=old.dtype), requires_grad=old.requires_grad)
-            for name, old in model.named_parameters()
+            name: nn.Parameter(empty(old), requires_grad=old.requires_grad) for name, old in model.named_parameters()
         }
-        tensors |= {name: torch.empty(old.shape, dtype=old.dtype) for name, old in model.named_buffers()}
-        args, kwargs = make_inputs()
-        return saved_bytes(
-            lambda: torch.func.functional_call(model, tensors, args, kwargs), tensors.values(), dtype, device
-        )
+        tensors |= {name: empty(old) for name, old in model.named_buffers()}
+
+        def forward() -> Any:
+            args, kwargs = make_inputs()
+            return torch.func.functional_call(model, tensors, args, kwargs)
+
+        yield forward, list(tensors.values())
+
+
+@contextmanager
+def _noting(model: nn.Module, running: list[str]) -> Iterator[None]:
+    """Keeps in ``running`` the names of the modules whose forward passes are running, the innermost last."""
+
+    def leave(*_: object) -> None:
+        running.pop()
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name), prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def saved_bytes(
@@ -139,19 +244,26 @@ def saved_bytes(
 
     A storage counts once and whole, as it stays alive whole, however many tensors within it are saved.
     """
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        return sum(_saved(forward, own, lambda: "").values())
+
+
+def _saved(forward: Callable[[], Any], own: Iterable[Tensor], owner: Callable[[], str]) -> dict[str, int]:
+    """The bytes of :func:`saved_bytes` by what ``owner`` says when a storage is saved for the first time."""
     left_out = {tensor.untyped_storage()._cdata for tensor in own}
     saved: dict[int, torch.UntypedStorage] = {}  # kept, so that no other storage gets the same address
+    sizes: dict[str, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in left_out:
+        if storage._cdata not in left_out and storage._cdata not in saved:
             saved[storage._cdata] = storage
+            sizes[owner()] = sizes.get(owner(), 0) + storage.nbytes()
         return tensor
 
-    autocast = torch.autocast(device, dtype, enabled=dtype is not None)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return sum(storage.nbytes() for storage in saved.values())
+    return sizes
 
 
 @contextmanager

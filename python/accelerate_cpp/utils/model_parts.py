@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from accelerate_cpp.utils.module_sizes import Measure, Size
-from accelerate_cpp.utils.placement import Part
+from accelerate_cpp.utils.placement import Part, prefixes
 
 __all__ = ["Survey", "survey"]
 
@@ -27,18 +27,41 @@ class Survey(NamedTuple):
     sizes: dict[str, Size]
 
 
-def survey(model: nn.Module, measure: Measure, whole: frozenset[str]) -> Survey:
+def survey(model: nn.Module, measure: Measure, whole: frozenset[str], held: Mapping[str, Size] | None = None) -> Survey:
     """Walks over ``model`` once.
 
     Args:
         measure: gives the bytes of a tensor.
         whole: names of classes of modules that are not split.
+        held: bytes that modules need beside their tensors, by name. Of a module that is split they count in its first
+            part.
     """
     walk = _Walk(measure, whole)
     root = walk.part("", model, is_root=True)
     ties = [[prefix + name for prefix, name, _ in group] for group in walk.shared.values()]
     sizes = {prefix + name: size for group in walk.shared.values() for prefix, name, size in group if size}
+    if held:
+        _hold(root, held, with_inner(held), 0)
     return Survey(root.parts, [sorted(group) for group in ties], sizes)
+
+
+def with_inner(sizes: Mapping[str, Size]) -> dict[str, Size]:
+    """For each module the sum of ``sizes`` of all modules in it, and its own; ``""`` is the sum of all."""
+    sums: dict[str, Size] = {}
+    for name, size in sizes.items():
+        for path in (*prefixes(name), ""):
+            sums[path] = sums.get(path, 0) + size
+    return sums
+
+
+def _hold(part: Part, held: Mapping[str, Size], sums: Mapping[str, Size], carried: Size) -> None:
+    """Adds to ``part`` what it holds, and ``carried``, what the modules around it do."""
+    part.held_bytes = sums.get(part.name, 0) + carried
+    part.size += part.held_bytes
+    carried += held.get(part.name, 0)
+    for inner in part.parts:
+        _hold(inner, held, sums, carried)
+        carried = 0
 
 
 class _Walk:

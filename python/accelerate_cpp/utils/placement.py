@@ -27,6 +27,7 @@ class Part:
             modules that must stay whole.
         is_module: whether it is no tensor.
         buffer_bytes: of the buffers in it, if it is a module.
+        held_bytes: of its size, what is no tensor of the model: activations and caches.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Part:
     parts: list[Part] = field(default_factory=list)
     is_module: bool = True
     buffer_bytes: Size = 0
+    held_bytes: Size = 0
 
 
 @dataclass(frozen=True)

@@ -41,5 +41,10 @@ def test_blocks_are_shared_out_in_order_or_in_any() -> None:
     assert balanced_partition(block_bytes=[2, 3, 2], capacities=[4, 3]) is None
     assert any_fit(block_bytes=[2, 3, 2], capacities=[4, 3], most_steps=100) == [0, 1, 0]
     assert any_fit(block_bytes=[2, 3, 2], capacities=[4, 2], most_steps=100) is None
+    halves = {"block_bytes": [50] * 8, "capacities": [1000] * 3, "modules": [(0, 2), (2, 4), (4, 6), (6, 8)]}
+    assert balanced_partition(**halves) == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert balanced_partition(**halves, tolerance=0.5) == [0, 0, 0, 0, 1, 1, 2, 2]
+    with pytest.raises(InvalidArgument, match="a module of the blocks from 0 to before 3: there are 1"):
+        balanced_partition(block_bytes=[1], capacities=[1], modules=[(0, 3)])
     with pytest.raises(InvalidArgument, match="-1 bytes"):
         balanced_partition(block_bytes=[-1], capacities=[1])

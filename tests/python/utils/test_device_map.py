@@ -15,15 +15,17 @@ import torch
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.utils import device_map
+from accelerate_cpp.utils import device_map, device_memory
 from accelerate_cpp.utils.device_map import (
     check_device_map,
+    choose_device_map,
     clean_device_map,
     get_module_size_with_ties,
     infer_auto_device_map,
 )
 from accelerate_cpp.utils.module_sizes import compute_module_sizes
 from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.utils.workload import Workload
 
 original_map: Any = original.infer_auto_device_map
 
@@ -256,6 +258,69 @@ def test_room_without_an_end_is_for_the_disk_only() -> None:
     assert infer_auto_device_map(nn.Linear(1, 1), {"disk": None}) == {"": "disk"}  # type: ignore[dict-item]
     with pytest.raises(InvalidArgument, match=r"max_memory\['cpu'\] is None"):
         infer_auto_device_map(nn.Linear(1, 1), {"cpu": None})  # type: ignore[dict-item]
+
+
+def test_balanced_takes_the_best_partition_in_order() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(7)))
+    memory: dict[Any, Any] = {0: 1000, 1: 1000, 2: 1000, "cpu": 1000}
+    devices = list(choose_device_map(model, "balanced", memory).values())
+    assert devices == sorted(devices)
+    assert sorted(devices.count(gpu) for gpu in range(3)) == [2, 2, 3]
+    assert choose_device_map(model, "balanced", {0: 64, 1: 384, "cpu": 0}) == {
+        "0": 0,
+        **{str(n): 1 for n in range(1, 7)},
+    }
+
+
+@pytest.mark.parametrize("way", ["auto", "balanced_low_0"])
+def test_ways_that_lower_the_room_look_for_a_fit_in_all_of_it(way: str) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(10)))
+    memory: dict[Any, Any] = {0: 64 * 9, 1: 64 * 2, "cpu": 10_000}
+    lowered = original.get_balanced_memory(model, dict(memory), low_zero=way == "balanced_low_0")
+    assert lowered[0] < memory[0]
+    assert way == "balanced_low_0" or offloaded((original_map(model, max_memory=lowered), 0))
+    found = choose_device_map(model, way, memory)
+    assert loads(model, found, None) == {0: 64 * 8, 1: 64 * 2}
+
+
+def test_low_zero_stays_low_where_that_fits() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6)))
+    memory: dict[Any, Any] = {0: 1000, 1: 64 * 3, 2: 64 * 2, "cpu": 10_000}
+    found = choose_device_map(model, "balanced_low_0", memory)
+    assert loads(model, found, None) == {0: 64, 1: 64 * 3, 2: 64 * 2}
+
+
+@pytest.mark.parametrize("way", ["auto", "balanced", "balanced_low_0", "sequential"])
+def test_without_accelerators_the_way_does_not_matter(way: str) -> None:
+    model = Transformer(3).to("meta")
+    assert choose_device_map(model, way, {"cpu": 10_000}) == original_map(model, max_memory={"cpu": 10_000})
+
+
+def test_of_an_only_gpu_nine_tenths_of_what_is_free_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {0: 1000, "cpu": 5000}
+    monkeypatch.setattr(device_memory, "_free_memory", lambda: dict(free))
+    model = nn.Sequential(nn.Linear(10, 15, bias=False), nn.Linear(10, 9, bias=False))  # 960 bytes
+    for way in ("auto", "balanced", "balanced_low_0"):
+        assert offloaded((choose_device_map(model, way), 0))
+        assert choose_device_map(model, way, {0: 1000, "cpu": 5000}) == {"": 0}
+    assert choose_device_map(model, "sequential") == {"": 0}
+
+
+def test_room_is_left_for_a_workload() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    memory: dict[Any, Any] = {0: 64 * 2, 1: 64 * 2, 2: 64 * 2, "cpu": 10_000}
+    assert not offloaded((infer_auto_device_map(model, memory), 0))
+    held = Workload(class_bytes={"Linear": 22})
+    for find in (infer_auto_device_map, choose_device_map):
+        assert offloaded((find(model, max_memory=memory, workload=held), 0))  # one of 86 bytes fits on each
+    spared = Workload(activation_bytes=30, class_bytes={"ReLU": 1})
+    assert offloaded((choose_device_map(model, "balanced", memory, workload=spared), 0))
+    assert choose_device_map(model, "balanced", {**memory, 3: 100}, workload=spared) == {str(n): n for n in range(4)}
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="device_map='best': expected a mapping or one of 'auto', 'balanced'"):
+        choose_device_map(nn.Linear(1, 1), "best")
 
 
 def test_devices_that_got_nothing_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
-from accelerate_cpp.utils.empty_models import empty_model
+from accelerate_cpp.utils.empty_models import empty_model, inputs_of
 from accelerate_cpp.utils.model_memory import activation_bytes, model_size, saved_bytes
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
@@ -229,3 +229,20 @@ def test_building_takes_no_memory(tmp_path: Path) -> None:
     found = empty_model(configured(tmp_path, content), sequence_length=128)
     assert {tensor.device for tensor in found.module.state_dict().values()} == {torch.device("meta")}
     assert activation_bytes(found.module, found.make_inputs) > 2**30
+
+
+def test_inputs_of_a_model_are_those_to_generate_or_to_train(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    content = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
+    module = empty_model(configured(tmp_path, {**content, "num_hidden_layers": 1})).module
+    make_inputs, length = inputs_of(module, 2)
+    args, kwargs = make_inputs()
+    assert (args, length, kwargs.pop("input_ids").shape) == ((), 64, (2, 64))
+    assert kwargs == {"use_cache": False, "logits_to_keep": 1}
+    make_inputs, length = inputs_of(module, 3, 10, training=True)
+    _, kwargs = make_inputs()
+    assert (length, kwargs["labels"].shape, kwargs.keys()) == (10, (3, 10), {"input_ids", "labels", "use_cache"})
+    with pytest.raises(InvalidArgument, match=r"^sequence_length 65: LlamaForCausalLM takes at most 64 tokens"):
+        inputs_of(module, 1, 65)
+    with pytest.raises(InvalidArgument, match="Identity is no model of transformers"):
+        inputs_of(torch.nn.Identity(), 1)

@@ -45,12 +45,36 @@ def test_out_of_order_large_blocks_stay_whole_where_they_fit() -> None:
     assert found.devices == {"block0": 1, "block1": 0, "block2": 1, "block3": 0}
 
 
-def test_parts_of_parts_are_shared_out_and_what_follows_its_module_has_room_everywhere() -> None:
+def test_what_a_split_module_has_beside_its_parts_counts_with_the_first_of_them() -> None:
     block = Part("block", 9, [Part("block.first", 4), Part("block.second", 4)])  # and a buffer of one byte
-    found = fit_on_accelerators([block], _rooms(5, 5))
+    found = fit_on_accelerators([block], _rooms(5, 4))
     assert found is not None
     assert found.devices == {"block.first": 0, "block.second": 1}
-    assert fit_on_accelerators([block], _rooms(5, 4)) is None
+    assert found.used == {0: 5, 1: 4, "cpu": 0, "disk": 0}
+    assert fit_on_accelerators([block], _rooms(4, 4)) is None
+
+
+def _halves(name: str, size: float) -> Part:
+    return Part(name, size, [Part(f"{name}.a", size / 2), Part(f"{name}.b", size / 2)])
+
+
+def test_loads_are_even_and_modules_whole_if_that_is_within_five_percent() -> None:
+    found = fit_on_accelerators([_halves(f"layer{n}", 20) for n in range(20)], _rooms(1000, 1000, 1000))
+    assert found is not None
+    assert found.devices == {f"layer{n}": n // 7 for n in range(20)}
+    assert [found.used[gpu] for gpu in range(3)] == [140, 140, 120]
+
+
+def test_only_the_modules_are_split_that_have_to_be() -> None:
+    found = fit_on_accelerators([Part("stack", 60, [_halves(f"stack.{n}", 20) for n in range(3)])], _rooms(100, 100))
+    assert found is not None
+    assert found.devices == {"stack.0": 0, "stack.1.a": 0, "stack.1.b": 1, "stack.2": 1}
+
+
+def test_a_device_without_room_does_not_count() -> None:
+    found = fit_on_accelerators(_layers(4, 4, 4, 4), [*_rooms(100, 0, 100)])
+    assert found is not None
+    assert found.devices == {"layer0": 0, "layer1": 0, "layer2": 2, "layer3": 2}
 
 
 def test_parts_with_the_same_tensor_stay_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -115,9 +116,14 @@ class Model(torch.nn.Module):
         self.blocks = torch.nn.Sequential(Block(), Block(), torch.nn.ReLU())
 
 
+def without_addresses(arguments: object) -> str:
+    """A name for a test, which is the same in every process."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(arguments))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("version", [None, 1, 2])
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=without_addresses)
 def test_arguments_come_to_what_they_come_to_in_the_original(
     arguments: dict[str, Any], version: int | None, comes_to: Callable[..., Any]
 ) -> None:

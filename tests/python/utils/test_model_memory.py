@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from accelerate_cpp.utils.model_memory import (
     OPTIMIZERS,
+    Alive,
     activation_bytes,
+    activation_bytes_by_module,
     model_size,
     optimizer_bytes,
+    peak_activation_bytes,
     saved_bytes,
     training_memory,
 )
@@ -124,6 +127,47 @@ def test_mixed_precision_saves_what_a_real_run_does() -> None:
     # The fake tensors of some normalisations keep their statistics in 16 bits, the kernels in 32.
     assert computed == pytest.approx(saved, rel=0.02)
     assert computed != activation_bytes(on_meta(Tied), lambda: tokens(4, 9))
+
+
+def test_modules_have_what_is_saved_in_them_and_not_in_modules_within() -> None:
+    found = activation_bytes_by_module(on_meta(Tied), lambda: tokens(2, 5))
+    assert sum(found.values()) == activation_bytes(on_meta(Tied), lambda: tokens(2, 5))
+    assert found["embedding"] == 8 * 2 * 5
+    assert found["block.linear2"] == 4 * 2 * 5 * 32
+    assert found[""] > 0  # the loss
+    assert not any(name.startswith("block.self_attn.") for name in found)  # it reads its weights without calling them
+
+
+def test_modules_have_less_in_a_smaller_dtype_and_keep_no_hooks() -> None:
+    model = on_meta(Tied)
+    whole = activation_bytes_by_module(model, lambda: tokens(2, 5))
+    half = activation_bytes_by_module(model, lambda: tokens(2, 5), torch.bfloat16)
+    assert half["block.linear2"] == whole["block.linear2"] / 2
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_is_alive_at_most_is_that_of_a_real_run() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    peak = peak_activation_bytes(model, lambda: ((torch.zeros(3, 8),), {}))
+    real, x = model.to_empty(device="cpu"), torch.zeros(3, 8)
+    alive = Alive([*real.parameters()])
+    with torch.no_grad(), alive:
+        real(x + 0)
+    # Inputs stay, and the first two results are there together; the last layer's is smaller.
+    assert peak == alive.peak == 4 * (3 * 8 + 2 * 3 * 16)
+    half = peak_activation_bytes(model, lambda: ((torch.zeros(3, 8, dtype=torch.float16),), {}), torch.float16)
+    assert half == peak / 2
+
+
+def test_storages_count_once_and_no_longer_than_they_live() -> None:
+    alive = Alive([])
+    with alive:
+        x = torch.zeros(4)
+        x.view(2, 2).add_(1)
+        del x
+        torch.zeros(2)
+    assert alive.peak == 16
 
 
 def test_what_is_saved_goes_when_the_graph_goes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from accelerate_cpp.utils.model_parts import survey
+from accelerate_cpp.utils.model_parts import survey, with_inner
 from accelerate_cpp.utils.module_sizes import Measure
 
 
@@ -68,3 +68,16 @@ def test_a_module_with_two_names_is_two_parts_if_it_has_tensors() -> None:
     parts, ties, _ = survey(model, Measure(), frozenset())
     assert [part.name for part in parts] == ["layer", "same", "act"]
     assert ties == [["layer.weight", "same.weight"], ["layer.bias", "same.bias"]]
+
+
+def test_what_modules_hold_counts_in_them_and_in_the_first_part_of_those_that_are_split() -> None:
+    held = {"": 1, "0": 10, "0.second": 100}
+    (block,) = survey(nn.Sequential(Block()), Measure(), frozenset(), held).parts
+    assert (block.size, block.held_bytes) == (100 + 111, 111)
+    assert [(part.size, part.held_bytes) for part in block.parts] == [(12 + 11, 11), (24, 0), (16 + 100, 100), (20, 0)]
+    (whole,) = survey(nn.Sequential(Block()), Measure(), frozenset({"Block"}), held).parts
+    assert (whole.size, whole.held_bytes) == (100 + 111, 111)
+
+
+def test_sizes_of_modules_are_summed_up_for_those_around_them() -> None:
+    assert with_inner({"a.b": 2, "a.c": 3, "d": 4}) == {"a.b": 2, "a.c": 3, "a": 5, "d": 4, "": 9}

@@ -109,6 +109,95 @@ TEST(BalancedPartition, IsTheBestOfAllOrderedOnes) {
   EXPECT_GT(fitting, 500);
 }
 
+struct WithModules {
+  Drawn sizes;
+  std::vector<Module> modules;
+  double tolerance = 0;
+};
+
+WithModules draw_with_modules(std::mt19937& random) {
+  WithModules drawn{draw(random), {}, std::uniform_int_distribution<int>(0, 2)(random) * 0.5};
+  const std::size_t count = drawn.sizes.blocks.size();
+  std::uniform_int_distribution<std::size_t> block(0, count == 0 ? 0 : count - 1);
+  for (std::size_t left = count == 0 ? 0 : block(random); left > 0; --left) {
+    const std::size_t first = block(random);
+    const std::size_t last = block(random);
+    drawn.modules.push_back({std::min(first, last), std::max(first, last) + 1});
+  }
+  return drawn;
+}
+
+std::int64_t count_split(const std::vector<Module>& modules, const std::vector<int>& devices) {
+  return std::count_if(modules.begin(), modules.end(),
+                       [&](const Module& module) { return devices[module.begin] != devices[module.end - 1]; });
+}
+
+// Modules split and squares of loads of the best partition in order with no load above `limit`.
+std::pair<std::int64_t, std::int64_t> fewest_split(const WithModules& drawn, double limit) {
+  std::pair<std::int64_t, std::int64_t> fewest(1000, 0);
+  const int last_device = static_cast<int>(drawn.sizes.capacities.size()) - 1;
+  std::vector<int> devices(drawn.sizes.blocks.size(), 0);
+  for (;;) {
+    const Sizes load = loads(drawn.sizes, devices);
+    const auto largest = static_cast<double>(*std::max_element(load.begin(), load.end()));
+    if (keeps_within(load, drawn.sizes.capacities) && largest <= limit) {
+      const std::int64_t squares = std::inner_product(load.begin(), load.end(), load.begin(), std::int64_t{0});
+      fewest = std::min(fewest, {count_split(drawn.modules, devices), squares});
+    }
+    // The next of those in order: the last block that can go to a later device, and all after it go there.
+    std::size_t block = devices.size();
+    while (block > 0 && devices[block - 1] == last_device) {
+      --block;
+    }
+    if (block == 0) {
+      return fewest;
+    }
+    std::fill(devices.begin() + static_cast<std::ptrdiff_t>(block) - 1, devices.end(), devices[block - 1] + 1);
+  }
+}
+
+TEST(BalancedPartition, SplitsTheFewestModules) {
+  std::mt19937 random(3);
+  int above_the_smallest = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const WithModules drawn = draw_with_modules(random);
+    const BruteForce all = try_all(drawn.sizes);
+    const auto partition =
+        balanced_partition(drawn.sizes.blocks, drawn.sizes.capacities, drawn.modules, drawn.tolerance);
+    ASSERT_EQ(partition.has_value(), all.fits_in_order);
+    if (!partition || drawn.sizes.blocks.empty()) {
+      continue;
+    }
+    const Sizes& blocks = drawn.sizes.blocks;
+    const auto total = static_cast<double>(std::accumulate(blocks.begin(), blocks.end(), std::int64_t{0}));
+    const double mean = total / static_cast<double>(drawn.sizes.capacities.size());
+    const auto largest_block = static_cast<double>(*std::max_element(blocks.begin(), blocks.end()));
+    const double near = (1 + drawn.tolerance) * std::max(mean, largest_block);
+    const double limit = std::max(static_cast<double>(all.smallest_largest), near);
+    const Sizes& load = partition->loads;
+    const auto [split, squares] = fewest_split(drawn, limit);
+    EXPECT_TRUE(std::is_sorted(partition->device_of_block.begin(), partition->device_of_block.end()));
+    EXPECT_TRUE(keeps_within(load, drawn.sizes.capacities));
+    EXPECT_LE(static_cast<double>(*std::max_element(load.begin(), load.end())), limit);
+    EXPECT_EQ(count_split(drawn.modules, partition->device_of_block), split);
+    EXPECT_EQ(std::inner_product(load.begin(), load.end(), load.begin(), std::int64_t{0}), squares);
+    above_the_smallest += *std::max_element(load.begin(), load.end()) > all.smallest_largest ? 1 : 0;
+  }
+  EXPECT_GT(above_the_smallest, 20);
+}
+
+TEST(BalancedPartition, CutsBetweenLayersWhereThatIsEvenEnough) {
+  const Sizes halves(8, 50);
+  const std::vector<Module> layers = {{0, 2}, {2, 4}, {4, 6}, {6, 8}};
+  const Sizes room(3, 1000);
+  const auto smallest = balanced_partition(halves, room, layers);
+  EXPECT_EQ(*std::max_element(smallest->loads.begin(), smallest->loads.end()), 150);
+  EXPECT_EQ(count_split(layers, smallest->device_of_block), 1);
+  const auto whole = balanced_partition(halves, room, layers, 0.5);
+  EXPECT_EQ(*std::max_element(whole->loads.begin(), whole->loads.end()), 200);
+  EXPECT_EQ(count_split(layers, whole->device_of_block), 0);
+}
+
 TEST(BalancedPartition, SharesOutEqualLayersEvenly) {
   const auto partition = balanced_partition(Sizes(10, 7), Sizes(4, 1000));
   ASSERT_TRUE(partition);
@@ -158,6 +247,14 @@ TEST(Partition, RefusesNegativeSizesAndNoDevice) {
   EXPECT_THAT([] { balanced_partition({1, -2}, {5}); }, ThrowsMessage<InvalidArgument>(HasSubstr("-2 bytes")));
   EXPECT_THAT([] { any_fit({1}, {-5}, 1); }, ThrowsMessage<InvalidArgument>(HasSubstr("-5 bytes")));
   EXPECT_THAT([] { balanced_partition({1}, {}); }, ThrowsMessage<InvalidArgument>(HasSubstr("no device")));
+}
+
+TEST(Partition, RefusesModulesThatAreNotAmongTheBlocks) {
+  for (const Module& module : {Module{0, 3}, Module{1, 1}, Module{2, 1}}) {
+    EXPECT_THAT([&] { balanced_partition({1, 1}, {5}, {module}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("module")));
+  }
+  EXPECT_THAT([] { balanced_partition({1}, {5}, {}, -0.1); }, ThrowsMessage<InvalidArgument>(HasSubstr("tolerance")));
 }
 
 }  // namespace
