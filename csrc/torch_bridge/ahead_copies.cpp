@@ -104,8 +104,9 @@ void AheadCopies::Copies::make_ready(Made& copies) const {
 
 AheadCopies::AheadCopies(std::vector<std::vector<Weight>> units, at::Device device, std::size_t window_bytes)
     : copies_(std::make_shared<Copies>(std::move(units), device)),
-      worker_(AheadPlan(sizes_of(copies_->units), window_bytes, Granularity::kWholeUnits), 0,
-              [copies = copies_](const AheadPlan::Step& step) { copies->make(step.unit); }, AtExit::kAwaited) {}
+      worker_(
+          AheadPlan(sizes_of(copies_->units), window_bytes, Granularity::kWholeUnits), 0,
+          [copies = copies_](const AheadPlan::Step& step) { copies->make(step.unit); }, AtExit::kAwaited) {}
 
 std::vector<at::Tensor> AheadCopies::take(std::size_t unit) {
   if (fork_generation() != copies_->generation) {  // the mutex may have been held

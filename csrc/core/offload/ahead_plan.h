@@ -63,8 +63,8 @@ class AheadPlan {
   Granularity granularity_;
   std::vector<std::size_t> follower_;
   std::optional<std::size_t> first_;  // the unit that arrived first
-  std::vector<bool> is_in_;      // whether a unit is among `fetched_`
-  std::deque<Fetched> fetched_;  // the present unit, and those expected after it, as far as they were begun
+  std::vector<bool> is_in_;           // whether a unit is among `fetched_`
+  std::deque<Fetched> fetched_;       // the present unit, and those expected after it, as far as they were begun
   std::size_t bytes_ahead_ = 0;
 };
 

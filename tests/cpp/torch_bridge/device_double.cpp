@@ -184,7 +184,9 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::op
   return self;
 }
 
-void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
 
 }  // namespace
 
@@ -198,7 +200,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", at::native::view);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
+}
 
 // For Python: torch.ops.device_double.peak_bytes() and the rest.
 TORCH_LIBRARY(device_double, m) {
@@ -245,7 +249,9 @@ std::int64_t pool_copies() {
   return copies().on_pool;
 }
 
-std::int64_t stream_waits() { return waits; }
+std::int64_t stream_waits() {
+  return waits;
+}
 
 void hold_pool_copies(bool held) {
   const std::lock_guard lock(copies().mutex);
