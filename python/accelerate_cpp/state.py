@@ -25,6 +25,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import GradientState
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.partition import part_of
+from accelerate_cpp.runtime.remembered import Remembered, remember
 from accelerate_cpp.runtime.session import Session, build_session
 from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
@@ -45,10 +46,11 @@ def enter_session(config: SessionConfig) -> Session:
     return current.session
 
 
-def view_of(kind: type[Any]) -> Any:
-    """An object of a class of states that shows this process's session, of which none is opened."""
+def view_of(kind: type[Any], remembered: Remembered | None) -> Any:
+    """An object of a class of states that shows this process's session, of which none is opened, or what is known."""
     view = object.__new__(kind)
-    view.__dict__ = kind._shared_state
+    alone = current.session is None and remembered is not None
+    view.__dict__ = {"_remembered": remembered} if alone else kind._shared_state
     return view
 
 
@@ -71,8 +73,8 @@ class PartialState:
             enter_session(compile_process(cpu=cpu, **kwargs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, here or in another process, shows the session of the process in which it is."""
-        return view_of, (type(self),)
+        """A copy shows the session of the process in which it is; if there is none, that of this process."""
+        return view_of, (type(self), remember(current.session or self.__dict__.get("_remembered")))
 
     @staticmethod
     def _reset_state() -> None:
@@ -83,6 +85,8 @@ class PartialState:
 
     def __getattr__(self, name: str) -> Any:
         """Explains what is missing; called for unknown names, and for those that only a session can answer."""
+        if name in self._shared_state:
+            return self._shared_state[name]
         owner = type(self).__name__
         if current.session is None and isinstance(inspect.getattr_static(type(self), name, None), property):
             raise AttributeError(
@@ -92,10 +96,11 @@ class PartialState:
         raise AttributeError(f"{owner!r} object has no attribute {name!r}")
 
     @property
-    def _session(self) -> Session:
-        if current.session is None:
+    def _session(self) -> Any:
+        session = current.session or self.__dict__.get("_remembered")
+        if session is None:
             raise AttributeError(f"{type(self).__name__} was reset by _reset_state()")
-        return current.session
+        return session
 
     @property
     def initialized(self) -> bool:

@@ -258,9 +258,25 @@ def test_copy_shows_the_session_of_the_process_it_is_in(kind: type[PartialState]
     copied = duplicate(state)
     assert type(copied) is kind
     assert (copied.device, copied.__dict__ is state.__dict__) == (state.device, True)
-    data = pickle.dumps(state)
     AcceleratorState._reset_state(reset_partial_state=True)
-    alone = pickle.loads(data)
+    alone = duplicate(state)
     assert not alone.initialized
     with pytest.raises(AttributeError, match="was reset"):
         _ = alone.device
+
+
+@pytest.mark.parametrize("kind", [PartialState, AcceleratorState])
+def test_copy_in_a_process_without_a_session_tells_what_the_state_told(kind: type[PartialState]) -> None:
+    state = kind(cpu=True)
+    data, text = pickle.dumps(state), repr(state)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    for _ in range(2):
+        alone = pickle.loads(data)
+        assert not alone.initialized
+        assert (alone.distributed_type, alone.device.type, repr(alone)) == ("NO", "cpu", text)
+        assert kind._shared_state == {}
+        data = pickle.dumps(alone)
+    AcceleratorState(cpu=True, mixed_precision="bf16")
+    assert alone.initialized
+    if kind is AcceleratorState:
+        assert (alone.mixed_precision, alone.dynamo_plugin) == ("bf16", AcceleratorState().dynamo_plugin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -23,8 +24,10 @@ def space(trial: Any) -> dict[str, Any]:
     return {"learning_rate": tune.grid_search([1e-6, 1e-2])}
 
 
-others = {}
-if sys.argv[1] == "optuna":
+others: dict[str, Any] = {}
+if sys.argv[1] == "ray":
+    others["storage_path"] = str(Path("results").absolute())
+else:
     import optuna
 
     others["sampler"] = optuna.samplers.GridSampler({"learning_rate": [1e-6, 1e-2]})
