@@ -73,11 +73,6 @@ FUNCTIONS: tuple[Unsupported, ...] = (
         *("MegatronLMDummyDataLoader", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"),
         *("BertTrainStep", "GPTTrainStep", "T5TrainStep"),
     ),
-    *_functions(
-        "quantization through bitsandbytes",
-        "load the model through the library that it comes from, which can quantize it",
-        "load_and_quantize_model",
-    ),
 )
 
 

@@ -85,7 +85,7 @@ def load_checkpoint_in_model(
             memory; here none is used for that, so it changes nothing.
         offload_buffers: buffers of modules on the disk too; else they stay on the CPU.
         keep_in_fp32_modules: names of modules that stay in fp32 with ``dtype=torch.float16``.
-        offload_8bit_bnb: is refused, as bitsandbytes is not supported.
+        offload_8bit_bnb: is refused: layers of bitsandbytes are not offloaded.
         strict: refuse a checkpoint that lacks weights or has others besides; else both are logged.
         full_state_dict: of a model whose parameters are spread over processes: the checkpoint has whole tensors.
         broadcast_from_rank0: of such a model: only the first process reads the checkpoint.
@@ -99,7 +99,8 @@ def load_checkpoint_in_model(
     """
     if offload_8bit_bnb:
         raise InvalidArgument(
-            "offload_8bit_bnb=True: weights of bitsandbytes do not work in accelerate_cpp yet; leave it out"
+            "offload_8bit_bnb=True: layers of bitsandbytes are not offloaded; leave it out, and call "
+            "load_and_quantize_model, which does not quantize the layers that device_map offloads"
         )
     ties = find_tied_parameters(model)
     warn_of_untied(model, ties, "load_checkpoint_in_model")
@@ -115,7 +116,9 @@ def load_checkpoint_in_model(
     if device_map is None and dtype is None and _converts_checkpoints(model):
         _load_by_torch(model, files, strict)
         return
-    loading = Loading(model, ties, device_map, as_dtype(dtype), keep_in_fp32_modules or (), offload_buffers)
+    wanted = as_dtype(dtype)
+    in_fp32 = keep_in_fp32_modules or () if wanted == torch.float16 else ()
+    loading = Loading(model, ties, device_map, wanted, in_fp32, offload_buffers)
     unused = loading.check(files, strict)
     if unused:
         _logger.warning("%s has weights that %s has no place for: %s", checkpoint, type(model).__name__, listed(unused))

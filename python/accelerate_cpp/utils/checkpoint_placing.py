@@ -16,6 +16,7 @@ from accelerate_cpp.utils.memory import should_reduce_batch_size
 from accelerate_cpp.utils.module_tensors import as_device, is_meta, listed, placed_parameter, walk
 from accelerate_cpp.utils.offload import FolderWriter
 from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.utils.quantized_parameters import quantized, quantizes
 
 __all__ = ["Loading"]
 
@@ -46,10 +47,11 @@ class Loading:
         ties: groups of names of parameters of ``model`` that are one; of each group the checkpoint needs one.
         device_map: where tensors go; ``None`` leaves them where they are, and puts those without values on the CPU.
         dtype: what floating-point tensors are converted to; ``None`` is what they have in the model.
-        in_fp32: names of modules that are converted to fp32 when ``dtype`` is fp16.
+        in_fp32: names of modules that are converted to fp32 when others are to ``dtype``.
         offload_buffers: buffers go to the disk, too.
 
     Attributes:
+        lacking: names of tensors without values that the checkpoint lacks, known after :meth:`check`.
         empty: names of tensors that have no values after loading.
     """
 
@@ -71,6 +73,7 @@ class Loading:
         self._copies: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
         self._devices: dict[str, torch.device | None] = {}
         self._before: list[tuple[_Place, Tensor]] = []
+        self.lacking: list[str] = []
         self._find_places()
 
     def _find_places(self) -> None:
@@ -102,8 +105,13 @@ class Loading:
             InvalidArgument: what cannot be loaded; the message names it.
         """
         shapes = {name: file.shape(name) for file in files for name in file}
-        unused = [name for name in shapes if name not in self._places and name not in self._extra]
+        unused = [
+            name
+            for name in shapes
+            if name not in self._places and name not in self._extra and not self._is_of_8_bits(name)
+        ]
         missing = [name for name in [*self._places, *self._extra] if not self._is_in(name, shapes)]
+        self.lacking = [name for name in missing if name in self._places and is_meta(self._places[name].tensor)]
         if strict and (missing or unused):
             raise InvalidArgument(
                 f"strict=True: the checkpoint lacks {listed(missing)}; it has besides {listed(unused)}; load it into "
@@ -119,6 +127,12 @@ class Loading:
         self._choose_devices(name for name in self._places if self._is_in(name, shapes))
         self._sources = shapes.keys()
         return unused
+
+    def _is_of_8_bits(self, name: str) -> bool:
+        """Whether ``name`` is what a layer of bitsandbytes saves beside its weight."""
+        prefix, _, label = name.rpartition(".")
+        place = self._places.get(f"{prefix}.weight")
+        return label in ("SCB", "weight_format") and place is not None and quantizes(place.tensor)
 
     def _is_in(self, name: str, checkpoint: Collection[str]) -> bool:
         return name in checkpoint or any(other in checkpoint for other in self._group_of.get(name, ()))
@@ -173,17 +187,20 @@ class Loading:
             copy = self._copies.get((self._group_of.get(target, ()), device or _META))
             if copy is None or device is None:
                 value = file.read(name) if value is None else value
-                placed = self._placed(target, value, writer)
+                placed = self._placed(target, value, writer, file)
                 copy = placed if copy is None else copy
             self._put(target, copy)
 
-    def _placed(self, name: str, value: Tensor, writer: FolderWriter | None) -> Tensor:
+    def _placed(self, name: str, value: Tensor, writer: FolderWriter | None, file: CheckpointFile) -> Tensor:
         """``value`` as it stands in the model from now on."""
         old, device, dtype = self._places[name].tensor, self._devices[name], self._dtype_of(name, value)
         if self._device_map is None and not is_meta(old) and dtype == old.dtype:
             with torch.no_grad():
                 return old.copy_(value)
         with _naming(name, value, device or _CPU):
+            if device is not None and quantizes(old):
+                scales = name.removesuffix("weight") + "SCB"
+                return quantized(old, value.to(dtype), device, file.read(scales) if scales in file else None)
             new = value.detach().to(device=device or _CPU, dtype=dtype)
         if device is None:
             assert writer is not None
@@ -204,7 +221,7 @@ class Loading:
             return self._places[name].tensor.dtype
         if not value.is_floating_point():
             return value.dtype
-        if self._dtype == torch.float16 and any(f".{module}." in f".{name}." for module in self._in_fp32):
+        if any(f".{module}." in f".{name}." for module in self._in_fp32):
             return torch.float32
         return self._dtype
 

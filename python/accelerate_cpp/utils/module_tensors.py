@@ -14,6 +14,7 @@ from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.enums import CustomDtype
 from accelerate_cpp.utils.memory import clear_device_cache
+from accelerate_cpp.utils.quantized_parameters import quantized, quantizes
 
 __all__ = [
     "as_device",
@@ -218,7 +219,7 @@ def set_module_tensor_to_device(
         tensor_name: of a parameter or buffer, dotted for one of a submodule.
         value: of the same shape as the tensor.
         dtype: what to convert to; integers and booleans stay. Without it ``value`` gets the tensor's dtype.
-        fp16_statistics: what bitsandbytes keeps of outliers of an 8-bit weight; set as the attribute ``SCB``.
+        fp16_statistics: the scales of the rows of a ``value`` in 8 bits, bitsandbytes' attribute ``SCB``.
         tied_params_map: copies that other modules use, by the address of the original: one on ``device`` is used, and a
             new one is added.
         non_blocking: do not wait for a copy from pinned memory.
@@ -238,6 +239,10 @@ def set_module_tensor_to_device(
         if shared is not None:
             _put(owner, name, shared, is_buffer)
             return
+    if value is not None and old is not None and target.type != "meta" and quantizes(old):
+        converted = value.to(wanted) if _converts(value) else value
+        _put(owner, name, quantized(old, converted, target, fp16_statistics), is_buffer)
+        return
     source = old if value is None else value
     assert source is not None
     new = source.detach().to(device=target, dtype=wanted, non_blocking=non_blocking)

@@ -134,20 +134,6 @@ def gather_across_data_parallel_groups(tensor: Any) -> Any:
     """Would gather tensors from the copies of a model that Megatron-LM trains."""
 
 
-@refusing
-def load_and_quantize_model(
-    model: torch.nn.Module,
-    bnb_quantization_config: Any,
-    weights_location: Any = None,
-    device_map: Any = None,
-    no_split_module_classes: Any = None,
-    max_memory: Any = None,
-    offload_folder: Any = None,
-    offload_state_dict: bool = False,
-) -> Any:
-    """Would replace linear layers by those of bitsandbytes, and load their weights."""
-
-
 class MegatronEngine(torch.nn.Module):
     """Would train a model through Megatron-LM."""
 

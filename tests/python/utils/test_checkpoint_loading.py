@@ -6,6 +6,7 @@ import logging
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_what_is_missing_or_too_much_is_logged(saved: Net, tmp_path: Path, caplo
     [
         ({"device_map": {"": "disk"}}, InvalidArgument, "pass an offload_folder"),
         ({"device_map": {"linear1": "cpu"}}, InvalidArgument, "no device to batchnorm.weight"),
-        ({"offload_8bit_bnb": True}, InvalidArgument, "bitsandbytes do not work in accelerate_cpp yet"),
+        ({"offload_8bit_bnb": True}, InvalidArgument, "layers of bitsandbytes are not offloaded"),
         ({"dtype": "nn"}, InvalidArgument, "dtype='nn': expected a torch.dtype"),
     ],
 )
@@ -247,3 +248,27 @@ def test_a_file_is_a_state_dict_on_the_devices_of_a_map(saved: Net, tmp_path: Pa
         assert torch.equal(load_state_dict(tmp_path / name)["linear1.weight"], saved.linear1.weight)
     with pytest.raises(CheckpointError, match="nope"):
         load_state_dict(tmp_path / "nope.safetensors")
+
+
+def test_a_device_without_room_has_nothing_of_a_checkpoint_afterwards(on_the_double: Callable[..., None]) -> None:
+    on_the_double(
+        """
+        from safetensors.torch import save_file
+        from accelerate_cpp import init_empty_weights, load_checkpoint_and_dispatch
+        save_file(layers().state_dict(), "model.safetensors")
+        with init_empty_weights():
+            model = layers()
+        double.set_room(3 * LAYER)
+        try:
+            load_checkpoint_and_dispatch(model, "model.safetensors", device_map={"": "standin:0"})
+        except torch.OutOfMemoryError as error:
+            assert "no room on standin:0 for '3.weight' of (64, 64), 16384 bytes" in str(error), error
+        else:
+            raise AssertionError("there was no room")
+        assert all(parameter.device.type == "meta" for parameter in model.parameters())
+        assert double.bytes_in_use() == 0
+        double.set_room(7 * LAYER)
+        load_checkpoint_and_dispatch(model, "model.safetensors", device_map={"": "standin:0"})
+        assert torch.equal(model(row.to("standin:0")).cpu(), expected)
+        """
+    )
