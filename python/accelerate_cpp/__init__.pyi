@@ -9,6 +9,7 @@ from accelerate_cpp import commands as commands
 from accelerate_cpp import data_loader as data_loader
 from accelerate_cpp import errors as errors
 from accelerate_cpp import hooks as hooks
+from accelerate_cpp import inference as inference
 from accelerate_cpp import launchers as launchers
 from accelerate_cpp import local_sgd as local_sgd
 from accelerate_cpp import logging as logging
@@ -49,6 +50,7 @@ from accelerate_cpp.shared_memory import is_shared as is_shared
 from accelerate_cpp.big_modeling import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
 from accelerate_cpp.utils import load_checkpoint_in_model as load_checkpoint_in_model
 from accelerate_cpp.launchers import notebook_launcher as notebook_launcher
+from accelerate_cpp.inference import prepare_pippy as prepare_pippy
 from accelerate_cpp.shared_memory import shared_empty as shared_empty
 from accelerate_cpp.shared_memory import shared_empty_like as shared_empty_like
 from accelerate_cpp.shared_memory import shared_full as shared_full

@@ -141,6 +141,14 @@ def test_step_measures_a_training_step(runs: Runs) -> None:
 
 
 @linux_only
+def test_facade_measures_imports(runs: Runs) -> None:
+    options = ["--turns", "1", "--only", "import beyond torch", "--contestants", "accelerate_cpp"]
+    done = runs.run(BENCHMARKS / "facade.py", *options)
+    assert done.returncode == 0, done.stderr
+    assert rows(done.stdout).keys() == {("import beyond torch", "accelerate_cpp")}
+
+
+@linux_only
 def test_data_measures_batches(runs: Runs) -> None:
     done = runs.run(BENCHMARKS / "data.py", "--turns", "1", "--contestants", "accelerate_cpp")
     assert done.returncode == 0, done.stderr

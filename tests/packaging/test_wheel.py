@@ -34,17 +34,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it; a path file lends it torch, and starts no editable install."""
-    folder = tmp_path_factory.mktemp("clean")
+def environment(folder: Path) -> Path:
+    """The Python of a new environment; a path file lends it torch, and starts no editable install."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     script = "import sysconfig; print(sysconfig.get_path('platlib'))"
     own = Path(run(python, "-c", script).stdout.strip())
     lent = Path(torch.__file__).parents[1]
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
     (own / "lent.pth").write_text(f"{lent}\n")
+    return python
+
+
+def install(python: Path, wheel: Path) -> None:
+    # What is lent counts as installed, our package with it, which pip would try to replace.
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+
+
+@pytest.fixture(scope="module")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it."""
+    python = environment(tmp_path_factory.mktemp("clean"))
+    install(python, wheel)
     return python
 
 
@@ -70,7 +80,8 @@ def test_its_metadata_pins_the_minor_version_of_torch(wheel: Path) -> None:
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"accelerate_cpp"}
+    top = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"accelerate_cpp", "accelerate_cpp_alias.pth"}
     assert sum(name.endswith(".so") for name in names) == 1
     assert {f"accelerate_cpp/{name}" for name in ("_build_info.py", "_C.pyi", "__init__.pyi", "py.typed")} <= {*names}
 
@@ -106,6 +117,50 @@ def test_it_trains_on_two_processes_there(clean_python: Path, tmp_path: Path) ->
         cwd=tmp_path,
     )
     assert json.loads(metrics.read_text())["processes"] == 2
+
+
+# A program for the original, and what it prints on each of two processes.
+FOR_THE_ORIGINAL = """
+import accelerate, torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+accelerator.backward(model(torch.full((1, 1), float(accelerator.process_index))).sum())
+ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print(accelerate.__file__, ranks, accelerator.unwrap_model(model).weight.grad.item(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [("--alias",), ("ACCELERATE_CPP_ALIAS=1",)], ids=["flag", "variable"])
+def test_a_program_for_the_original_runs_on_two_processes_there(
+    clean_python: Path, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(FOR_THE_ORIGINAL)
+    variables = [word for word in how if "=" in word]
+    flags = [word for word in how if "=" not in word]
+    launcher = clean_python.parent / "accelerate-cpp"
+    options = ("--cpu", "--num_processes", "2", *flags)
+    done = run("env", *variables, launcher, "launch", *options, "train.py", cwd=tmp_path)
+    where = clean_python.parents[1]
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines() if "accelerate_cpp" in line]
+    assert [text for _, text in lines] == ["[0, 1] 0.5"] * 2
+    assert all(Path(file).is_relative_to(where) for file, _ in lines)
+
+
+def test_uninstalling_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "environment")
+
+    def files() -> set[Path]:
+        found = (tmp_path / "environment").rglob("*")
+        return {path for path in found if "pip" not in path.parts and path.name != "__pycache__"}
+
+    before = files()
+    install(python, wheel)
+    run(python.parent / "accelerate-cpp", "env", cwd=tmp_path)
+    run(python, "-c", "from accelerate_cpp import Accelerator; Accelerator(cpu=True)", cwd=tmp_path)
+    assert files() > before
+    run(python, "-m", "pip", "uninstall", "--yes", "accelerate-cpp", cwd=tmp_path)
+    assert files() == before
 
 
 def test_without_torch_installing_is_one_clear_error(tmp_path: Path) -> None:

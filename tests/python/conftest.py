@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,3 +44,63 @@ def only_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         monkeypatch.syspath_prepend(tmp_path)
 
     return install
+
+
+class Format(Enum):
+    HYBRID = 1
+    E4M3 = 2
+
+
+@dataclass
+class DelayedScaling:
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+    amax_compute_algo: str = "max"
+
+
+@dataclass
+class MXFP8BlockScaling:
+    margin: int = 0
+    fp8_format: Format = Format.E4M3
+
+
+def _layers() -> dict[str, Any]:
+    from torch import nn
+
+    class Linear(nn.Linear):
+        def __init__(self, in_features: int, out_features: int, bias: bool, params_dtype: Any, device: Any) -> None:
+            super().__init__(in_features, out_features, bias=bias, dtype=params_dtype, device=device)
+
+    class LayerNorm(nn.LayerNorm):
+        def __init__(self, hidden_size: int, eps: float, params_dtype: Any, device: Any) -> None:
+            super().__init__(hidden_size, eps=eps, dtype=params_dtype, device=device)
+
+    return {"Linear": Linear, "LayerNorm": LayerNorm, "TransformerLayer": type("TransformerLayer", (nn.Module,), {})}
+
+
+@pytest.fixture
+def transformer_engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Modules that stand in for TransformerEngine, which computes on GPUs only: ``pytorch`` and ``recipe``.
+
+    ``entered`` lists what was entered, ``blocks`` is whether the GPU scales blocks, and why not.
+    """
+    seen = SimpleNamespace(entered=[], blocks=(True, ""))
+
+    @contextmanager
+    def autocast(enabled: bool, recipe: Any) -> Any:
+        seen.entered.append((enabled, recipe))
+        yield
+
+    root, common, recipe, pytorch = (
+        ModuleType(f"transformer_engine{name}") for name in ("", ".common", ".common.recipe", ".pytorch")
+    )
+    vars(recipe).update(Format=Format, DelayedScaling=DelayedScaling, MXFP8BlockScaling=MXFP8BlockScaling)
+    vars(pytorch).update(_layers(), autocast=autocast, is_mxfp8_available=lambda return_reason: seen.blocks)
+    vars(common).update(recipe=recipe)
+    vars(root).update(common=common, pytorch=pytorch)
+    root.__spec__ = ModuleSpec(root.__name__, None, origin="a stand-in")
+    for module in (root, common, recipe, pytorch):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    seen.pytorch, seen.recipe = pytorch, recipe
+    return seen

@@ -33,11 +33,15 @@ def default_filter(model: nn.Module) -> Filter:
             and name not in outer
             and type(module).forward is nn.Linear.forward
             and not isinstance(module, NonDynamicallyQuantizableLinear)
-            and module.in_features % _MULTIPLE == 0
-            and module.out_features % _MULTIPLE == 0
+            and has_sizes_for_fp8(module)
         )
 
     return computes_in_fp8
+
+
+def has_sizes_for_fp8(layer: nn.Linear) -> bool:
+    """Whether products with the weight of ``layer`` can be computed in fp8."""
+    return layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0
 
 
 def convert(model: nn.Module, options: Mapping[str, Any], device_type: str) -> nn.Module:
@@ -66,10 +70,16 @@ def convert(model: nn.Module, options: Mapping[str, Any], device_type: str) -> n
     return converted
 
 
+def is_fp8_layer(module: nn.Module) -> bool:
+    """Whether ``module`` is one of torchao's layers in fp8. Does not import torchao."""
+    layers = sys.modules.get("torchao.float8.float8_linear")
+    return layers is not None and isinstance(module, layers.Float8Linear)
+
+
 def weight_dtype(module: nn.Module) -> torch.dtype | None:
     """What ``module`` casts its weight to if it is one of torchao's layers in fp8, else ``None``."""
-    layers = sys.modules.get("torchao.float8.float8_linear")
-    if layers is None or not isinstance(module, layers.Float8Linear):
+    if not is_fp8_layer(module):
         return None
-    cast: Any = module.config.cast_config_weight
+    config: Any = module.config
+    cast: Any = config.cast_config_weight
     return cast.target_dtype if cast.scaling_type.value != "disabled" else None

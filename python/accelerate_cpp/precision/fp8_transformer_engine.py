@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -78,18 +78,68 @@ def convert(
     Linear layers whose sizes are not multiples of 16 stay as they are, and layers that share a parameter with another
     layer, which would lose it.
     """
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    twins: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if child not in twins and all(owners[id(parameter)] == 1 for parameter in child.parameters(recurse=False)):
-                twin = _twin(child)
-                if twin is not None:
-                    twins[child] = twin
-            if child in twins:
-                setattr(parent, name, twins[child])
-    _replace_parameters(optimizer, twins)
+    _replace_parameters(optimizer, convert_layers(model))
     return model, optimizer
+
+
+def convert_layers(model: nn.Module, linear: bool = True, norm: bool = True) -> dict[nn.Module, nn.Module]:
+    """Gives ``model`` TransformerEngine's layers, as :func:`convert` does.
+
+    Args:
+        linear: replace linear layers.
+        norm: replace normalizing layers.
+
+    Returns:
+        By layer that was replaced the new one.
+    """
+    import transformer_engine.pytorch as te
+
+    kinds = {te.Linear: linear, te.LayerNorm: norm}
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+
+    def twin_of(layer: nn.Module) -> nn.Module | None:
+        alone = all(owners[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
+        twin = _twin(layer) if alone else None
+        return twin if twin is not None and kinds[type(twin)] else None
+
+    return _replace_layers(model, twin_of)
+
+
+def restore_layers(model: nn.Module, linear: bool = True, norm: bool = True) -> dict[nn.Module, nn.Module]:
+    """The way back from :func:`convert_layers`, with its arguments and its result."""
+    import transformer_engine.pytorch as te
+
+    def plain_layer(layer: nn.Module) -> nn.Module | None:
+        weight: Any = layer._parameters.get("weight")
+        if linear and isinstance(layer, te.Linear):
+            bias = layer._parameters.get("bias")
+            has_bias = bias is not None and bias.numel() > 0
+            plain: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, **_place_of(weight))
+        elif norm and isinstance(layer, te.LayerNorm):
+            plain = nn.LayerNorm(weight.shape[0], eps=layer.eps, **_place_of(weight))
+        else:
+            return None
+        return _with_values_of(layer, plain)
+
+    return _replace_layers(model, plain_layer)
+
+
+def _place_of(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"device": tensor.device, "dtype": tensor.dtype}
+
+
+def _replace_layers(
+    model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]
+) -> dict[nn.Module, nn.Module]:
+    """Puts ``replacement`` of a layer in its place, wherever it stands, unless that is ``None``."""
+    replaced: dict[nn.Module, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            new = replaced.get(child) or replacement(child)
+            if new is not None:
+                replaced[child] = new
+                setattr(parent, name, new)
+    return replaced
 
 
 def _twin(module: nn.Module) -> nn.Module | None:
@@ -104,13 +154,18 @@ def _twin(module: nn.Module) -> nn.Module | None:
         twin = te.LayerNorm(module.normalized_shape[0], eps=module.eps, **options)
     else:
         return None
+    return _with_values_of(module, twin)
+
+
+def _with_values_of(module: nn.Module, twin: nn.Module) -> nn.Module:
+    """``twin`` with values and settings of the parameters of ``module``."""
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            own = getattr(twin, name)
-            own.copy_(parameter)
-            own.requires_grad_(parameter.requires_grad)
-    layer: nn.Module = twin.train(module.training)
-    return layer
+        for name, own in twin.named_parameters():
+            parameter = module._parameters.get(name)
+            if parameter is not None:
+                own.copy_(parameter)
+                own.requires_grad_(parameter.requires_grad)
+    return twin.train(module.training)
 
 
 def _replace_parameters(optimizer: torch.optim.Optimizer, twins: Mapping[nn.Module, nn.Module]) -> None:
@@ -125,6 +180,14 @@ def _replace_parameters(optimizer: torch.optim.Optimizer, twins: Mapping[nn.Modu
     for parameter in list(optimizer.state):
         if parameter in new:
             optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
+
+
+def has_layers(model: nn.Module) -> bool:
+    """Whether a module of ``model`` is one of TransformerEngine's layers. Does not import TransformerEngine."""
+    te = sys.modules.get("transformer_engine.pytorch")
+    return te is not None and any(
+        isinstance(module, (te.LayerNorm, te.Linear, te.TransformerLayer)) for module in model.modules()
+    )
 
 
 def weight_dtype(module: nn.Module) -> torch.dtype | None:

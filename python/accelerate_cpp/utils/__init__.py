@@ -8,6 +8,7 @@ from accelerate_cpp.lazy import lazy_names
 from accelerate_cpp.utils.tqdm import tqdm as tqdm
 
 _NAMES: dict[str, tuple[str, ...]] = {
+    "ao": ("convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "has_ao_layers"),
     "basic_config": ("write_basic_config",),
     "bnb": ("has_4bit_bnb_layers", "load_and_quantize_model"),
     "constants": (
@@ -278,6 +279,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
     "regions": ("compile_regions", "has_compiled_regions"),
     "torch_xla": ("install_xla",),
+    "transformer_engine": (
+        "apply_fp8_autowrap",
+        "contextual_fp8_autocast",
+        "convert_model",
+        "has_transformer_engine_layers",
+    ),
     "versions": ("compare_versions", "is_torch_version"),
     "workload": ("Workload",),
 }

@@ -2,17 +2,22 @@
 # fmt: off
 # ruff: noqa
 
+from accelerate_cpp.utils import ao as ao
 from accelerate_cpp.utils import basic_config as basic_config
 from accelerate_cpp.utils import bnb as bnb
 from accelerate_cpp.utils import constants as constants
 from accelerate_cpp.utils import dataclasses as dataclasses
 from accelerate_cpp.utils import deepspeed as deepspeed
+from accelerate_cpp.utils import device_map as device_map
 from accelerate_cpp.utils import enums as enums
 from accelerate_cpp.utils import environment as environment
 from accelerate_cpp.utils import fsdp_utils as fsdp_utils
 from accelerate_cpp.utils import handlers as handlers
+from accelerate_cpp.utils import host_sharing as host_sharing
 from accelerate_cpp.utils import imports as imports
+from accelerate_cpp.utils import kv_cache as kv_cache
 from accelerate_cpp.utils import launch as launch
+from accelerate_cpp.utils import map_picture as map_picture
 from accelerate_cpp.utils import megatron_lm as megatron_lm
 from accelerate_cpp.utils import memory as memory
 from accelerate_cpp.utils import mixed_precision as mixed_precision
@@ -26,7 +31,9 @@ from accelerate_cpp.utils import recipes as recipes
 from accelerate_cpp.utils import regions as regions
 from accelerate_cpp.utils import rich as rich
 from accelerate_cpp.utils import torch_xla as torch_xla
+from accelerate_cpp.utils import transformer_engine as transformer_engine
 from accelerate_cpp.utils import versions as versions
+from accelerate_cpp.utils import workload as workload
 from accelerate_cpp.utils.dataclasses import AORecipeKwargs as AORecipeKwargs
 from accelerate_cpp.utils.megatron_lm import AbstractTrainStep as AbstractTrainStep
 from accelerate_cpp.utils.dataclasses import AutocastKwargs as AutocastKwargs
@@ -97,9 +104,11 @@ from accelerate_cpp.utils.dataclasses import TorchTensorParallelPlugin as TorchT
 from accelerate_cpp.utils.constants import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
 from accelerate_cpp.utils.constants import WEIGHTS_NAME as WEIGHTS_NAME
 from accelerate_cpp.utils.constants import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+from accelerate_cpp.utils.workload import Workload as Workload
 from accelerate_cpp.utils.constants import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accelerate_cpp.utils.dataclasses import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
 from accelerate_cpp.utils.modeling import align_module_device as align_module_device
+from accelerate_cpp.utils.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
 from accelerate_cpp.utils.environment import are_libraries_initialized as are_libraries_initialized
 from accelerate_cpp.utils.megatron_lm import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
 from accelerate_cpp.utils.operations import broadcast as broadcast
@@ -111,6 +120,7 @@ from accelerate_cpp.utils.modeling import check_device_map as check_device_map
 from accelerate_cpp.utils.other import check_os_kernel as check_os_kernel
 from accelerate_cpp.utils.modeling import check_tied_parameters_in_config as check_tied_parameters_in_config
 from accelerate_cpp.utils.modeling import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
+from accelerate_cpp.utils.device_map import choose_device_map as choose_device_map
 from accelerate_cpp.utils.other import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accelerate_cpp.utils.memory import clear_device_cache as clear_device_cache
 from accelerate_cpp.utils.environment import clear_environment as clear_environment
@@ -120,19 +130,24 @@ from accelerate_cpp.utils.not_yet import compile_regions_deepspeed as compile_re
 from accelerate_cpp.utils.not_yet import compile_regions_fsdp2 as compile_regions_fsdp2
 from accelerate_cpp.utils.modeling import compute_module_sizes as compute_module_sizes
 from accelerate_cpp.utils.operations import concatenate as concatenate
+from accelerate_cpp.utils.transformer_engine import contextual_fp8_autocast as contextual_fp8_autocast
 from accelerate_cpp.utils.other import convert_bytes as convert_bytes
 from accelerate_cpp.utils.environment import convert_dict_to_env_variables as convert_dict_to_env_variables
 from accelerate_cpp.utils.modeling import convert_file_size_to_int as convert_file_size_to_int
+from accelerate_cpp.utils.transformer_engine import convert_model as convert_model
+from accelerate_cpp.utils.ao import convert_model_to_fp8_ao as convert_model_to_fp8_ao
 from accelerate_cpp.utils.operations import convert_outputs_to_fp32 as convert_outputs_to_fp32
 from accelerate_cpp.utils.operations import convert_to_fp32 as convert_to_fp32
 from accelerate_cpp.utils.operations import copy_tensor_to_devices as copy_tensor_to_devices
 from accelerate_cpp.utils.imports import deepspeed_required as deepspeed_required
+from accelerate_cpp.utils.map_picture import device_map_table as device_map_table
 from accelerate_cpp.utils.fsdp_utils import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
 from accelerate_cpp.utils.modeling import dtype_byte_size as dtype_byte_size
 from accelerate_cpp.utils.fsdp_utils import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accelerate_cpp.utils.modeling import ensure_weights_retied as ensure_weights_retied
 from accelerate_cpp.utils.other import extract_model_from_parallel as extract_model_from_parallel
 from accelerate_cpp.utils.offload import extract_submodules_state_dict as extract_submodules_state_dict
+from accelerate_cpp.utils.ao import filter_first_and_last_linear_layers as filter_first_and_last_linear_layers
 from accelerate_cpp.utils.operations import find_batch_size as find_batch_size
 from accelerate_cpp.utils.operations import find_device as find_device
 from accelerate_cpp.utils.memory import find_executable_batch_size as find_executable_batch_size
@@ -161,8 +176,10 @@ from accelerate_cpp.utils.other import get_model_tp_size as get_model_tp_size
 from accelerate_cpp.utils.other import get_module_children_bottom_up as get_module_children_bottom_up
 from accelerate_cpp.utils.other import get_pretty_name as get_pretty_name
 from accelerate_cpp.utils.bnb import has_4bit_bnb_layers as has_4bit_bnb_layers
+from accelerate_cpp.utils.ao import has_ao_layers as has_ao_layers
 from accelerate_cpp.utils.regions import has_compiled_regions as has_compiled_regions
 from accelerate_cpp.utils.modeling import has_offloaded_params as has_offloaded_params
+from accelerate_cpp.utils.transformer_engine import has_transformer_engine_layers as has_transformer_engine_layers
 from accelerate_cpp.utils.operations import honor_type as honor_type
 from accelerate_cpp.utils.modeling import id_tensor_storage as id_tensor_storage
 from accelerate_cpp.utils.operations import ignorant_find_batch_size as ignorant_find_batch_size
@@ -233,6 +250,7 @@ from accelerate_cpp.utils.imports import is_wandb_available as is_wandb_availabl
 from accelerate_cpp.utils.imports import is_weights_only_available as is_weights_only_available
 from accelerate_cpp.utils.imports import is_xccl_available as is_xccl_available
 from accelerate_cpp.utils.imports import is_xpu_available as is_xpu_available
+from accelerate_cpp.utils.kv_cache import kv_cache_bytes as kv_cache_bytes
 from accelerate_cpp.utils.operations import listify as listify
 from accelerate_cpp.utils.other import load as load
 from accelerate_cpp.utils.bnb import load_and_quantize_model as load_and_quantize_model
@@ -271,6 +289,7 @@ from accelerate_cpp.utils.operations import send_to_device as send_to_device
 from accelerate_cpp.utils.modeling import set_module_tensor_to_device as set_module_tensor_to_device
 from accelerate_cpp.utils.environment import set_numa_affinity as set_numa_affinity
 from accelerate_cpp.utils.random import set_seed as set_seed
+from accelerate_cpp.utils.host_sharing import share_on_host as share_on_host
 from accelerate_cpp.utils.memory import should_reduce_batch_size as should_reduce_batch_size
 from accelerate_cpp.utils.operations import slice_tensors as slice_tensors
 from accelerate_cpp.utils.environment import str_to_bool as str_to_bool

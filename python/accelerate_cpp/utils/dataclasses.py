@@ -115,6 +115,21 @@ class DistributedDataParallelKwargs(KwargsHandler):
         """The options of the wrapper itself; those of its communication hook are ignored unless asked for."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
+    def register_comm_hook(self, model: torch.nn.Module) -> None:
+        """Lets ``model`` exchange gradients through the hook that is chosen here; without one nothing changes.
+
+        Args:
+            model: a ``DistributedDataParallel``, or what ``prepare`` returned, before its first backward pass.
+
+        Raises:
+            InvalidArgument: ``comm_wrapper`` has no hook to wrap, or is no wrapper; or ``model`` has a hook already.
+        """
+        from accelerate_cpp.parallel.comm_hooks import hook_for
+
+        hook = hook_for(str(self.comm_hook), str(self.comm_wrapper), self.comm_state_option)
+        if hook is not None:
+            model.register_comm_hook(*hook)  # type: ignore[operator]
+
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,57 +14,10 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision.fp8_transformer_engine import casting, convert, weight_dtype
 
 
-class Format(Enum):
-    HYBRID = 1
-    E4M3 = 2
-
-
-@dataclass
-class DelayedScaling:
-    margin: int = 0
-    fp8_format: Format = Format.HYBRID
-    amax_history_len: int = 1024
-    amax_compute_algo: str = "max"
-
-
-@dataclass
-class MXFP8BlockScaling:
-    margin: int = 0
-    fp8_format: Format = Format.E4M3
-
-
-class Linear(nn.Linear):
-    def __init__(self, in_features: int, out_features: int, bias: bool, params_dtype: Any, device: Any) -> None:
-        super().__init__(in_features, out_features, bias=bias, dtype=params_dtype, device=device)
-
-
-class LayerNorm(nn.LayerNorm):
-    def __init__(self, hidden_size: int, eps: float, params_dtype: Any, device: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=params_dtype, device=device)
-
-
 @pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What was entered, and whether the GPU scales blocks."""
-    seen = SimpleNamespace(entered=[], blocks=(True, ""))
-
-    @contextmanager
-    def autocast(enabled: bool, recipe: Any) -> Any:
-        seen.entered.append((enabled, recipe))
-        yield
-
-    recipes: Any = ModuleType("transformer_engine.common.recipe")
-    recipes.Format, recipes.DelayedScaling, recipes.MXFP8BlockScaling = Format, DelayedScaling, MXFP8BlockScaling
-    te: Any = ModuleType("transformer_engine.pytorch")
-    te.Linear, te.LayerNorm, te.autocast = Linear, LayerNorm, autocast
-    te.is_mxfp8_available = lambda return_reason: seen.blocks
-    common: Any = ModuleType("transformer_engine.common")
-    common.recipe = recipes
-    root: Any = ModuleType("transformer_engine")
-    root.common, root.pytorch = common, te
-    for module in (root, common, recipes, te):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    return seen
+def library(transformer_engine: SimpleNamespace) -> SimpleNamespace:
+    """What stands in for it."""
+    return transformer_engine
 
 
 def pair(*layers: nn.Module) -> tuple[nn.Sequential, torch.optim.Optimizer]:
@@ -76,14 +25,15 @@ def pair(*layers: nn.Module) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 
 
-def test_layers_are_replaced_and_keep_their_values_and_settings() -> None:
+def test_layers_are_replaced_and_keep_their_values_and_settings(library: SimpleNamespace) -> None:
+    te = library.pytorch
     torch.manual_seed(0)
     model, optimizer = pair(nn.Linear(16, 32, bias=False), nn.LayerNorm(32, eps=0.5), nn.Linear(32, 16))
     model[0].weight.requires_grad_(False)
     model.bfloat16().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model, _ = convert(model, optimizer, {})
-    assert [type(layer) for layer in model.children()] == [Linear, LayerNorm, Linear]
+    assert [type(layer) for layer in model.children()] == [te.Linear, te.LayerNorm, te.Linear]
     state = model.state_dict()
     assert all(torch.equal(state[name], before[name]) for name in before)
     assert state.keys() == before.keys()
@@ -93,20 +43,20 @@ def test_layers_are_replaced_and_keep_their_values_and_settings() -> None:
     assert not model.get_submodule("2").training
 
 
-def test_other_sizes_and_shared_parameters_stay() -> None:
+def test_other_sizes_and_shared_parameters_stay(library: SimpleNamespace) -> None:
     embedding, head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
     head.weight = embedding.weight
     model, optimizer = pair(embedding, nn.Linear(16, 20), nn.Linear(20, 16), nn.LayerNorm((4, 16)), head)
     model, _ = convert(model, optimizer, {})
-    assert not any(isinstance(layer, (Linear, LayerNorm)) for layer in model.children())
+    assert not any(isinstance(layer, (library.pytorch.Linear, library.pytorch.LayerNorm)) for layer in model.children())
     assert head.weight is embedding.weight
 
 
-def test_a_layer_that_stands_twice_in_a_model_is_replaced_by_one() -> None:
+def test_a_layer_that_stands_twice_in_a_model_is_replaced_by_one(library: SimpleNamespace) -> None:
     layer = nn.Linear(16, 16)
     model, _ = convert(*pair(layer, nn.Sequential(layer)), {})
     assert model.get_submodule("0") is model.get_submodule("1.0")
-    assert isinstance(model.get_submodule("0"), Linear)
+    assert isinstance(model.get_submodule("0"), library.pytorch.Linear)
 
 
 def test_the_optimizer_steps_on_the_new_parameters_with_the_state_of_the_old() -> None:
@@ -128,7 +78,7 @@ def test_the_optimizer_steps_on_the_new_parameters_with_the_state_of_the_old() -
 
 
 def test_models_compute_in_fp8_in_training_and_on_request_in_evaluation(library: SimpleNamespace) -> None:
-    recipe = DelayedScaling(margin=2, fp8_format=Format.E4M3)
+    recipe = library.recipe.DelayedScaling(margin=2, fp8_format=library.recipe.Format.E4M3)
     for options, evaluation in (({}, False), ({"use_autocast_during_eval": True}, True)):
         cast = casting({"margin": 2, "fp8_format": "E4M3", **options})
         library.entered.clear()
@@ -140,7 +90,8 @@ def test_models_compute_in_fp8_in_training_and_on_request_in_evaluation(library:
 
 
 def test_blocks_have_a_recipe_of_their_own_where_the_gpu_scales_them(library: SimpleNamespace) -> None:
-    assert casting({"use_mxfp8_block_scaling": True, "margin": 1}).recipe == MXFP8BlockScaling(margin=1)
+    expected = library.recipe.MXFP8BlockScaling(margin=1)
+    assert casting({"use_mxfp8_block_scaling": True, "margin": 1}).recipe == expected
     library.blocks = (False, "the GPU is too old")
     with pytest.raises(InvalidArgument, match="use_mxfp8_block_scaling=True: the GPU is too old"):
         casting({"use_mxfp8_block_scaling": True})

@@ -120,6 +120,28 @@ def test_the_communication_hook_is_no_option_of_the_wrapper() -> None:
     assert handler.to_dict(ignore_keys=())["comm_hook"] is DDPCommunicationHookType.FP16
 
 
+def test_the_communication_hook_is_registered_with_a_model_that_is_given() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+    registered: list[tuple[Any, Any]] = []
+
+    class Wrapped(torch.nn.Module):
+        def register_comm_hook(self, state: Any, hook: Any) -> None:
+            registered.append((state, hook))
+
+    DistributedDataParallelKwargs().register_comm_hook(Wrapped())
+    assert registered == []
+    DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16).register_comm_hook(Wrapped())
+    assert registered == [(None, default_hooks.fp16_compress_hook)]
+    kind, options = DDPCommunicationHookType.POWER_SGD, {"matrix_approximation_rank": 3}
+    DistributedDataParallelKwargs(comm_hook=kind, comm_state_option=options).register_comm_hook(model=Wrapped())
+    assert registered[1][0].matrix_approximation_rank == 3
+    assert registered[1][1] is power_sgd.powerSGD_hook
+    with pytest.raises(InvalidArgument, match="comm_wrapper='fp16'"):
+        DistributedDataParallelKwargs(comm_wrapper=DDPCommunicationHookType.FP16).register_comm_hook(Wrapped())
+
+
 def test_an_explicit_timeout_is_passed_on_whatever_the_default_is() -> None:
     handler = InitProcessGroupKwargs(timeout=timedelta(seconds=1800))
     assert handler.to_kwargs()["timeout"] == timedelta(seconds=1800)
