@@ -155,6 +155,15 @@ def test_data_measures_batches(runs: Runs) -> None:
     assert len(rows(done.stdout)) == 5
 
 
+def test_placement_measures_maps_and_offloaded_layers(runs: Runs) -> None:
+    contestants = ["accelerate_cpp", "no hooks"]
+    options = ["--turns", "1", "--only", "*small layer", "--contestants", *contestants]
+    done = runs.run(BENCHMARKS / "placement.py", *options)
+    assert done.returncode == 0, done.stderr
+    wanted = [f"{way}_offload, small layer" for way in ("cpu", "disk")]
+    assert rows(done.stdout).keys() == {(name, contestant) for name in wanted for contestant in contestants}
+
+
 def test_checkpoint_measures_saving_and_loading(runs: Runs) -> None:
     options = ["--turns", "1", "--megabytes", "13", "--folder", str(runs.folder), "--contestants", "accelerate_cpp"]
     done = runs.run(BENCHMARKS / "checkpoint.py", *options)

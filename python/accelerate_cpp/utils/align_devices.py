@@ -146,7 +146,7 @@ class AlignDevicesHook(ModelHook):
     def _bring(self, module: nn.Module) -> Brought:
         assert self.weights_map is not None
         copies = {} if self._unit is None else self._unit.arrive()
-        brought = None if self._last is None else self._last.bring(self.weights_map, self.execution_device)
+        brought = None if self._last is None else self._last.bring(module, self.weights_map, self.execution_device)
         if brought is None:
             slots = slots_of(module, self.offload_buffers, self.place_submodules)
             brought = bring(slots, self.weights_map, self.execution_device, self.tied_params_map, copies)

@@ -90,10 +90,10 @@ class Repeatable:
             values.append(value)
         return None if brought.copies or not values else cls(module, brought, values, device)
 
-    def bring(self, weights: Mapping[str, Tensor], device: object) -> Brought | None:
+    def bring(self, module: nn.Module, weights: Mapping[str, Tensor], device: object) -> Brought | None:
         """Puts it there, for :func:`release`; ``None``, and nothing done, if something has changed."""
-        tensors = self._parameters
-        if device is not self._device or len(tensors) != len(self._away):
+        tensors = module._parameters
+        if tensors is not self._parameters or device is not self._device or len(tensors) != len(self._away):
             return None
         for now, before in zip(tensors.values(), self._away, strict=True):
             if now is not before:

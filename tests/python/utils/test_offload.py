@@ -8,7 +8,9 @@ import json
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +261,60 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(small_disk: Path) -> 
     assert list(small_disk.iterdir()) == []
     offload_state_dict(small_disk, {"small": torch.zeros(1024)})
     assert len(OffloadedWeightsLoader(save_folder=small_disk)) == 1
+
+
+def test_a_file_with_the_same_bytes_stays(tmp_path: Path) -> None:
+    offload_state_dict(tmp_path, {"same": torch.ones(3), "other": torch.ones(3), "empty": torch.empty(0)})
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    offload_state_dict(tmp_path, {"same": torch.ones(3), "other": torch.zeros(3), "empty": torch.empty(0)})
+    after = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert after["same.dat"] == before["same.dat"]
+    assert after["empty.dat"] == before["empty.dat"]
+    assert OffloadedWeightsLoader(save_folder=tmp_path)["other"].tolist() == [0, 0, 0]
+
+
+def test_what_an_earlier_call_wrote_is_not_taken_back(tmp_path: Path) -> None:
+    offload_state_dict(tmp_path, {"a": torch.ones(3)})
+    with pytest.raises(InvalidArgument, match="'b'"):
+        offload_state_dict(tmp_path, {"a": torch.ones(3), "b": torch.empty(2, device="meta")})
+    assert OffloadedWeightsLoader(save_folder=tmp_path)["a"].tolist() == [1, 1, 1]
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    program = (
+        "import sys, torch\nfrom accelerate_cpp.utils import offload_state_dict\nprint('begins', flush=True)\n"
+        "offload_state_dict(sys.argv[1], {'theirs': torch.ones(2)})"
+    )
+    with ExitStack() as writing:
+        writer = writing.enter_context(FolderWriter(tmp_path))
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "begins\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                other.wait(0.5)
+            writer.write("ours", torch.ones(2))
+            writing.close()
+            assert other.wait(120) == 0
+    assert set(read_offload_index(tmp_path)) == {"ours", "theirs"}
+
+
+def test_views_are_of_files_alone(tmp_path: Path) -> None:
+    offload_state_dict(tmp_path, {"a": torch.ones(3)})
+    loader = OffloadedWeightsLoader({"b": torch.ones(2)}, tmp_path)
+    assert loader.view("b") is None
+    view = loader.view("a")
+    assert view is not None
+    assert view.data_ptr() == loader["a"].data_ptr()
+
+
+def test_converted_tensors_of_safetensors_files_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    loader = OffloadedWeightsLoader(index={"a": {"safetensors_file": str(path), "dtype": "float16"}})
+    assert loader["a"].dtype == torch.float16
+    first, second = loader["a"], loader["a"]
+    assert first.data_ptr() != second.data_ptr()
+    view = loader.view("a")
+    assert view is not None
+    assert view.dtype == torch.float32

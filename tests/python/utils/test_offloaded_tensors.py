@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.utils.offloaded_tensors import bring, release, slots_of
+from accelerate_cpp.utils.offloaded_tensors import Repeatable, bring, release, slots_of
 
 
 class Model(nn.Module):
@@ -105,3 +105,79 @@ def test_a_shared_tensor_is_copied_once_and_only_for_the_time() -> None:
     assert copies[value.data_ptr()]
     release(first, copies)
     assert not copies[value.data_ptr()]
+
+
+class Pair(nn.Module):
+    """Two parameters, the second of which no weights are kept for at first."""
+
+    def __init__(self, trains: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.empty(2, device="meta"), requires_grad=trains)
+        self.second = nn.Parameter(torch.zeros(2), requires_grad=trains)
+
+
+def brought_once(module: nn.Module, weights: dict[str, torch.Tensor]) -> Repeatable | None:
+    brought = bring(slots_of(module, False, False), weights, "cpu")
+    repeatable = Repeatable.of(module, brought, weights, "cpu")
+    release(brought)
+    return repeatable
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
+def test_what_needs_no_copy_is_put_there_again(kind: type) -> None:
+    module = Pair()
+    weights = {"first": torch.ones(2)}
+    if kind is nn.Parameter:
+        weights["first"] = nn.Parameter(weights["first"], requires_grad=False)
+    away = module.first
+    repeatable = brought_once(module, weights)
+    assert repeatable is not None
+    for _ in range(2):
+        brought = repeatable.bring(module, weights, "cpu")
+        assert brought is not None
+        assert module.first.data_ptr() == weights["first"].data_ptr()
+        assert isinstance(module.first, nn.Parameter)
+        release(brought)
+        assert module.first is away
+
+
+@pytest.mark.parametrize(
+    "change", ["the weight", "the parameter", "another parameter", "one more", "training", "the device", "the module"]
+)
+def test_it_is_not_where_something_has_changed(change: str) -> None:
+    module, other = Pair(), Pair()
+    weights = {"first": torch.ones(2), "second": torch.ones(2)}
+    repeatable = brought_once(module, weights)
+    assert repeatable is not None
+    device = "cpu"
+    if change == "the weight":
+        weights["first"] = torch.zeros(2)
+    elif change == "the parameter":
+        module.first = nn.Parameter(torch.empty(2, device="meta", dtype=torch.float16), requires_grad=False)
+    elif change == "another parameter":
+        module.second = nn.Parameter(torch.empty(2, device="meta"), requires_grad=False)
+    elif change == "one more":
+        module.third = nn.Parameter(torch.empty(2, device="meta"))
+    elif change == "training":
+        module.first.requires_grad_()
+    elif change == "the device":
+        device = "meta"
+    before = dict(module._parameters)
+    assert repeatable.bring(other if change == "the module" else module, weights, device) is None
+    assert all(module._parameters[name] is tensor for name, tensor in before.items())
+
+
+def test_what_is_converted_or_gets_a_gradient_is_made_anew() -> None:
+    assert brought_once(Pair(), {"first": torch.ones(2, dtype=torch.float16)}) is None
+    assert brought_once(Pair(trains=True), {"first": torch.ones(2)}) is None
+    assert brought_once(Pair(trains=True), {"first": nn.Parameter(torch.ones(2))}) is not None
+
+
+def test_copies_that_were_made_are_taken_if_they_are_what_is_wanted() -> None:
+    module = Pair()
+    weights = {"first": torch.ones(2)}
+    made = torch.full((2,), 5.0)
+    for copies, expected in (({"first": made}, 5), ({"first": made.half()}, 1), ({"first": made.to("meta")}, 1)):
+        brought = bring(slots_of(module, False, False), weights, "cpu", None, copies)
+        assert module.first.tolist() == [expected] * 2
+        release(brought)
