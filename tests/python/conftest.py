@@ -36,7 +36,8 @@ def only_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     def install(*modules: str) -> None:
         for library in LIBRARIES.values():
             if library.module in modules:
-                monkeypatch.delitem(sys.modules, library.module, raising=False)
+                monkeypatch.setitem(sys.modules, library.module, None)  # so that what is imported here goes again
+                monkeypatch.delitem(sys.modules, library.module)
                 (tmp_path / library.module).mkdir()
                 (tmp_path / library.module / "__init__.py").touch()
             else:

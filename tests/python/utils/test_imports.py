@@ -63,7 +63,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         importlib.invalidate_caches()
 
     for module in {*LIBRARIES.values(), *OTHER_NAMES.values()}:
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setitem(sys.modules, module, None)  # so that what is imported here goes again
+        monkeypatch.delitem(sys.modules, module)
     torch_path = str(Path(torch.__file__).parents[1])
     standard = [entry for entry in sys.path if "site-packages" not in entry]
     only_torch = tmp_path / "torch only"
