@@ -60,9 +60,8 @@ demo: build ## train the digits on two processes and on one, and show the result
 ctest: $(VENV)/.built-with-tests
 	$(CTEST) --test-dir $(EDITABLE)
 
-# Most of the time goes into starting processes, which import torch: two tests at a time take little more than one.
 pytest: $(VENV)/.built-with-tests
-	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --durations=30 --durations-min=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long" --durations=30 --durations-min=5 $(PYTEST_ARGS)
 
 test: ctest pytest ## run the GoogleTests and the Python tests
 

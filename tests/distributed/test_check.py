@@ -96,6 +96,7 @@ def test_an_interrupt_ends_the_check_without_a_report(tmp_path: Path) -> None:
         [*COMMAND, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=LINES_STAY_WHOLE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None

@@ -19,14 +19,18 @@ from accelerate_cpp.config.fp8 import LIBRARIES
 
 @pytest.fixture
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of a launch is set, and afterwards there is no state of an ``Accelerator``."""
+    """No variable of a launch is set, and there is no state of an ``Accelerator``, nor will there be afterwards."""
     from accelerate_cpp.state import AcceleratorState, GradientState
+
+    def reset() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
+    reset()
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset()
 
 
 @pytest.fixture
