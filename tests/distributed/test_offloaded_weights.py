@@ -107,6 +107,8 @@ def share_what_differs(how: str) -> str:
         del weights["b"]
     if rank == 1 and how == "values":
         weights["b"] = torch.empty(4, device="meta")
+    if rank == 1 and how == "layout":
+        weights["b"] = torch.ones(4).to_sparse()
     with pytest.raises(InvalidArgument) as raised:
         share_on_host(weights)
     return str(raised.value)
@@ -118,6 +120,7 @@ def share_what_differs(how: str) -> str:
         ("shape", "processes 0 and 1 have different weights, first 'b'"),
         ("number", "processes 0 and 1 have different weights, first the number of tensors"),
         ("values", "'b' of process 1 is no dense tensor with values"),
+        ("layout", "'b' of process 1 is no dense tensor with values"),
     ],
 )
 def test_weights_that_differ_are_refused_on_all_processes(how: str, message: str) -> None:

@@ -72,7 +72,7 @@ def _layout_of(tensors: Mapping[str, Tensor]) -> tuple[_Layout, int]:
     end = 0
     for name, tensor in tensors.items():
         layout.append((name, tensor.dtype, tuple(tensor.shape), end))
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-tensor.numel() * tensor.itemsize // _ALIGNMENT) * _ALIGNMENT
     return layout, end
 
 
