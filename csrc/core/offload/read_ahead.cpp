@@ -57,10 +57,10 @@ std::vector<std::size_t> sizes_of(const std::vector<std::vector<MappedRange>>& u
 
 AheadWorker reader_of(std::vector<std::vector<MappedRange>> units, std::size_t window_bytes) {
   AheadPlan plan(sizes_of(units), window_bytes, Granularity::kPieces);
-  const auto read = [units = std::move(units)](const AheadPlan::Step& step) {
-    read_part(units[step.unit], step.begin, step.bytes);
-  };
-  return AheadWorker(std::move(plan), kPieceBytes, read, AtExit::kLeft);
+  return AheadWorker(
+      std::move(plan), kPieceBytes,
+      [units = std::move(units)](const AheadPlan::Step& step) { read_part(units[step.unit], step.begin, step.bytes); },
+      AtExit::kLeft);
 }
 
 }  // namespace

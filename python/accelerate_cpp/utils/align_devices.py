@@ -92,7 +92,7 @@ class AlignDevicesHook(ModelHook):
         if device is not None and device.type == "meta":
             self.tied_params_map = None
         if self.offload:
-            self._take_away(module)
+            self._take_away(module, device or torch.device("cpu"))
         if device is None:
             return module
         for prefix, owner in walk(module) if self.place_submodules else (("", module),):
@@ -103,7 +103,7 @@ class AlignDevicesHook(ModelHook):
                     )
         return module
 
-    def _take_away(self, module: nn.Module) -> None:
+    def _take_away(self, module: nn.Module, device: torch.device) -> None:
         """Takes the values of the tensors that are offloaded away, but for those that the weights lack."""
         slots = list(slots_of(module, self.offload_buffers, self.place_submodules))
         if self.weights_map is None:
@@ -119,7 +119,6 @@ class AlignDevicesHook(ModelHook):
             away = tensor.detach().to("meta")
             tensors[label] = placed_parameter(tensor, away) if isinstance(tensor, nn.Parameter) else away
             dtypes[name] = tensor.dtype
-        device = torch.device("cpu") if self.execution_device is None else as_device(self.execution_device)
         self._unit = unit_of(self.weights_map, dtypes, device)
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Arguments:

@@ -16,14 +16,14 @@ from torch import nn
 from accelerate_cpp.big_modeling import dispatch_model
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
-from accelerate_cpp.utils.bnb_layers import is_in, kept_by_default, layers_replaced, quantizable_layers
+from accelerate_cpp.utils.bnb_layers import kept_by_default, layers_replaced, quantizable_layers
 from accelerate_cpp.utils.checkpoint_placing import Loading
 from accelerate_cpp.utils.checkpoint_reading import open_checkpoint
 from accelerate_cpp.utils.device_map import check_device_map, choose_device_map
 from accelerate_cpp.utils.imports import is_4bit_bnb_available, is_8bit_bnb_available
 from accelerate_cpp.utils.module_tensors import as_device, is_meta, listed, named_module_tensors
 from accelerate_cpp.utils.offload import FolderWriter
-from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.utils.placement import device_of, is_in_one_of
 from accelerate_cpp.utils.quantization import BnbQuantizationConfig
 from accelerate_cpp.utils.quantized_parameters import quantizes
 from accelerate_cpp.utils.tied_parameters import find_tied_parameters
@@ -178,7 +178,7 @@ def _device_map(
 
 def _dtype_of(name: str, config: BnbQuantizationConfig) -> torch.dtype:
     """What a floating-point tensor that is not quantized is converted to."""
-    if is_in(name, config.keep_in_fp32_modules or ()):
+    if is_in_one_of(name, config.keep_in_fp32_modules or ()):
         return torch.float32
     assert isinstance(config.torch_dtype, torch.dtype)
     return config.torch_dtype

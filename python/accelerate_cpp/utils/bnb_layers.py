@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from accelerate_cpp.utils.placement import is_in_one_of
 from accelerate_cpp.utils.quantization import BnbQuantizationConfig
 from accelerate_cpp.utils.tied_parameters import find_tied_parameters
 
-__all__ = ["is_in", "kept_by_default", "layers_replaced", "quantizable_layers"]
+__all__ = ["kept_by_default", "layers_replaced", "quantizable_layers"]
 
 
 def kept_by_default(model: nn.Module) -> list[str]:
@@ -26,11 +27,6 @@ def kept_by_default(model: nn.Module) -> list[str]:
     is_base = base is not None and not hasattr(model, base)
     children = [name for name, _ in model.named_children()]
     return sorted({*tied, *children[-1:]}) if tied or not is_base else []
-
-
-def is_in(name: str, modules: Iterable[str]) -> bool:
-    """Whether ``name`` is that of one of ``modules`` or of something in one; the beginnings of these may be missing."""
-    return any(f".{module}." in f".{name}." for module in modules)
 
 
 def quantizable_layers(model: nn.Module, kept: Collection[str]) -> list[str]:
@@ -48,7 +44,7 @@ def quantizable_layers(model: nn.Module, kept: Collection[str]) -> list[str]:
         and not isinstance(module, NonDynamicallyQuantizableLinear)
         and owners[id(module.weight)] == 1
         and name
-        and not is_in(name, kept)
+        and not is_in_one_of(name, kept)
     ]
 
 

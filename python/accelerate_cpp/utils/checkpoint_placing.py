@@ -15,7 +15,7 @@ from accelerate_cpp.utils.checkpoint_reading import CheckpointFile
 from accelerate_cpp.utils.memory import should_reduce_batch_size
 from accelerate_cpp.utils.module_tensors import as_device, is_meta, listed, placed_parameter, walk
 from accelerate_cpp.utils.offload import FolderWriter
-from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.utils.placement import device_of, is_in_one_of
 from accelerate_cpp.utils.quantized_parameters import quantized, quantizes
 
 __all__ = ["Loading"]
@@ -221,7 +221,7 @@ class Loading:
             return self._places[name].tensor.dtype
         if not value.is_floating_point():
             return value.dtype
-        if any(f".{module}." in f".{name}." for module in self._in_fp32):
+        if is_in_one_of(name, self._in_fp32):
             return torch.float32
         return self._dtype
 

@@ -122,9 +122,9 @@ def choose_device_map(
         raise InvalidArgument(f"device_map={way!r}: expected a mapping or one of {', '.join(map(repr, _WAYS))}")
     plan = MapPlan(model, no_split_module_classes, dtype, special_dtypes, workload, f"device_map={way!r}")
     memory = plan.spared(get_max_memory(max_memory) if way == "sequential" else usable_memory(max_memory))
-    room = memory if way == "sequential" else plan.lowered(memory, low_zero=way == "balanced_low_0")
     result = plan.fit(memory) if way == "balanced" else None
     if result is None:
+        room = memory if way == "sequential" else plan.lowered(memory, low_zero=way == "balanced_low_0")
         result = plan.first_fit(room)
         result = plan.fit_instead(result, *([room, memory] if way == "balanced_low_0" else [memory]))
     return _devices(result, memory, True, offload_buffers)

@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from accelerate_cpp._native import any_fit, balanced_partition
-from accelerate_cpp.utils.placement import Device, Part, Placement, Room, Size, prefixes
+from accelerate_cpp.utils.placement import OFFLOADED, Device, Part, Placement, Room, Size, prefixes
 
-_OFFLOADED = ("cpu", "disk")
 _TOLERANCE = 0.05
 """How far the largest load may be above what no partition can be below, if fewer modules are split for it."""
 _MOST_STEPS = 1_000_000
@@ -21,7 +20,7 @@ _MOST_STEPS = 1_000_000
 
 def offloads(placement: Placement) -> bool:
     """Whether anything of the model is on the CPU or the disk."""
-    return any(device in _OFFLOADED for device in placement.devices.values())
+    return any(device in OFFLOADED for device in placement.devices.values())
 
 
 def fit_on_accelerators(
@@ -36,7 +35,7 @@ def fit_on_accelerators(
     Args:
         ties: groups of names of tensors that are one. Parts with the same tensor go to one device.
     """
-    accelerators = [room for room in rooms if room.device not in _OFFLOADED and room.size]
+    accelerators = [room for room in rooms if room.device not in OFFLOADED and room.size]
     if sum(part.size for part in parts) > sum(room.size or 0 for room in accelerators) or not accelerators:
         return None
     depth = _depth(parts)

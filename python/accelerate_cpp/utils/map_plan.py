@@ -12,13 +12,11 @@ from accelerate_cpp.utils.device_memory import Memory, lowered
 from accelerate_cpp.utils.fitting import fit_on_accelerators, offloads
 from accelerate_cpp.utils.model_parts import survey, with_inner
 from accelerate_cpp.utils.module_sizes import Dtype, Measure, Size, class_names, compute_module_sizes
-from accelerate_cpp.utils.placement import Device, Part, Placement, Room, place
+from accelerate_cpp.utils.placement import OFFLOADED, Device, Part, Placement, Room, place
 from accelerate_cpp.utils.tied_parameters import warn_of_untied
 from accelerate_cpp.utils.workload import Workload, needs_of
 
 __all__ = ["MapPlan", "rooms_of"]
-
-_OFFLOADED = ("cpu", "disk")
 
 
 class MapPlan:
@@ -60,7 +58,7 @@ class MapPlan:
                 f"max_memory[{unlimited!r}] is None: expected a number of bytes or a text such as '10GB'"
             )
         everywhere = self._needs.everywhere
-        return {device: size if device in _OFFLOADED else max(0, size - everywhere) for device, size in memory.items()}
+        return {device: size if device in OFFLOADED else max(0, size - everywhere) for device, size in memory.items()}
 
     def lowered(self, memory: Memory, low_zero: bool = False) -> Memory:
         """As :func:`accelerate_cpp.utils.get_balanced_memory` lowers it, with what modules hold counted, too."""
@@ -97,7 +95,7 @@ class MapPlan:
 
 def rooms_of(memory: Memory) -> list[Room]:
     """The devices in order, the disk at last, which has no end."""
-    main = next((device for device in memory if device not in _OFFLOADED), None)
+    main = next((device for device in memory if device not in OFFLOADED), None)
     reserving = {"mps"} if "mps" in memory else {main, "cpu"}
     rooms = [Room(device, size, device in reserving) for device, size in memory.items() if device != "disk"]
     return [*rooms, Room("disk", None)]

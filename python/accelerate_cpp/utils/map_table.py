@@ -12,7 +12,7 @@ from torch import nn
 from accelerate_cpp.commands.memory_report import size as shown_size
 from accelerate_cpp.utils.module_sizes import Measure, Size
 from accelerate_cpp.utils.module_tensors import walk
-from accelerate_cpp.utils.placement import device_of, is_inside, prefixes
+from accelerate_cpp.utils.placement import OFFLOADED, device_of, is_inside, prefixes
 from accelerate_cpp.utils.tied_parameters import find_tied_parameters
 from accelerate_cpp.utils.workload import Needs
 
@@ -21,7 +21,6 @@ __all__ = ["Block", "MapTable", "Row", "shortened", "tabulate"]
 Device = int | str | torch.device
 
 _NAMED = ("mps", "cpu", "disk", "meta")
-_OFFLOADED = ("cpu", "disk")
 _MOST_NAMES = 6
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
@@ -95,12 +94,12 @@ def tabulate(
     for name, device in device_map.items():
         rows[_key(device)].parts.append(name or "the whole model")
     total = _count_weights(model, device_map, measure, rows)
-    main = next((key for key in rows if key not in _OFFLOADED and rows[key].parts), "cpu")
+    main = next((key for key in rows if key not in OFFLOADED and rows[key].parts), "cpu")
     for name, size in needs.of_modules.items():
         key = _key(_device_of_module(device_map, name))
-        rows[main if key in _OFFLOADED and main in rows else key].held += size
+        rows[main if key in OFFLOADED and main in rows else key].held += size
     for key, row in rows.items():
-        row.held += 0 if key in _OFFLOADED else needs.everywhere
+        row.held += 0 if key in OFFLOADED else needs.everywhere
     used = sum(1 for row in rows.values() if row.parts)
     title = f"{type(model).__name__}: {shown_size(int(total))} on {used} device{'' if used == 1 else 's'}"
     return MapTable(title, [rows[key] for key in sorted(rows, key=_order)], _ties(model, device_map))

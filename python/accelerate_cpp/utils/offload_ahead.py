@@ -7,6 +7,7 @@ computes with is the same with and without.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,59 +39,71 @@ class Wanted(NamedTuple):
     dtype: torch.dtype
 
 
-class FileReader:
-    """Reads the weights of units from their files into memory, in a thread.
-
-    At most a window of bytes is read before the units that need them; the system then keeps in memory what it has room
-    for, once for all processes of the machine that use the files.
+class _Engine(ABC):
+    """What fetches the weights of units.
 
     Args:
         weights: where they are.
-        window_bytes: of units that have not come yet.
+        window_bytes: the most that is fetched of units that have not come yet.
     """
 
     def __init__(self, weights: OffloadedWeightsLoader, window_bytes: int) -> None:
         self._weights, self._window_bytes = weights, window_bytes
         self._units: list[list[Wanted]] = []
-        self._reader: ReadAhead | None = None
+        self._native: Any = None
+
+    def add(self, wanted: Sequence[Wanted]) -> Unit | None:
+        """A further unit; ``None`` if nothing of it has to be fetched."""
+        if not wanted:
+            return None
+        self._units.append(list(wanted))
+        self._native = None
+        return Unit(self, len(self._units) - 1)
+
+    @abstractmethod
+    def arrive(self, number: int) -> Mapping[str, Tensor]:
+        """Says that the weights of a unit are needed now. Gives those that were copied for it, by name."""
+
+    def await_idle(self) -> None:
+        """Returns when the window is full, or everything is there."""
+        if self._native is not None:
+            self._native.await_idle()
+
+    @property
+    def bytes_ahead(self) -> int:
+        """How many bytes have been fetched of units that have not come yet."""
+        return 0 if self._native is None else self._native.bytes_ahead
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is of this process alone."""
+        return {**self.__dict__, "_native": None}
+
+
+class FileReader(_Engine):
+    """Reads the weights of units from their files into memory, in a thread.
+
+    At most a window of bytes is read before the units that need them; the system then keeps in memory what it has room
+    for, once for all processes of the machine that use the files.
+    """
 
     def add(self, wanted: Sequence[Wanted]) -> Unit | None:
         """A further unit; ``None`` if nothing of it is in files."""
-        in_files = [each for each in wanted if each.key not in self._weights.state_dict]
-        if not in_files:
-            return None
-        self._units.append(in_files)
-        self._reader = None
-        return Unit(self, len(self._units) - 1)
+        return super().add([each for each in wanted if each.key not in self._weights.state_dict])
 
     def arrive(self, number: int) -> Mapping[str, Tensor]:
         """Says that the weights of a unit are needed now; does not wait for them, and gives nothing."""
-        if self._reader is None:
+        if self._native is None:
             ranges = [[view for each in unit if (view := self._range(each.key))] for unit in self._units]
-            self._reader = ReadAhead(units=ranges, window_bytes=self._window_bytes)
-        self._reader.arrive(number)
+            self._native = ReadAhead(units=ranges, window_bytes=self._window_bytes)
+        self._native.arrive(number)
         return _NOTHING
 
     def _range(self, key: str) -> tuple[int, int] | None:
         view = self._weights.view(key)
         return None if view is None else (view.data_ptr(), view.nbytes)
 
-    def await_idle(self) -> None:
-        """Returns when the window is full, or everything is in memory."""
-        if self._reader is not None:
-            self._reader.await_idle()
 
-    @property
-    def bytes_ahead(self) -> int:
-        """How many bytes have been read of units that have not come yet."""
-        return 0 if self._reader is None else self._reader.bytes_ahead
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is of this process alone."""
-        return {**self.__dict__, "_reader": None}
-
-
-class DeviceCopier:
+class DeviceCopier(_Engine):
     """Copies the weights of units to an accelerator, in a thread and on a stream of its own.
 
     At most a window of bytes is on the device before the units that need them.
@@ -102,27 +115,20 @@ class DeviceCopier:
     """
 
     def __init__(self, weights: OffloadedWeightsLoader, device: torch.device, window_bytes: int) -> None:
-        self._weights, self._device, self._window_bytes = weights, device, window_bytes
-        self._units: list[list[Wanted]] = []
+        super().__init__(weights, window_bytes)
+        self._device = device
         self._sources: list[list[Tensor]] = []
-        self._copier: AheadCopies | None = None
-
-    def add(self, wanted: Sequence[Wanted]) -> Unit | None:
-        """A further unit."""
-        self._units.append(list(wanted))
-        self._copier = None
-        return Unit(self, len(self._units) - 1)
 
     def arrive(self, number: int) -> Mapping[str, Tensor]:
         """The copies of the weights of a unit, by the names that the module has for them; none if there are none."""
-        if self._copier is None or not self._are_those(number):
+        if self._native is None or not self._are_those(number):
             self._sources = [[self._source(each.key) for each in unit] for unit in self._units]
             pairs = zip(self._units, self._sources, strict=True)
             units = [
                 [(source, each.dtype) for each, source in zip(unit, sources, strict=True)] for unit, sources in pairs
             ]
-            self._copier = AheadCopies(units=units, device=self._device, window_bytes=self._window_bytes)
-        copies = self._copier.take(number)
+            self._native = AheadCopies(units=units, device=self._device, window_bytes=self._window_bytes)
+        copies = self._native.take(number)
         names = [each.name for each in self._units[number]]
         return dict(zip(names, copies, strict=True)) if copies else _NOTHING
 
@@ -136,19 +142,9 @@ class DeviceCopier:
         pairs = zip(self._units[number], self._sources[number], strict=True)
         return all(each.key not in state or state[each.key] is source for each, source in pairs)
 
-    def await_idle(self) -> None:
-        """Returns when the window is full, or everything is there."""
-        if self._copier is not None:
-            self._copier.await_idle()
-
-    @property
-    def bytes_ahead(self) -> int:
-        """How many bytes are on the device of units that have not come yet."""
-        return 0 if self._copier is None else self._copier.bytes_ahead
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what is of this process alone."""
-        return {**self.__dict__, "_copier": None, "_sources": []}
+        return {**super().__getstate__(), "_sources": []}
 
 
 class Unit:
@@ -161,7 +157,7 @@ class Unit:
 
     __slots__ = ("engine", "number")
 
-    def __init__(self, engine: FileReader | DeviceCopier, number: int) -> None:
+    def __init__(self, engine: _Engine, number: int) -> None:
         self.engine, self.number = engine, number
 
     def arrive(self) -> Mapping[str, Tensor]:
@@ -196,9 +192,9 @@ def _window(device: torch.device) -> int:
     return int(text) if text.isdecimal() else parse_size(text, argument=env_table.OFFLOAD_WINDOW.name)
 
 
-def _engine(weights: OffloadedWeightsLoader, device: torch.device, window: int) -> FileReader | DeviceCopier:
+def _engine(weights: OffloadedWeightsLoader, device: torch.device, window: int) -> _Engine:
     device = torch.empty(0, device=device).device  # with its number
-    engine: FileReader | DeviceCopier | None = weights.engines.get(device)
+    engine: _Engine | None = weights.engines.get(device)
     if engine is None:
         is_cpu = device.type == "cpu"
         engine = FileReader(weights, window) if is_cpu else DeviceCopier(weights, device, window)

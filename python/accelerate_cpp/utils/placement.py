@@ -7,13 +7,16 @@ what is offloaded is brought to it layer by layer. Shared tensors ("ties") stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 Device = int | str
 Size = float
 AnyDevice = TypeVar("AnyDevice")
+
+OFFLOADED = ("cpu", "disk")
+"""Where parts are that no accelerator has room for."""
 
 
 @dataclass(slots=True)
@@ -94,6 +97,11 @@ def device_of(devices: Mapping[str, AnyDevice], name: str) -> AnyDevice | None:
         if path in devices:
             return devices[path]
     return devices.get("")
+
+
+def is_in_one_of(name: str, modules: Iterable[str]) -> bool:
+    """Whether ``name`` is that of one of ``modules`` or of something in one; the beginnings of these may be missing."""
+    return any(f".{module}." in f".{name}." for module in modules)
 
 
 def is_inside(name: str, part: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from accelerate_cpp.utils.bnb_layers import is_in, kept_by_default, layers_replaced, quantizable_layers
+from accelerate_cpp.utils.bnb_layers import kept_by_default, layers_replaced, quantizable_layers
 from accelerate_cpp.utils.quantization import BnbQuantizationConfig
 
 
@@ -43,20 +43,6 @@ def test_a_base_model_has_no_head_but_may_share_parameters() -> None:
     assert kept_by_default(model) == []
     model.last.weight = model.first.weight
     assert kept_by_default(model) == ["first", "last"]
-
-
-@pytest.mark.parametrize(
-    ("name", "modules", "expected"),
-    [
-        ("body.0", ["body"], True),
-        ("body.0", ["0"], True),
-        ("body.0.weight", ["body.0"], True),
-        ("body.0", ["bod", "ody", "body.0.weight"], False),
-        ("body.0", [], False),
-    ],
-)
-def test_names_of_modules_are_whole(name: str, modules: list[str], expected: bool) -> None:
-    assert is_in(name, modules) is expected
 
 
 def test_linear_layers_are_quantized_that_compute_by_themselves_with_a_weight_of_their_own() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from accelerate_cpp.utils.placement import Part, Room, device_of, place
+import pytest
+
+from accelerate_cpp.utils.placement import Part, Room, device_of, is_in_one_of, place
 
 
 def layer(name: str, size: float) -> Part:
@@ -125,3 +127,17 @@ def test_the_device_of_a_part_is_that_of_the_smallest_part_around_it() -> None:
     names = ["a.b.w", "a.b", "a.c", "ab", "", "x.y"]
     assert [device_of(devices, name) for name in names] == [1, 1, 0, "disk", "disk", "disk"]
     assert device_of({"a": 0}, "b") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "expected"),
+    [
+        ("body.0", ["body"], True),
+        ("body.0", ["0"], True),
+        ("body.0.weight", ["body.0"], True),
+        ("body.0", ["bod", "ody", "body.0.weight"], False),
+        ("body.0", [], False),
+    ],
+)
+def test_names_of_modules_are_whole(name: str, modules: list[str], expected: bool) -> None:
+    assert is_in_one_of(name, modules) is expected
