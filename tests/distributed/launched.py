@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-# Unbuffered, a print is several writes, and those of two workers mix.
-LINES_STAY_WHOLE = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def lives(pid: int) -> bool:

@@ -37,7 +37,7 @@ print(json.dumps([before, see(), torch.get_num_threads()]))
 def _run(folder: Path, command: list[str], script: str, **environ: str) -> list[Any]:
     """What the two workers print, one line of JSON each; nothing may be said on standard error."""
     (folder / "train.py").write_text(SEES + script)
-    inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED")}
+    inherited = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
     result = subprocess.run(
         [*command, "train.py"],
         cwd=folder,

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from launched import LINES_STAY_WHOLE
-
 SCRIPTS = Path(__file__).with_name("check_scripts")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 COMMAND = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "check", "--cpu", "--num_processes", "2"]
@@ -29,7 +27,7 @@ ALWAYS = (
 def check(folder: Path, *arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
     """The exit status, the findings, and what was printed."""
     command = [*COMMAND, "--json", folder / "report.json", *arguments]
-    done = subprocess.run(list(map(str, command)), cwd=folder, env=LINES_STAY_WHOLE, capture_output=True, text=True)
+    done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
     assert (folder / "report.json").exists(), done.stdout + done.stderr
     return done.returncode, json.loads((folder / "report.json").read_text())["findings"], done.stdout + done.stderr
 
@@ -96,7 +94,6 @@ def test_an_interrupt_ends_the_check_without_a_report(tmp_path: Path) -> None:
         [*COMMAND, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=LINES_STAY_WHOLE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None

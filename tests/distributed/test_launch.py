@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import LINES_STAY_WHOLE, lives
+from launched import lives
 
 # Every worker of these scripts names itself by a file pid-<rank>; the file appears with its whole content.
 NAMES_ITSELF = """
@@ -44,7 +44,6 @@ class Job:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *flags, "train.py"],
             cwd=folder,
-            env=LINES_STAY_WHOLE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # A test runner in the background may ignore interrupts, and children inherit that.

@@ -13,7 +13,6 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from launched import LINES_STAY_WHOLE
 from test_notebooks import ThisPython
 
 # Rank 1 takes 50 ms longer in each step. That is what is looked for; nothing waits for it.
@@ -54,7 +53,6 @@ def test_rank_that_is_fifty_milliseconds_slower_is_named_within_ten_steps(script
     run = subprocess.run(
         launch("--num_processes", str(num_processes), steps=10),
         cwd=script,
-        env=LINES_STAY_WHOLE,
         capture_output=True,
         text=True,
         timeout=240,
@@ -75,9 +73,7 @@ def test_lone_process_is_monitored_too(script: Path) -> None:
 
 def test_terminal_ends_with_the_table_below_all_output(script: Path) -> None:
     terminal, ours = pty.openpty()
-    run = subprocess.Popen(
-        launch("--num_processes", "2", steps=10), cwd=script, env=LINES_STAY_WHOLE, stdout=ours, stderr=ours
-    )
+    run = subprocess.Popen(launch("--num_processes", "2", steps=10), cwd=script, stdout=ours, stderr=ours)
     os.close(ours)
     text = b""
     try:

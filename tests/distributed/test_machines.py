@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.launch.host import free_port
-from launched import LINES_STAY_WHOLE, lives
+from launched import lives
 from network_namespaces import Host, Unavailable, two_hosts
 
 pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def _start(folder: Path, flags: list[str], variables: Mapping[str, str], *prefix
     launcher = subprocess.Popen(
         [*prefix, *LAUNCH, *flags],
         cwd=folder,
-        env={**LINES_STAY_WHOLE, **variables},
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

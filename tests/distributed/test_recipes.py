@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from accelerate_cpp.launch.host import free_port
-from launched import LINES_STAY_WHOLE
 
 pytest.importorskip("torch")
 
@@ -80,7 +79,7 @@ def test_batch_script_trains_on_all_nodes(tmp_path: Path, recipe: str, expected:
     done = subprocess.run(
         [bash, job["BATCH_SCRIPT"]],
         cwd=tmp_path,
-        env=LINES_STAY_WHOLE | job,
+        env=os.environ | job,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -106,7 +105,7 @@ def test_pods_of_the_manifest_find_each_other(tmp_path: Path) -> None:
         subprocess.Popen(
             command,
             cwd=tmp_path,
-            env=LINES_STAY_WHOLE | variables | {"JOB_COMPLETION_INDEX": str(index)},
+            env=os.environ | variables | {"JOB_COMPLETION_INDEX": str(index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

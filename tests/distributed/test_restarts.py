@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from launched import LINES_STAY_WHOLE
-
 pytest.importorskip("torch")
 
 PATIENCE_SECONDS = 600.0
@@ -79,9 +77,7 @@ def _run(folder: Path, steps: int, kills: list[int]) -> subprocess.CompletedProc
     chance = random.Random(3)
     command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2"]
     command += ["--max_restarts", str(len(kills)), "--report", "report.json", "train.py", str(steps)]
-    with subprocess.Popen(
-        command, cwd=folder, env=LINES_STAY_WHOLE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as launcher:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
         lines, left = [], list(kills)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launched import LINES_STAY_WHOLE
-
 SCRIPTS = Path(__file__).parent
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PATIENCE_SECONDS = 250.0
@@ -20,7 +18,7 @@ def _run(folder: Path, script: str, *arguments: str, num_processes: int = 2) -> 
     """The words of each line that the processes print at the end."""
     command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--alias", "--cpu"]
     command += ["--num_processes", str(num_processes), str(SCRIPTS / script), *arguments]
-    environment = LINES_STAY_WHOLE | OFFLINE | {"HF_HOME": str(folder / "hub"), "PYTHONPATH": str(SCRIPTS)}
+    environment = os.environ | OFFLINE | {"HF_HOME": str(folder / "hub"), "PYTHONPATH": str(SCRIPTS)}
     result = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ def _run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", *arguments],
         cwd=cwd,
-        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
         capture_output=True,
         text=True,
         check=False,
