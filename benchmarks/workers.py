@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from accelerate_cpp.launch.host import free_port
+
 SOCKET_VARIABLE = "BENCHMARK_SOCKET"
 TURN_LIMIT_SECONDS = 600
 END_LIMIT_SECONDS = 30
@@ -167,13 +169,10 @@ def _start(
         environment.pop("RANK", None)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return [start(["mpirun", *as_root, "--oversubscribe", "-np", str(world_size), *command])]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     shared = {
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
         "ACCELERATE_USE_CPU": "true",
     }
     return [start(command, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world_size)]

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from accelerate_cpp.launch.host import free_port
 
 pytestmark = pytest.mark.long
 
@@ -43,10 +44,7 @@ def laboratory(tmp_path: Path) -> Iterator[str]:
     """The address of a JupyterLab with the notebooks, whose kernels run this Python."""
     for notebook in NOTEBOOKS.glob("*.ipynb"):
         shutil.copy(notebook, tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    token = secrets.token_hex(16)
+    port, token = free_port(), secrets.token_hex(16)
     # Settings, kernels and histories of the user are not looked at, and not touched.
     own = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]

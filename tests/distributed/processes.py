@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.launch.host import free_port
 from rank_process import Call, Process, await_end, end, may_be_forked, start_forked, start_fresh
 
 
@@ -32,13 +32,6 @@ class Outcome:
     stdout: str
     stderr: str
     value: Any
-
-
-def free_port() -> int:
-    """A TCP port of this host that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def environment_of(rank: int, world_size: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from accelerate_cpp.errors import InvalidArgument
+
+_FIRST_PORT = 20_000  # below are those of most services
+_FIRST_OF_KERNEL = 32_768  # where the system does not say it: the default of Linux
+_TRIED_PORTS = 20
 
 
 def _quota_in_cores(cgroup_root: Path, own_cgroup: Path) -> float | None:
@@ -53,10 +58,27 @@ def gpu_count(environ: Mapping[str, str] | None = None, devices: Path = Path("/d
     return min(present, visible)
 
 
-def free_port() -> int:
-    """A TCP port that nothing on this host listens on at the moment."""
+def free_port(range_of_kernel: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
+    """A TCP port that nothing on this host listens on at the moment.
+
+    Workers bind it only seconds later, so it is none of those that the kernel gives to every outgoing connection
+    meanwhile, as long as there are others.
+
+    Args:
+        range_of_kernel: says which those are.
+    """
+    first_of_kernel = int(range_of_kernel.read_text().split()[0]) if range_of_kernel.exists() else _FIRST_OF_KERNEL
+    candidates = range(_FIRST_PORT, first_of_kernel)
+    for _ in range(_TRIED_PORTS if candidates else 0):
+        with suppress(OSError):  # somebody listens there
+            return _bound(candidates[int.from_bytes(os.urandom(4), "big") % len(candidates)])
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    """``port``, or one that the kernel chooses for 0, after a test that it can be bound."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
 
 
