@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -42,6 +43,7 @@ def scenarios(folder: str) -> dict[str, Any]:
     results = {}
     for name, scenario in {
         "places": places,
+        "waits": waits,
         "main_first": lambda: main_first(folder),
         "trained": lambda: {case: trained(8, *case) for case in TRAINED},
         "gradients": gradients,
@@ -100,6 +102,23 @@ def test_each_process_knows_its_place(ranks: list[dict[str, Any]]) -> None:
     assert one["on"] == [None, "last", "one", None, "second"]
     assert (zero["printed"], one["printed"]) == ("x\ny\n", "")
     assert (zero["part"], one["part"]) == ([1, 2], [3, 3])
+
+
+def waits() -> list[tuple[int, int]]:
+    """When each kind of waiting began and ended, by the clock of the host."""
+    from accelerate_cpp.utils import wait_for_everyone
+
+    own, times = accelerator(), []
+    for wait in (own.wait_for_everyone, own.state.wait_for_everyone, wait_for_everyone):
+        began = time.monotonic_ns()
+        wait()
+        times.append((began, time.monotonic_ns()))
+    return times
+
+
+def test_no_process_goes_on_before_all_wait(ranks: list[dict[str, Any]]) -> None:
+    for times in zip(*(rank["waits"] for rank in ranks), strict=True):
+        assert max(began for began, _ in times) <= min(ended for _, ended in times)
 
 
 def main_first(folder: str) -> tuple[bool, bool]:

@@ -132,16 +132,6 @@ class TestConstruction:
             assert not Accelerator(cpu=True, split_batches=True).split_batches
         assert Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)).split_batches
 
-    def test_loader_settings_can_be_read_and_even_batches_set(self) -> None:
-        accelerator = Accelerator(cpu=True)
-        assert accelerator.dispatch_batches is None
-        assert accelerator.even_batches
-        assert not accelerator.use_seedable_sampler
-        assert not accelerator.non_blocking
-        assert not accelerator.use_stateful_dataloader
-        accelerator.even_batches = False
-        assert not accelerator.dataloader_config.even_batches
-
     def test_the_project_directory_fills_its_configuration(self, tmp_path: Path) -> None:
         accelerator = Accelerator(cpu=True, project_dir=tmp_path)
         assert (accelerator.project_dir, accelerator.logging_dir) == (tmp_path, tmp_path)
@@ -356,13 +346,13 @@ class TestTheEnd:
         assert list(accelerator.get_state_dict(prepared)) == ["weight", "bias"]
         assert list(accelerator.get_state_dict(prepared, unwrap=False)) == ["weight", "bias"]
 
-    def test_freed_memory_holds_no_prepared_object(self) -> None:
+    @pytest.mark.parametrize("free", ["free_memory", "clear"])
+    def test_freed_memory_holds_no_prepared_object(self, free: str) -> None:
         accelerator = Accelerator(cpu=True)
         model, optimizer, loader = accelerator.prepare(*parts())
         seen = weakref.ref(model)
         accelerator.step = 3
-        model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
-        accelerator.clear()
+        model, optimizer, loader = getattr(accelerator, free)(model, optimizer, loader)
         assert (model, optimizer, loader) == (None, None, None)
         assert seen() is None
         assert (accelerator._models, accelerator._optimizers, accelerator._dataloaders) == ([], [], [])

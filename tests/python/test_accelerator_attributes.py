@@ -11,6 +11,7 @@ import torch
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.dataclasses import (
+    DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     DistributedType,
     InitProcessGroupKwargs,
@@ -28,6 +29,24 @@ def test_handlers_are_kept_and_absent_ones_are_none() -> None:
     assert accelerator.ddp_handler is handlers[0]
     plain = Accelerator(cpu=True)
     assert [plain.ddp_handler, plain.init_handler, plain.profile_handler] == [None] * 3
+
+
+def test_loader_settings_can_be_read_and_even_batches_set() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.dispatch_batches is None
+    assert accelerator.even_batches
+    assert not accelerator.use_seedable_sampler
+    assert not accelerator.non_blocking
+    assert not accelerator.use_stateful_dataloader
+    accelerator.even_batches = False
+    assert not accelerator.dataloader_config.even_batches
+
+
+@pytest.mark.parametrize(
+    "name", ["dispatch_batches", "use_seedable_sampler", "non_blocking", "use_stateful_dataloader"]
+)
+def test_loader_settings_are_those_that_were_given(name: str) -> None:
+    assert getattr(Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**{name: True})), name) is True
 
 
 @pytest.mark.parametrize("device", TYPE_OF_SEVERAL_PROCESSES)

@@ -50,6 +50,15 @@ def test_one_process_steps_once(optimizer):
     assert schedule.get_last_lr() == [0.5]
 
 
+def test_a_scheduler_that_can_print_its_rates_still_can(optimizer, capsys):
+    class Printing(StepLR):
+        def print_lr(self, is_verbose, group, *, epoch):
+            print(is_verbose, group, epoch)
+
+    AcceleratedScheduler(Printing(optimizer.optimizer, 1), optimizer).print_lr(True, 0, epoch=2)
+    assert capsys.readouterr().out == "True 0 2\n"
+
+
 @pytest.mark.parametrize(
     ("options", "expected"), [({}, 0.125), ({"split_batches": True}, 0.5), ({"step_with_optimizer": False}, 0.5)]
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.errors import InvalidArgument
@@ -228,6 +229,25 @@ def test_a_single_process_waits_for_no_one_and_prints(capsys: pytest.CaptureFixt
     state.print("x", end="!")
     state.destroy_process_group()
     assert capsys.readouterr().out == "x!"
+
+
+def test_a_process_group_is_destroyed_but_the_default_one_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = PartialState(cpu=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.new_group([0])
+        state.destroy_process_group(group)
+        with pytest.raises(KeyError):
+            dist.get_process_group_ranks(group)
+        monkeypatch.setattr(PartialState, "fork_launched", True)
+        state.destroy_process_group()
+        assert dist.is_initialized()
+        monkeypatch.setattr(PartialState, "fork_launched", False)
+        state.destroy_process_group()
+        assert not dist.is_initialized()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

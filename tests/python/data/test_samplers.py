@@ -37,6 +37,7 @@ def test_the_remainder_is_known_after_a_pass_and_unknown_during_one():
     assert shard.remainder is None
     assert list(batches) == [[4, 0]]
     assert shard.remainder == 1
+    assert (shard.total_length, len(shard)) == (3, 2)
 
 
 def test_an_iterable_shard_seeds_a_dataset_that_has_only_a_generator():

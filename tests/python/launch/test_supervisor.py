@@ -101,8 +101,8 @@ def test_second_interrupt_kills_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 600.0)  # longer than a test may take
     ours, theirs = socket.socketpair()
     stubborn = _python(
-        "import signal, time; signal.signal(signal.SIGINT, lambda *a: print('no', flush=True))\n"
-        "print('ready', flush=True)\n"
+        "import os, signal, time; signal.signal(signal.SIGINT, lambda *a: os.write(1, b'no'))\n"
+        "os.write(1, b'ready')\n"
         "while True: time.sleep(600)"
     )
     with ours, theirs, Supervisor(ours) as supervisor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unittest
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate.test_utils.testing as original
@@ -131,6 +132,14 @@ def test_a_gpu_without_fp8_is_not_enough(monkeypatch: pytest.MonkeyPatch, kind: 
     monkeypatch.setattr(backend, "torch_device", kind)
     monkeypatch.setattr(requirements, "check_cuda_fp8_capability", lambda: capable)
     assert (skipped(requirements.require_fp8) is None) is runs
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_scales_of_blocks_are_asked_of_the_gpu(monkeypatch: pytest.MonkeyPatch, blocks: bool) -> None:
+    monkeypatch.setattr(imports, "is_transformer_engine_available", lambda: True)
+    fp8 = SimpleNamespace(check_mxfp8_support=lambda: (blocks, "why"))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch.fp8", fp8)
+    assert (skipped(requirements.require_transformer_engine_mxfp8) is None) is blocks
 
 
 @pytest.mark.parametrize("tpu", [True, False])

@@ -63,6 +63,12 @@ def test_a_function_is_applied_to_every_tensor_and_types_are_kept():
     assert type(operations.recursively_apply(abs, OrderedDict(x=torch.zeros(1)))) is OrderedDict
 
 
+def test_descriptions_of_tensors_are_told_from_tensors():
+    described = operations.get_data_structure({"x": torch.zeros(2, 3)})["x"]
+    assert operations.is_tensor_information(described)
+    assert not operations.is_tensor_information(torch.zeros(2, 3))
+
+
 def test_another_leaf_is_an_error_if_asked_for():
     with pytest.raises(TypeError, match="found a leaf of type str"):
         operations.recursively_apply(lambda tensor: tensor, [torch.zeros(1), "text"], error_on_other_type=True)

@@ -79,8 +79,13 @@ def test_a_compiled_model_stays_compiled_unless_asked_not_to(keep):
     assert (extracted._orig_mod if keep else extracted) is model
 
 
-def test_one_process_does_not_wait():
+@pytest.mark.parametrize(("processes", "waits"), [(1, 0), (2, 1)])
+def test_several_processes_wait_and_one_does_not(monkeypatch, processes, waits):
+    barriers = []
+    monkeypatch.setattr(other, "world_size", lambda: processes)
+    monkeypatch.setattr(other.dist, "barrier", lambda: barriers.append(1))
     other.wait_for_everyone()
+    assert len(barriers) == waits
 
 
 @pytest.mark.parametrize(("writer", "reader"), [(other, original), (original, other)])
