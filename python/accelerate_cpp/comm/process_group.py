@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
+from accelerate_cpp.comm.fresh_store import fresh_store
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 
@@ -21,7 +22,10 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
     descriptor = env_table.RENDEZVOUS_FD.get()
     if descriptor is None:
         handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
-        return next(handshake)
+        shared, rank, world_size = next(handshake)
+        if env_table.USE_AGENT_STORE.get():
+            shared = fresh_store(shared, rank, world_size, timeout)
+        return shared, rank, world_size
     if rank is None or not 0 <= rank < world_size:
         raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)

@@ -1,0 +1,103 @@
+"""A store that torch's agent keeps through all attempts at a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from accelerate_cpp.comm import process_group
+from accelerate_cpp.comm.fresh_store import fresh_store
+from accelerate_cpp.errors import Timeout
+
+PATIENCE = timedelta(seconds=200)
+IMPATIENCE = timedelta(seconds=0.2)
+
+
+class Run:
+    """A store, and processes, which are threads here, that meet in it."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.store, self._pool = dist.HashStore(), pool
+        self.keys = dist.PrefixStore("accelerate_cpp/attempts", self.store)
+
+    def start(self, rank: int, world_size: int, timeout: timedelta = PATIENCE) -> Future[dist.Store]:
+        return self._pool.submit(fresh_store, self.store, rank, world_size, timeout)
+
+    def meet(self, world_size: int) -> list[dist.Store]:
+        return [process.result() for process in [self.start(rank, world_size) for rank in range(world_size)]]
+
+    def came_and_died(self, rank: int) -> str:
+        """As if a process of ``rank`` had come and nothing more; its name."""
+        name = f"dead-{rank}"
+        self.keys.set(str(rank), name)
+        return name
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with ThreadPoolExecutor(16) as pool:
+        yield Run(pool)
+
+
+def each_finds_what_the_last_rank_writes(stores: list[dist.Store], text: str) -> bool:
+    stores[-1].set("address", text)
+    return [store.get("address") for store in stores] == [text.encode()] * len(stores)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_attempts_do_not_see_what_earlier_ones_wrote(run: Run, world_size: int) -> None:
+    for attempt in range(20):
+        stores = run.meet(world_size)
+        assert not any(store.check(["address"]) for store in stores)
+        assert each_finds_what_the_last_rank_writes(stores, str(attempt))
+
+
+def test_ranks_may_become_fewer_and_more(run: Run) -> None:
+    for world_size in (4, 2, 1, 3, 4):
+        stores = run.meet(world_size)
+        assert not stores[0].check(["address"])
+        assert each_finds_what_the_last_rank_writes(stores, "here")
+
+
+@pytest.mark.parametrize("dies", [0, 1, 2])
+def test_a_rank_that_is_started_anew_is_met_by_the_others(run: Run, dies: int) -> None:
+    run.meet(3)
+    with pytest.raises(Timeout):  # it has said that it is there, and has gone
+        run.start(dies, 3, IMPATIENCE).result()
+    assert each_finds_what_the_last_rank_writes(run.meet(3), "here")
+
+
+def test_a_rank_that_dies_while_the_others_meet_is_met_by_them_when_it_is_back(run: Run) -> None:
+    name = run.came_and_died(2)
+    waiting = [run.start(0, 3), run.start(1, 3)]
+    run.keys.wait(["proposal"])
+    assert name in run.keys.get("proposal").decode()
+    assert not any(process.done() for process in waiting)
+    stores = [process.result() for process in [*waiting, run.start(2, 3)]]
+    assert each_finds_what_the_last_rank_writes(stores, "here")
+
+
+@pytest.mark.parametrize(("present", "missing"), [([1, 2], 3), ([2, 3], 1), ([], 1), ([1, 2, 3], 1)])
+def test_the_rank_that_does_not_come_is_named(run: Run, present: list[int], missing: int) -> None:
+    for rank in present:
+        run.came_and_died(rank)
+    with pytest.raises(Timeout, match=rf"did not meet within 0\.2 s: waited for rank {missing};"):
+        fresh_store(run.store, 0, 4, IMPATIENCE)
+    with pytest.raises(Timeout, match=r"within 0\.2 s: waited for rank 0, or a rank"):
+        fresh_store(run.store, 1, 4, IMPATIENCE)
+
+
+@pytest.mark.parametrize("agents", [True, False])
+def test_the_store_of_an_agent_is_not_used_as_it_is(monkeypatch: pytest.MonkeyPatch, agents: bool) -> None:
+    store = dist.HashStore()
+    store.set("address", "of the dead")
+    monkeypatch.delenv("ACCELERATE_CPP_RENDEZVOUS_FD", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agents))
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
+    found, rank, world_size = process_group._rendezvous(PATIENCE)
+    assert (rank, world_size) == (0, 1)
+    assert found.check(["address"]) is not agents
