@@ -60,8 +60,9 @@ demo: build ## train the digits on two processes and on one, and show the result
 ctest: $(VENV)/.built-with-tests
 	$(CTEST) --test-dir $(EDITABLE)
 
+# Most of the time goes into starting processes, which import torch; tests/conftest.py says which tests run beside which.
 pytest: $(VENV)/.built-with-tests
-	$(BIN)/python -m pytest -m "not long" --durations=30 --durations-min=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --durations=30 --durations-min=5 $(PYTEST_ARGS)
 
 test: ctest pytest ## run the GoogleTests and the Python tests
 
