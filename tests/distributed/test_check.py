@@ -18,6 +18,7 @@ COMMAND = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "chec
 # The others are run by `make test-full`.
 ALWAYS = (
     "broken_save_state_on_main_process",
+    "broken_script_of_the_original",
     "broken_schedule_of_prepared_length",
     "broken_unsaved_average",
     "healthy_schedule_and_metrics",
