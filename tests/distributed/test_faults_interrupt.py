@@ -22,7 +22,7 @@ Record = Callable[[str, object], None]
 # What is aimed at is a tenth of a second; machines may be busy.
 SOON = 20.0
 # A thread that is at the same instruction so often, a hundredth of a second apart, is in a call that does not return.
-LOOKS = 10
+LOOKS = 30
 
 
 def interrupt_when_stuck(sent: list[float]) -> None:

@@ -2,32 +2,55 @@
 
 Torch's elastic agents keep one store for all attempts. Without this, a worker that was started again finds the address
 of a peer that is dead, before the new one has written its own.
+
+Each call of a rank takes a number, which names it: ``"rank/number"``. Rank 0 proposes a part of the store to the newest
+calls of all ranks, and proposes another when a newer call appears. When all have accepted the same part it says that
+they begin. An answer or a proposal that is left from the dead names calls that are not the newest, or a part that
+nobody else has accepted.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from accelerate_cpp.errors import Timeout
+from accelerate_cpp.errors import InvalidArgument, Timeout
 
 _PREFIX = "accelerate_cpp/attempts"
 _LONGEST_PAUSE_SECONDS = 0.05
 
 
-class _Waiting:
-    """Pauses that become longer, until a deadline."""
+class _Call:
+    """One call of :func:`fresh_store`."""
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout, self._deadline = timeout, time.monotonic() + timeout.total_seconds()
-        self._pause = 0.001
+    def __init__(self, store: dist.Store, rank: int, timeout: timedelta) -> None:
+        self.store, self._rank, self._timeout = store, rank, timeout
+        self.name = f"{rank}/{store.add(f'{rank}/calls', 1)}"
+        self._deadline, self._pause = time.monotonic() + timeout.total_seconds(), 0.001
+
+    def newest_of(self, rank: int) -> str:
+        """The name of the newest call of ``rank``; empty if there is none."""
+        number = self.store.add(f"{rank}/calls", 0)
+        return f"{rank}/{number}" if number else ""
+
+    def read(self, key: str) -> str:
+        """What ``key`` has; empty if there is none. Does not wait."""
+        return self.store.get(key).decode() if self.store.check([key]) else ""
+
+    def require_newest(self) -> None:
+        """Raises :class:`InvalidArgument` when another process has taken over this rank."""
+        if self.newest_of(self._rank) != self.name:
+            raise InvalidArgument(
+                f"RANK={self._rank} was started again while this process of the same rank waited for the others; the "
+                "newer one takes part in the run, this one must not"
+            )
 
     def pause(self, awaited: str) -> None:
-        """Raises :class:`Timeout` with ``awaited`` after the deadline."""
+        """Waits for a moment, longer from time to time; raises when it is in vain."""
+        self.require_newest()
         if time.monotonic() > self._deadline:
             raise Timeout(
                 f"the processes of this run did not meet within {self._timeout.total_seconds():g} s: waited for "
@@ -37,52 +60,52 @@ class _Waiting:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _read(store: dist.Store, key: str) -> str:
-    """What ``key`` has; empty if there is none. Does not wait."""
-    return store.get(key).decode() if store.check([key]) else ""
-
-
 def fresh_store(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Collective: a part of ``store`` that only the present processes of all ranks use.
+    """Collective: a part of ``store`` to which only this attempt writes.
 
-    Each process has a name that none had before. Rank 0 proposes a part to those that it finds, again when a rank has
-    been started anew; when all have accepted the same one, it says that this is it.
+    A rank that dies after it has accepted, and is started again alone, comes too late for this attempt: the agents have
+    to start the others again, too.
 
     Raises:
-        Timeout: a rank did not come; it is named.
+        Timeout: a rank did not come. Rank 0 names the first that is missing.
+        InvalidArgument: a newer process has this rank.
     """
-    store = dist.PrefixStore(_PREFIX, store)
-    name, waiting = uuid.uuid4().hex, _Waiting(timeout)
-    part = _propose(store, name, world_size, waiting) if rank == 0 else _accept(store, name, rank, waiting)
-    return dist.PrefixStore(part, store)
+    call = _Call(dist.PrefixStore(_PREFIX, store), rank, timeout)
+    part = _propose(call, world_size) if rank == 0 else _accept(call)
+    return dist.PrefixStore(part, call.store)
 
 
-def _propose(store: dist.Store, name: str, world_size: int, waiting: _Waiting) -> str:
-    part, proposed = "", [""]
+def _propose(call: _Call, world_size: int) -> str:
+    part, proposals, proposed = "", 0, [""]
     while True:
-        answers = [_read(store, str(peer)).partition(" ") for peer in range(1, world_size)]
-        present = [name, *(peer for peer, _, _ in answers)]
+        present = [call.name, *map(call.newest_of, range(1, world_size))]
         if not all(present):
-            waiting.pause(f"rank {present.index('')}")
+            call.pause(f"rank {present.index('')}")
             continue
         if present != proposed:
-            part, proposed = uuid.uuid4().hex, present
-            store.set("proposal", json.dumps([part, present]))
-        accepted = [answer == part for _, _, answer in answers]
+            proposals, proposed = proposals + 1, present
+            part = f"{call.name}/{proposals}"
+            call.store.set(f"{part}/present", json.dumps(present))
+        if call.read("proposal") != part:  # always so for a new part; else one from before has overwritten it
+            call.store.set("proposal", part)
+        accepted = [call.read(name) == part for name in present[1:]]
         if all(accepted):
-            store.set("begin", part)
+            call.require_newest()
+            call.store.set("begin", part)
             return part
-        waiting.pause(f"rank {accepted.index(False) + 1}")
+        call.pause(f"rank {accepted.index(False) + 1}")
 
 
-def _accept(store: dist.Store, name: str, rank: int, waiting: _Waiting) -> str:
-    store.set(str(rank), name)
-    accepted = ""
+def _accept(call: _Call) -> str:
+    seen = accepted = ""
     while True:
-        part, present = json.loads(_read(store, "proposal") or '["", []]')
-        if part != accepted and name in present:
-            store.set(str(rank), f"{name} {part}")
-            accepted = part
-        if accepted and _read(store, "begin") == accepted:
+        part = call.read("proposal")
+        # After the proposal: rank 0 may have begun with this call, and propose the next part already.
+        if accepted and call.read("begin") == accepted:
             return accepted
-        waiting.pause("rank 0, or a rank that it waits for")
+        if part != seen:
+            seen = part
+            if call.name in json.loads(call.read(f"{part}/present")):
+                call.store.set(call.name, part)
+                accepted = part
+        call.pause("rank 0, or a rank that it waits for")

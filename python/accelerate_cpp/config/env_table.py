@@ -149,7 +149,9 @@ RESTART_COUNT = _integer(
     "TORCHELASTIC_RESTART_COUNT", None, "how often the workers were started again; named as torch's"
 )
 MAX_RESTARTS = _integer("TORCHELASTIC_MAX_RESTARTS", None, "how often they may be")
-USE_AGENT_STORE = _flag("TORCHELASTIC_USE_AGENT_STORE", "torch's agent holds rank 0's store, through all restarts")
+USE_AGENT_STORE = _flag(
+    "TORCHELASTIC_USE_AGENT_STORE", "torch's agent has the store of rank 0, and keeps it through restarts"
+)
 USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present", texts=_AS_PYTHON_WRITES)
 TORCH_DEVICE = _text("ACCELERATE_TORCH_DEVICE", None, "the device to use, for example cuda:1 or cpu")
 MIXED_PRECISION = _text("ACCELERATE_MIXED_PRECISION", None, "no, fp16, bf16 or fp8; an argument in code wins over it")

@@ -28,6 +28,7 @@ _OF_ANOTHER_GROUP = (
     env_table.CORES,
     env_table.RESTART_COUNT,
     env_table.MAX_RESTARTS,
+    env_table.USE_AGENT_STORE,
 )
 
 

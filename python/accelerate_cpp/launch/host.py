@@ -10,8 +10,7 @@ from pathlib import Path
 
 from accelerate_cpp.errors import InvalidArgument
 
-_FIRST_PORT = 20_000  # below are those of most services
-_FIRST_OF_KERNEL = 32_768  # where the system does not say it: the default of Linux
+_PORTS = range(20_000, 30_000)  # between those of most services and those that Kubernetes forwards
 _TRIED_PORTS = 20
 
 
@@ -61,14 +60,14 @@ def gpu_count(environ: Mapping[str, str] | None = None, devices: Path = Path("/d
 def free_port(range_of_kernel: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
     """A TCP port that nothing on this host listens on at the moment.
 
-    Workers bind it only seconds later, so it is none of those that the kernel gives to every outgoing connection
-    meanwhile, as long as there are others.
+    Workers bind it only seconds later, so where the ports that the kernel gives to outgoing connections begin above
+    20000, it is one below them.
 
     Args:
-        range_of_kernel: says which those are.
+        range_of_kernel: a file with the first and the last of the kernel's.
     """
-    first_of_kernel = int(range_of_kernel.read_text().split()[0]) if range_of_kernel.exists() else _FIRST_OF_KERNEL
-    candidates = range(_FIRST_PORT, first_of_kernel)
+    end = int(range_of_kernel.read_text().split()[0]) if range_of_kernel.exists() else _PORTS.stop
+    candidates = range(_PORTS.start, min(end, _PORTS.stop))
     for _ in range(_TRIED_PORTS if candidates else 0):
         with suppress(OSError):  # somebody listens there
             return _bound(candidates[int.from_bytes(os.urandom(4), "big") % len(candidates)])
@@ -78,7 +77,7 @@ def free_port(range_of_kernel: Path = Path("/proc/sys/net/ipv4/ip_local_port_ran
 def _bound(port: int) -> int:
     """``port``, or one that the kernel chooses for 0, after a test that it can be bound."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
+        probe.bind(("", port))
         return int(probe.getsockname()[1])
 
 

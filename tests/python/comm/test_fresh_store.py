@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from accelerate_cpp.comm import process_group
-from accelerate_cpp.comm.fresh_store import fresh_store
-from accelerate_cpp.errors import Timeout
+from accelerate_cpp.comm.fresh_store import _accept, _Call, _propose, fresh_store
+from accelerate_cpp.errors import InvalidArgument, Timeout
 
 PATIENCE = timedelta(seconds=200)
 IMPATIENCE = timedelta(seconds=0.2)
@@ -21,20 +21,18 @@ class Run:
     """A store, and processes, which are threads here, that meet in it."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self.store, self._pool = dist.HashStore(), pool
+        self.store, self.pool = dist.HashStore(), pool
         self.keys = dist.PrefixStore("accelerate_cpp/attempts", self.store)
 
     def start(self, rank: int, world_size: int, timeout: timedelta = PATIENCE) -> Future[dist.Store]:
-        return self._pool.submit(fresh_store, self.store, rank, world_size, timeout)
+        return self.pool.submit(fresh_store, self.store, rank, world_size, timeout)
 
     def meet(self, world_size: int) -> list[dist.Store]:
         return [process.result() for process in [self.start(rank, world_size) for rank in range(world_size)]]
 
     def came_and_died(self, rank: int) -> str:
         """As if a process of ``rank`` had come and nothing more; its name."""
-        name = f"dead-{rank}"
-        self.keys.set(str(rank), name)
-        return name
+        return f"{rank}/{self.keys.add(f'{rank}/calls', 1)}"
 
 
 @pytest.fixture
@@ -75,9 +73,40 @@ def test_a_rank_that_dies_while_the_others_meet_is_met_by_them_when_it_is_back(r
     name = run.came_and_died(2)
     waiting = [run.start(0, 3), run.start(1, 3)]
     run.keys.wait(["proposal"])
-    assert name in run.keys.get("proposal").decode()
+    run.keys.wait([f"{run.keys.get('proposal').decode()}/present"])
+    assert name in run.keys.get(f"{run.keys.get('proposal').decode()}/present").decode()
     assert not any(process.done() for process in waiting)
     stores = [process.result() for process in [*waiting, run.start(2, 3)]]
+    assert each_finds_what_the_last_rank_writes(stores, "here")
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_groups_that_are_made_one_after_the_other_are_of_the_same_calls(run: Run, world_size: int) -> None:
+    def several(rank: int) -> list[dist.Store]:
+        return [fresh_store(run.store, rank, world_size, PATIENCE) for _ in range(10)]
+
+    processes = [run.pool.submit(several, rank) for rank in range(world_size)]
+    for number, stores in enumerate(zip(*(process.result() for process in processes), strict=True)):
+        assert each_finds_what_the_last_rank_writes(list(stores), str(number))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_process_whose_rank_was_started_again_is_left_out(run: Run, rank: int) -> None:
+    old = _Call(run.keys, rank, PATIENCE)
+    new = run.start(rank, 3)
+    with pytest.raises(InvalidArgument, match=f"RANK={rank} was started again"):
+        _accept(old) if rank else _propose(old, 3)
+    others = [run.start(each, 3) for each in range(3) if each != rank]
+    assert each_finds_what_the_last_rank_writes([process.result() for process in [new, *others]], "here")
+
+
+def test_what_a_rank_0_from_before_proposes_last_is_proposed_over(run: Run) -> None:
+    leader = run.start(0, 2)
+    run.came_and_died(1)
+    run.keys.wait(["proposal"])
+    run.keys.set("0/0/1/present", '["1/2"]')
+    run.keys.set("proposal", "0/0/1")
+    stores = [process.result() for process in [leader, run.start(1, 2)]]
     assert each_finds_what_the_last_rank_writes(stores, "here")
 
 

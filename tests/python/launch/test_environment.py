@@ -41,7 +41,7 @@ def test_worker_is_told_its_rank_its_group_and_where_they_meet() -> None:
 
 def test_lone_worker_is_told_of_no_group() -> None:
     outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "ACCELERATE_CPP_RENDEZVOUS_FD": "9"}
-    outer["ACCELERATE_CPP_BOARD"] = "8:1"
+    outer |= {"ACCELERATE_CPP_BOARD": "8:1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     told = worker_environment(replace(GROUP, num_processes=1), 0, 7, outer)
     assert told.keys() == {
         "ACCELERATE_USE_CPU",
