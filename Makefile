@@ -75,7 +75,7 @@ tsan asan: $(VENV)/.requirements
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	@.ci/system-packages $(PYTHON) browser
 	$(BIN)/python -m pip install --quiet -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) tsan
 	$(MAKE) asan
