@@ -14,7 +14,7 @@ from accelerate_cpp.check.across import judge
 from accelerate_cpp.check.journal import Finding, read_journals
 from accelerate_cpp.check.report import as_text, write_json
 from accelerate_cpp.check.task import Task
-from accelerate_cpp.commands.launch import add_alias_flag, add_setting_flags, launch_options
+from accelerate_cpp.commands.launch import add_script, add_setting_flags, launch_options
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
 from accelerate_cpp.launch.executed import execute
 from accelerate_cpp.launch.rehearsal import rehearse
@@ -44,11 +44,7 @@ def check_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentPa
         "--time_limit", type=integer_from(1), default=600, metavar="S", help="seconds in all; default: 600"
     )
     section.add_argument("--json", metavar="FILE", help="write the report to FILE, too")
-    add_alias_flag(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
-    parser.add_argument("training_script", help="path of the script; with -m the module")
-    rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the script")
-    rest.required = False
+    add_script(parser, "path of the script; with -m the module")
     parser.set_defaults(func=_check)
     return parser
 

@@ -196,18 +196,18 @@ def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry_run", action="store_true", help="show what would be started, and start nothing")
-    add_alias_flag(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
     parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
     parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")
-    parser.add_argument("training_script", help="path of the script; with -m the module, with --no_python the program")
+    add_script(parser, "path of the script; with -m the module, with --no_python the program")
+
+
+def add_script(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds the script that a command runs, which ``meaning`` describes, and how it is run."""
+    parser.add_argument("--alias", action="store_true", help="let a script that imports accelerate get accelerate_cpp")
+    parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
+    parser.add_argument("training_script", help=meaning)
     rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the script")
     rest.required = False  # else a missing script is reported as two missing arguments
-
-
-def add_alias_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--alias``, for commands that run scripts."""
-    parser.add_argument("--alias", action="store_true", help="let a script that imports accelerate get accelerate_cpp")
 
 
 def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
