@@ -17,6 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.slow_wait import SlowWait
 from accelerate_cpp.errors import InvalidArgument, Timeout
 
 _PREFIX = "accelerate_cpp/attempts"
@@ -26,10 +27,10 @@ _LONGEST_PAUSE_SECONDS = 0.05
 class _Call:
     """One call of :func:`fresh_store`."""
 
-    def __init__(self, store: dist.Store, rank: int, timeout: timedelta) -> None:
-        self.store, self._rank, self._timeout = store, rank, timeout
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        self.store, self._rank, self.world_size, self._timeout = store, rank, world_size, timeout
         self.name = f"{rank}/{store.add(f'{rank}/calls', 1)}"
-        self._deadline, self._pause = time.monotonic() + timeout.total_seconds(), 0.001
+        self._wait, self._pause = SlowWait(rank, world_size), 0.001
 
     def newest_of(self, rank: int) -> str:
         """The name of the newest call of ``rank``; empty if there is none."""
@@ -51,11 +52,12 @@ class _Call:
     def pause(self, awaited: str) -> None:
         """Waits for a moment, longer from time to time; raises when it is in vain."""
         self.require_newest()
-        if time.monotonic() > self._deadline:
+        if self._wait.seconds > self._timeout.total_seconds():
             raise Timeout(
                 f"the processes of this run did not meet within {self._timeout.total_seconds():g} s: waited for "
                 f"{awaited}; look whether it was started and why it ended, or pass a longer timeout"
             )
+        self._wait.report(awaited)
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
@@ -70,15 +72,15 @@ def fresh_store(store: dist.Store, rank: int, world_size: int, timeout: timedelt
         Timeout: a rank did not come. Rank 0 names the first that is missing.
         InvalidArgument: a newer process has this rank.
     """
-    call = _Call(dist.PrefixStore(_PREFIX, store), rank, timeout)
-    part = _propose(call, world_size) if rank == 0 else _accept(call)
+    call = _Call(dist.PrefixStore(_PREFIX, store), rank, world_size, timeout)
+    part = _propose(call) if rank == 0 else _accept(call)
     return dist.PrefixStore(part, call.store)
 
 
-def _propose(call: _Call, world_size: int) -> str:
+def _propose(call: _Call) -> str:
     part, proposals, proposed = "", 0, [""]
     while True:
-        present = [call.name, *map(call.newest_of, range(1, world_size))]
+        present = [call.name, *map(call.newest_of, range(1, call.world_size))]
         if not all(present):
             call.pause(f"rank {present.index('')}")
             continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import logging
 import os
 import platform
 import socket
@@ -18,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate_cpp.comm.slow_wait import SlowWait
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import Timeout
 
@@ -49,20 +49,14 @@ def host_identity() -> str:
 def _exchange(store: dist.Store, rank: int, world_size: int, topic: str, own: str) -> list[str]:
     """What every rank passes, in rank order."""
     store.set(f"accelerate_cpp/{topic}/{rank}", own)
-    started = time.monotonic()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    slow_wait = env_table.SLOW_WAIT_SECONDS.get()
-    reported = slow_wait == 0
+    wait = SlowWait(rank, world_size)
     for peer in range(world_size):
         # The store's own wait answers no Ctrl-C and reports nothing.
         while not store.check([f"accelerate_cpp/{topic}/{peer}"]):
-            waited = time.monotonic() - started
-            sentence = f"forming a group of {world_size} ranks: rank {rank} waited {waited:.0f} s for rank {peer}"
-            if waited > timeout.total_seconds():
-                raise Timeout(f"{sentence} in vain; check that all ranks were started")
-            if not reported and waited > slow_wait:
-                reported = True
-                logging.getLogger("accelerate_cpp.comm").warning("%s until now", sentence)
+            if wait.seconds > timeout.total_seconds():
+                raise Timeout(f"{wait.sentence(f'rank {peer}')} in vain; check that all ranks were started")
+            wait.report(f"rank {peer}")
             time.sleep(_LOOK_INTERVAL_SECONDS)
     return [store.get(f"accelerate_cpp/{topic}/{peer}").decode() for peer in range(world_size)]
 

@@ -92,10 +92,10 @@ def test_groups_that_are_made_one_after_the_other_are_of_the_same_calls(run: Run
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_process_whose_rank_was_started_again_is_left_out(run: Run, rank: int) -> None:
-    old = _Call(run.keys, rank, PATIENCE)
+    old = _Call(run.keys, rank, 3, PATIENCE)
     new = run.start(rank, 3)
     with pytest.raises(InvalidArgument, match=f"RANK={rank} was started again"):
-        _accept(old) if rank else _propose(old, 3)
+        _accept(old) if rank else _propose(old)
     others = [run.start(each, 3) for each in range(3) if each != rank]
     assert each_finds_what_the_last_rank_writes([process.result() for process in [new, *others]], "here")
 
@@ -118,6 +118,15 @@ def test_the_rank_that_does_not_come_is_named(run: Run, present: list[int], miss
         fresh_store(run.store, 0, 4, IMPATIENCE)
     with pytest.raises(Timeout, match=r"within 0\.2 s: waited for rank 0, or a rank"):
         fresh_store(run.store, 1, 4, IMPATIENCE)
+
+
+def test_a_long_wait_is_told_of_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_CPP_SLOW_WAIT_SECONDS", "0.01")
+    with pytest.raises(Timeout):
+        fresh_store(run.store, 0, 2, IMPATIENCE)
+    assert caplog.messages == ["forming a group of 2 ranks: rank 0 waited 0 s for rank 1 until now"]
 
 
 @pytest.mark.parametrize("agents", [True, False])
