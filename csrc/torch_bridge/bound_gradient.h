@@ -31,6 +31,8 @@ class BoundGradient {
 
   bool is(const at::Tensor& gradient) const { return gradient.defined() && gradient.is_same(tensor_); }
 
+  bool has_measurement() const { return statistics_.has_value(); }
+
   // If they were given, and are true still.
   std::optional<Measurement> statistics() const;
 

@@ -125,6 +125,16 @@ void DeviceStatistics::run_kernels(const Bucket& bucket, const at::Tensor& rows,
   kernels_->run(pass, current_stream(bucket.memory.device()));
 }
 
+DeviceRow DeviceStatistics::measure_alike(std::size_t index, std::size_t slot, const at::Tensor& gradient) const {
+  const std::size_t count = buckets_.at(index).slots.at(slot).count;
+  const at::Tensor real = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  const at::Tensor memory = real.as_strided({static_cast<std::int64_t>(count)}, {1});
+  DeviceStatistics alone({{buckets_[index].dtype, count, {{0, count}}}}, {memory}, kernels_);
+  alone.begin_round();
+  alone.measure(0, 1.0);
+  return *alone.row(0, 0);
+}
+
 std::optional<DeviceRow> DeviceStatistics::row(std::size_t index, std::size_t slot) const {
   const Bucket& bucket = buckets_.at(index);
   ACCELERATE_CHECK(slot < bucket.slots.size(), "slot " + std::to_string(slot) + " of bucket " + std::to_string(index));

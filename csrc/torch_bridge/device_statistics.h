@@ -44,6 +44,10 @@ class DeviceStatistics {
   // Multiplies the slots of a bucket by `factor`, and measures the products.
   void measure(std::size_t bucket, double factor);
 
+  // What the row would be if `gradient`, whose memory has the elements of the slot, were there: by the same order of
+  // sums.
+  DeviceRow measure_alike(std::size_t bucket, std::size_t slot, const at::Tensor& gradient) const;
+
   // None when the bucket has not been measured in this round.
   std::optional<DeviceRow> row(std::size_t bucket, std::size_t slot) const;
 

@@ -1,20 +1,18 @@
 #include "torch_bridge/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "torch_bridge/gradient_reducers.h"
+#include "torch_bridge/sparse_gradient.h"
 #include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::grad {
-
-using torch::autograd::variable_list;
-
 namespace {
 
 // Loops that clip ask for statistics in every step.
@@ -22,14 +20,44 @@ constexpr int kPassesToMeasure = 8;
 
 }  // namespace
 
+// Lives as long as autograd knows of a pass whose end the caller does not tell.
+class GradientReducer::Pass {
+ public:
+  explicit Pass(std::weak_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  ~Pass() {
+    const std::shared_ptr<GradientReducer> reducer = reducer_.lock();
+    if (reducer && !ended_) {
+      reducer->pass_failed();
+    }
+  }
+
+  // Called by autograd when all gradients are there.
+  void end() {
+    if (const std::shared_ptr<GradientReducer> reducer = reducer_.lock()) {
+      try {
+        reducer->end_backward();
+      } catch (...) {
+        reducer->rethrow_();
+      }
+    }
+    ended_ = true;
+  }
+
+ private:
+  const std::weak_ptr<GradientReducer> reducer_;
+  bool ended_ = false;
+};
+
 std::shared_ptr<GradientReducer> GradientReducer::create(std::shared_ptr<comm::Communicator> communicator,
                                                          std::vector<ReducedParameter> parameters,
                                                          std::vector<at::Tensor> left_out, ReducerOptions options,
                                                          Rethrow rethrow) {
   std::shared_ptr<GradientReducer> reducer(new GradientReducer(std::move(communicator), std::move(parameters),
                                                                std::move(left_out), options, std::move(rethrow)));
-  add_reducer(*reducer);
-  reducer->take_back();
+  reducer->own_parameters();
   return reducer;
 }
 
@@ -41,7 +69,7 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
       rethrow_(std::move(rethrow)),
       left_out_(std::move(left_out)),
       registrations_seen_(registrations()),
-      interruptions_(communicator_->interruptions()) {
+      failure_(communicator_, options_.device_group ? options_.device_group->abort : nullptr) {
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient; there is nothing to synchronise");
   }
@@ -55,17 +83,35 @@ GradientReducer::GradientReducer(std::shared_ptr<comm::Communicator> communicato
                             (tensor.is_leaf() ? "a tensor" : "the result of an operation") + " on " +
                             tensor.device().str());
     }
-    index_of_[tensor.unsafeGetTensorImpl()] = parameters_.size();
     num_dense_ += given.sparse_gradient ? 0 : 1;
-    Parameter parameter;
-    parameter.given = std::move(given);
-    parameters_.push_back(std::move(parameter));
+    GradientSlot slot(given.name, tensor);
+    parameters_.push_back({std::move(given), std::move(slot)});
   }
   agree_on_kernels();
+  order_ = ArrivalOrder(num_dense_);
   // Gradients tend to arrive in the reverse of the order in which parameters are registered.
   std::vector<std::size_t> order(num_dense_);
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build(order);
+}
+
+GradientReducer::~GradientReducer() {
+  remove_reducer(*this);
+}
+
+void GradientReducer::own_parameters() {
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& parameter : parameters_) {
+    tensors.push_back(parameter.given.tensor);
+  }
+  ownership_ = std::make_shared<ParameterOwnership>(
+      std::move(tensors), [weak = weak_from_this()](std::size_t parameter, bool came) {
+        if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
+          reducer->on_gradient(parameter, came);
+        }
+      });
+  add_reducer(*this);
+  ownership_->take_free();
 }
 
 void GradientReducer::agree_on_kernels() {
@@ -75,73 +121,6 @@ void GradientReducer::agree_on_kernels() {
     if (lacks != 0) {
       options_.device_group->kernels.reset();
     }
-  }
-}
-
-void GradientReducer::install_hook(std::size_t index) {
-  Parameter& parameter = parameters_[index];
-  // A tensor keeps its accumulator while it requires no gradient.
-  const at::Tensor& tensor = parameter.given.tensor;
-  const bool requires_grad = tensor.requires_grad();
-  tensor.set_requires_grad(true);
-  parameter.accumulator = torch::autograd::impl::grad_accumulator(tensor);
-  tensor.set_requires_grad(requires_grad);
-  parameter.hook = parameter.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-      [weak = weak_from_this(), index](const variable_list& outputs, const variable_list&) {
-        if (const std::shared_ptr<GradientReducer> reducer = weak.lock()) {
-          reducer->on_gradient(index);
-        }
-        return outputs;
-      },
-      [](torch::autograd::CompiledNodeArgs&) {
-        throw InvalidArgument(
-            "compiled autograd would leave out the averaging of gradients over the processes; compile the model "
-            "without torch._dynamo.config.compiled_autograd");
-      }));
-}
-
-void GradientReducer::remove_hook(Parameter& parameter) {
-  if (parameter.accumulator) {
-    parameter.accumulator->del_post_hook(parameter.hook);
-    parameter.accumulator.reset();
-  }
-}
-
-void GradientReducer::give_up(GradientReducer& successor) {
-  bool shares = false;
-  for (const auto& [tensor, index] : successor.index_of_) {
-    const auto found = index_of_.find(tensor);
-    if (found != index_of_.end()) {
-      remove_hook(parameters_[found->second]);
-      parameters_[found->second].successor = successor.weak_from_this();
-      shares = true;
-    }
-  }
-  if (shares) {
-    successor.predecessors_.push_back(weak_from_this());
-  }
-}
-
-bool GradientReducer::averages(const Parameter& parameter) const {
-  return synchronizing_ || std::any_of(predecessors_.begin(), predecessors_.end(), [&](const auto& one) {
-           const std::shared_ptr<const GradientReducer> predecessor = one.lock();
-           return predecessor != nullptr && predecessor->synchronizing_ &&
-                  predecessor->index_of_.contains(parameter.given.tensor.unsafeGetTensorImpl());
-         });
-}
-
-void GradientReducer::take_back() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].accumulator && parameters_[i].successor.expired()) {
-      install_hook(i);
-    }
-  }
-}
-
-GradientReducer::~GradientReducer() {
-  remove_reducer(*this);
-  for (Parameter& parameter : parameters_) {
-    remove_hook(parameter);
   }
 }
 
@@ -162,9 +141,25 @@ bool GradientReducer::may_lack_parameters() {
 
 void GradientReducer::set_synchronizing(bool synchronizing) {
   check_process();
-  take_back();
-  synchronizing_ = synchronizing;
+  ownership_->take_free();
+  ownership_->set_synchronizing(synchronizing);
 }
+
+void GradientReducer::set_weight(std::optional<double> weight) {
+  weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
+}
+
+void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
+  check_process();
+  if (hook_) {
+    throw InvalidArgument("this model has a communication hook already; register one, once");
+  }
+  hook_ = std::move(hook);
+  failure_.set_hook(std::move(end_collectives));
+  build(current_order());
+}
+
+// The buckets.
 
 std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
   device_exchange_ = nullptr;
@@ -201,53 +196,33 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
       buckets.back().slots.push_back({plan_.slots[parameter].offset, specs[parameter].count});
     }
   }
-  const bool any_bound = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
-    return parameter.bound.is(parameter.given.tensor.grad());
+  const bool any_in_place = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+    const GradientSlot::State state = parameter.slot.state();
+    return state == GradientSlot::State::kOwn || state == GradientSlot::State::kAveraged;
   });
-  if (!any_bound) {
+  if (!any_in_place) {
     for (Parameter& parameter : parameters_) {
-      parameter.slot.reset();
-      parameter.bound = {};
+      parameter.slot.leave_place();
     }
-    exchange_.reset();
+    exchange_.reset();  // so that old and new buckets need not exist together
   }
   exchange_ = make_exchange(buckets);
   for (std::size_t i = 0; i < num_dense_; ++i) {
-    Parameter& parameter = parameters_[i];
-    const at::Tensor& tensor = parameter.given.tensor;
-    const Slot& slot = plan_.slots[i];
-    const MemoryView bucket = exchange_->bucket(slot.bucket);
-    void* const data = bucket.bytes() + slot.offset * element_size(bucket.dtype);
-    // As torch has it, a gradient has the strides of its parameter where these fill memory, else it is contiguous. The
-    // tensor keeps the exchange alive: .grad may outlive this reducer.
-    const auto keep = [exchange = exchange_](void*) {};
-    at::Tensor fresh = tensor.is_non_overlapping_and_dense()
-                           ? at::from_blob(data, tensor.sizes(), tensor.strides(), keep, tensor.options())
-                           : at::from_blob(data, tensor.sizes(), keep, tensor.options());
-    const bool bound = parameter.bound.is(tensor.grad());
-    if (bound) {
-      fresh.copy_(parameter.slot);
-    }
-    parameter.slot = std::move(fresh);
-    parameter.bound = BoundGradient(parameter.slot);
-    if (bound) {
-      tensor.mutable_grad() = parameter.bound.tensor();
-    }
+    parameters_[i].slot.place(slot_memory(i));
   }
 }
 
-void GradientReducer::set_weight(std::optional<double> weight) {
-  weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
-}
-
-void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
-  check_process();
-  if (hook_) {
-    throw InvalidArgument("this model has a communication hook already; register one, once");
-  }
-  hook_ = std::move(hook);
-  end_hooks_collectives_ = std::move(end_collectives);
-  build(current_order());
+// As torch has it, a gradient has the strides of its parameter where these fill memory, else it is contiguous. The
+// tensor keeps the exchange alive: .grad may outlive this reducer.
+at::Tensor GradientReducer::slot_memory(std::size_t parameter) const {
+  const at::Tensor& tensor = parameters_[parameter].given.tensor;
+  const Slot& place = plan_.slots[parameter];
+  const MemoryView bucket = exchange_->bucket(place.bucket);
+  void* const data = bucket.bytes() + place.offset * element_size(bucket.dtype);
+  const auto keep = [exchange = exchange_](void*) {};
+  return tensor.is_non_overlapping_and_dense()
+             ? at::from_blob(data, tensor.sizes(), tensor.strides(), keep, tensor.options())
+             : at::from_blob(data, tensor.sizes(), keep, tensor.options());
 }
 
 std::vector<std::size_t> GradientReducer::current_order() const {
@@ -258,37 +233,253 @@ std::vector<std::size_t> GradientReducer::current_order() const {
   return order;
 }
 
-std::optional<Measurement> GradientReducer::statistics(const at::Tensor& parameter) {
-  const auto found = index_of_.find(parameter.unsafeGetTensorImpl());
-  if (found == index_of_.end()) {
-    return std::nullopt;
-  }
-  passes_to_measure_ = kPassesToMeasure;
-  const BoundGradient& bound = parameters_[found->second].bound;
-  return bound.is(parameter.grad()) ? bound.statistics() : std::nullopt;
-}
-
-void GradientReducer::learn_order() {
-  std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
-  for (std::size_t i = 0; i < num_dense_; ++i) {
-    if (!parameters_[i].arrived) {
-      order.push_back(static_cast<std::int64_t>(i));
-    }
-  }
-  communicator_->broadcast({order.data(), order.size(), DType::kInt64}, 0, deadline());
-  order_learnt_ = true;
-  const std::vector<std::size_t> learnt(order.begin(), order.end());
-  if (learnt != current_order()) {
-    next_order_ = learnt;
-  }
-}
-
 std::vector<std::size_t> GradientReducer::bucket_sizes_bytes() const {
   std::vector<std::size_t> sizes;
   for (const BucketLayout& bucket : plan_.buckets) {
     sizes.push_back(bucket.count * element_size(bucket.dtype));
   }
   return sizes;
+}
+
+void GradientReducer::learn_order() {
+  const std::vector<std::size_t> learnt = order_.learn(*communicator_, deadline());
+  if (learnt != current_order()) {
+    next_order_ = learnt;
+  }
+}
+
+// A backward pass.
+
+void GradientReducer::on_gradient(std::size_t index, bool came) {
+  Parameter& parameter = parameters_[index];
+  if (came) {
+    parameter.slot.note_arrival();
+  }
+  if (!ownership_->averages(index)) {
+    return;
+  }
+  try {
+    check_process();
+    begin_backward();
+    if (parameter.arrived) {
+      throw InvalidArgument(
+          "parameter " + parameter.given.name +
+          " received two gradients in one backward pass, after the first had been handed to the other ranks. "
+          "Reentrant checkpointing does this when a module is called twice: use torch.utils.checkpoint with "
+          "use_reentrant=False");
+    }
+    parameter.arrived = true;
+    if (parameter.given.sparse_gradient) {
+      return;
+    }
+    if (came) {
+      parameter.slot.take_gradient();  // while it is in cache
+    }
+    if (!order_.is_learnt()) {
+      order_.note(index);
+    }
+    const std::size_t bucket = plan_.slots[index].bucket;
+    if (--missing_[bucket] == 0) {
+      publish(bucket);
+      exchange_->progress();
+    }
+  } catch (...) {
+    rethrow_();
+  }
+}
+
+void GradientReducer::begin_backward() {
+  const int current = torch::autograd::get_current_graph_task_id();
+  if (in_backward_) {
+    if (!caller_tells_ && graph_task_ != current) {
+      throw InvalidArgument(
+          "a gradient arrived from another backward pass than the one in progress. Reentrant checkpointing does this: "
+          "call accelerator.backward(loss) instead of loss.backward(), or use torch.utils.checkpoint with "
+          "use_reentrant=False");
+    }
+    return;
+  }
+  in_backward_ = true;
+  graph_task_ = current;
+  if (!caller_tells_) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [pass = std::make_shared<Pass>(weak_from_this())] { pass->end(); });
+  }
+  begin_round({std::exchange(weight_, std::nullopt), passes_to_measure_ > 0});
+  passes_to_measure_ -= passes_to_measure_ > 0 ? 1 : 0;
+  missing_.clear();
+  for (const BucketLayout& bucket : plan_.buckets) {
+    missing_.push_back(
+        static_cast<std::size_t>(std::count_if(bucket.parameters.begin(), bucket.parameters.end(),
+                                               [this](std::size_t parameter) { return ownership_->owns(parameter); })));
+  }
+  published_.assign(plan_.buckets.size(), false);
+}
+
+void GradientReducer::begin_round(const comm::RoundOptions& options) {
+  if (!caller_tells_) {
+    failure_.begin_pass();
+  }
+  failure_.check_group();
+  order_.begin_pass();
+  for (Parameter& parameter : parameters_) {
+    parameter.arrived = false;
+  }
+  if (!next_order_.empty()) {
+    build(next_order_);
+    next_order_.clear();  // unless that failed; then it is done before the next pass
+  }
+  round_weight_ = options.weight.value_or(1.0);
+  exchange_->begin(options, deadline());
+}
+
+void GradientReducer::publish(std::size_t bucket) {
+  const BucketLayout& layout = plan_.buckets[bucket];
+  std::uint8_t* const used = exchange_->used_slots(bucket);
+  for (std::size_t s = 0; s < layout.parameters.size(); ++s) {
+    GradientSlot& slot = parameters_[layout.parameters[s]].slot;
+    if (ownership_->owns(layout.parameters[s])) {
+      used[s] = slot.prepare_for_sum(round_weight_) ? 1 : 0;
+    } else {
+      slot.memory().zero_();
+      used[s] = 0;
+    }
+  }
+  exchange_->publish(bucket);
+  published_[bucket] = true;
+}
+
+void GradientReducer::end_backward() {
+  for (std::size_t bucket = 0; bucket < published_.size(); ++bucket) {
+    if (!published_[bucket]) {
+      publish(bucket);
+    }
+  }
+  exchange_->finish(deadline());
+  take_averages();
+  average_sparse_gradients(true);
+  in_backward_ = false;
+  if (!order_.is_learnt()) {
+    learn_order();
+  }
+}
+
+void GradientReducer::take_averages() {
+  for (std::size_t i = 0; i < num_dense_; ++i) {
+    GradientSlot& slot = parameters_[i].slot;
+    const Slot& place = plan_.slots[i];
+    const bool has_gradient = slot.state() != GradientSlot::State::kEmpty;
+    if (ownership_->owns(i) && (has_gradient || exchange_->used_anywhere(place.bucket, place.index))) {
+      slot.take_average(measured(place));
+    }
+  }
+}
+
+void GradientReducer::average_sparse_gradients(bool with_own) {
+  for (std::size_t i = num_dense_; i < parameters_.size(); ++i) {
+    const ReducedParameter& given = parameters_[i].given;
+    if (!ownership_->owns(i)) {
+      continue;
+    }
+    at::Tensor own;
+    at::Tensor& grad = with_own ? given.tensor.mutable_grad() : own;
+    if (grad.defined() && !grad.is_sparse()) {
+      throw InvalidArgument("parameter " + given.name +
+                            " of an embedding with sparse=True received a dense gradient, because something else uses "
+                            "it, too; build the embedding with sparse=False");
+    }
+    grad = average_sparse(*communicator_, given.tensor, grad, exchange_->divisor(), deadline());
+  }
+}
+
+void GradientReducer::take_part_without_gradients() {
+  check_process();
+  begin_round({0.0, passes_to_measure_ > 0});
+  for (std::size_t i = 0; i < num_dense_; ++i) {
+    parameters_[i].slot.prepare_without_gradient();
+  }
+  for (std::size_t bucket = 0; bucket < plan_.buckets.size(); ++bucket) {
+    std::fill_n(exchange_->used_slots(bucket), plan_.buckets[bucket].parameters.size(), std::uint8_t{0});
+    exchange_->publish(bucket);
+  }
+  exchange_->finish(deadline());
+  average_sparse_gradients(false);
+  if (!order_.is_learnt()) {
+    learn_order();
+  }
+}
+
+// How a pass ends.
+
+void GradientReducer::expect_backward() {
+  caller_tells_ = true;
+  failure_.begin_pass();
+}
+
+void GradientReducer::backward_ended() {
+  if (in_backward_) {
+    end_backward();
+  }
+  caller_tells_ = false;
+}
+
+void GradientReducer::backward_failed(const std::string& reason) noexcept {
+  in_backward_ = caller_tells_ = false;
+  if (synchronizing()) {
+    give_up_pass(reason);
+  }
+}
+
+void GradientReducer::pass_failed() noexcept {
+  in_backward_ = false;
+  give_up_pass("its backward pass ended in an exception");
+}
+
+void GradientReducer::give_up_pass(const std::string& reason) noexcept {
+  // What they share memory with is for the next pass, and peers may still write into it. Without any, a step taken by
+  // mistake changes nothing.
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (ownership_->owns(i)) {
+      parameters_[i].given.tensor.mutable_grad().reset();
+    }
+  }
+  failure_.tell(reason, device_exchange_ != nullptr && device_exchange_->completing(), deadline());
+}
+
+// Statistics.
+
+std::optional<Measurement> GradientReducer::measured(const Slot& place) const {
+  if (device_exchange_ != nullptr) {
+    return device_exchange_->device_statistics(place.bucket, place.index);
+  }
+  return exchange_->statistics(place.bucket, place.index);
+}
+
+std::optional<Measurement> GradientReducer::measured_again(std::size_t parameter) const {
+  const at::Tensor gradient = parameters_[parameter].slot.gradient_in_order();
+  if (!gradient.defined()) {
+    return std::nullopt;
+  }
+  const Slot& place = plan_.slots[parameter];
+  if (device_exchange_ != nullptr) {
+    return device_exchange_->measure(place.bucket, place.index, gradient);
+  }
+  const Elements elements = elements_of(gradient);
+  return exchange_->measure(place.bucket, place.index, {gradient.data_ptr(), elements.count, elements.dtype});
+}
+
+std::optional<Measurement> GradientReducer::statistics(const at::Tensor& parameter) {
+  const std::optional<std::size_t> index = ownership_->find(parameter);
+  if (!index) {
+    return std::nullopt;
+  }
+  passes_to_measure_ = kPassesToMeasure;
+  const GradientSlot& slot = parameters_[*index].slot;
+  if (!slot.was_measured()) {
+    return std::nullopt;
+  }
+  std::optional<Measurement> believed = slot.believed();
+  return believed ? believed : measured_again(*index);
 }
 
 }  // namespace accelerate_cpp::grad

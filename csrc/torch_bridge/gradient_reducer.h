@@ -1,9 +1,10 @@
 // Averages gradients over the ranks of a communicator while autograd computes them.
 //
 // Every parameter has a slot in a bucket of a GradientExchange. A hook behind each gradient accumulator copies the
-// gradient into its slot once, if it is not there already, and makes the slot the parameter's .grad; a bucket whose
-// slots are full is published. When the backward pass ends, the rest is published and the averages are awaited, so that
-// .grad holds the average when backward() returns.
+// gradient into its slot once, if it is not there already, and makes the slot the parameter's .grad; a bucket of which
+// all parameters have been seen is published. When the backward pass ends, the rest is published and the averages are
+// awaited, so that .grad holds the average when backward() returns. A rank whose autograd has no gradient for a
+// parameter counts with zero.
 //
 // The first synchronised backward pass teaches the order in which gradients arrive; rank 0's order decides the buckets
 // on every rank from the second pass on, when gradients are cleared as a rule, so that old and new buckets need not
@@ -14,9 +15,6 @@
 // gradient_as_bucket_view. One backward pass at a time. Sparse gradients have no slots: they are averaged one by one at
 // the end of the pass.
 //
-// A parameter that two living reducers have is the newer one's (models that share it, or a model that was wrapped
-// again), whichever of the two models computes its gradient; the older one has it again when the newer one is gone.
-//
 // Where the parameters are on an accelerator, buckets are, too, and a process group of torch sums them; what ranks have
 // to agree on goes through the communicator all the same.
 //
@@ -25,24 +23,24 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/background.h"
 #include "core/comm/communicator.h"
+#include "core/grad/arrival_order.h"
 #include "core/grad/bucket_plan.h"
-#include "torch_bridge/bound_gradient.h"
 #include "torch_bridge/device_gradient_exchange.h"
+#include "torch_bridge/gradient_slot.h"
 #include "torch_bridge/hooked_gradient_exchange.h"
+#include "torch_bridge/parameter_ownership.h"
+#include "torch_bridge/pass_failure.h"
 
 namespace accelerate_cpp::grad {
 
@@ -76,8 +74,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Leaves the parameters that both have to `successor`.
-  void give_up(GradientReducer& successor);
+  // Leaves the parameters that both have to `newer`.
+  void give_up(GradientReducer& newer) { ownership_->give_up(*newer.ownership_); }
 
   // Whether there may be parameters by now that it should average and does not: one that was left out requires a
   // gradient, or modules of this process have got parameters since it was last asked.
@@ -86,11 +84,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // Whether backward passes average gradients or leave them local. Throws InvalidArgument in a forked child, where
   // either would write into the gradients of the process that made the reducer.
   void set_synchronizing(bool synchronizing);
-  bool synchronizing() const { return synchronizing_; }
+  bool synchronizing() const { return ownership_->synchronizing(); }
 
   // What the gradients of this rank weigh in the next pass that averages: then sums over the ranks are divided by the
   // sum of their weights instead of their number. Either all ranks set one or none does. Throws InvalidArgument when it
-  // is negative or not finite. None takes back what was set and has not been used.
+  // is negative or not finite. None takes back what was set and has not been used. Gradients of earlier steps are to be
+  // cleared before such a pass adds to them, as their share in the sum is not known.
   void set_weight(std::optional<double> weight);
 
   // Collective, and before the first backward pass: lets `hook` average the buckets from now on. Throws InvalidArgument
@@ -102,8 +101,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // which its gradients, if it has any, do not become. The others have weights.
   void take_part_without_gradients();
 
-  // What the average gradient of a parameter is like, if it is one of this reducer's, that was measured in the last
-  // reduction, and nobody can have changed it since.
+  // What the gradient of a parameter is like, if it is one of this reducer's that was measured in the last reduction:
+  // what was found there, or, if somebody may have changed the gradient since, what is found now by the same order of
+  // sums. So ranks whose gradients are equal read equal figures, whichever of them has looked at its gradients.
   std::optional<Measurement> statistics(const at::Tensor& parameter);
 
   // A caller who calls expect_backward() before a backward pass says how it ends: backward_ended() returns when the
@@ -123,13 +123,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  private:
   struct Parameter {
     ReducedParameter given;
-    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
-    std::uintptr_t hook = 0;
-    std::weak_ptr<const GradientReducer> successor;  // has the parameter if `accumulator` is null
-    at::Tensor slot;                                 // shaped like the tensor, in the bucket
-    BoundGradient bound;                             // to the slot: .grad, unless the program has replaced it
-    bool arrived = false;                            // in the current backward pass
+    GradientSlot slot;
+    bool arrived = false;  // in the current backward pass
   };
+  class Pass;
 
   GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<ReducedParameter> parameters,
                   std::vector<at::Tensor> left_out, ReducerOptions options, Rethrow rethrow);
@@ -137,33 +134,24 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void check_process() const;
   // On the device all ranks have kernels or none uses them.
   void agree_on_kernels();
+  void own_parameters();
   std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
-  void install_hook(std::size_t parameter);
-  static void remove_hook(Parameter& parameter);
-  // Takes the parameters that have no successor, or none any more.
-  void take_back();
-  // Whether the gradient of the parameter is averaged in this backward pass: for this reducer or for an older one.
-  bool averages(const Parameter& parameter) const;
   void build(const std::vector<std::size_t>& order);
-  void on_gradient(std::size_t parameter);
+  at::Tensor slot_memory(std::size_t parameter) const;
+  std::vector<std::size_t> current_order() const;
+
+  void on_gradient(std::size_t parameter, bool came);
   void begin_backward();
   void begin_round(const comm::RoundOptions& options);
   void end_backward();
   void pass_failed() noexcept;  // as autograd says
   void give_up_pass(const std::string& reason) noexcept;
-  void tell_other_ranks(const std::string& reason) noexcept;
-  // Ends what ranks have begun differently, which nothing else takes back.
-  static void end(const std::function<void()>& collectives) noexcept;
   void publish(std::size_t bucket);
-  // Moves the gradient into its slot; false when the parameter has none.
-  static bool bind(Parameter& parameter);
-  static void fill_slot(const at::Tensor& slot, const at::Tensor& grad);
-  std::optional<Measurement> measured(const Slot& slot) const;
   void take_averages();
+  std::optional<Measurement> measured(const Slot& place) const;
+  std::optional<Measurement> measured_again(std::size_t parameter) const;
   // With the gradients of this rank, which become the averages, or without.
   void average_sparse_gradients(bool with_own);
-  void forget_arrivals();
-  std::vector<std::size_t> current_order() const;
   // Lets rank 0's order of arrival decide the buckets from the next pass on.
   void learn_order();
   Deadline deadline() const { return Deadline::after(options_.timeout); }
@@ -176,29 +164,24 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::size_t num_dense_ = 0;
   std::vector<at::Tensor> left_out_;
   std::uint64_t registrations_seen_;
-  std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
-  std::vector<std::weak_ptr<const GradientReducer>> predecessors_;  // who have given up parameters
-  BucketPlan plan_;                                                 // of those with dense gradients
-  CommHook hook_;                                                   // if there is one
-  std::function<void()> end_hooks_collectives_;
-  std::string why_group_ended_;  // the device group; empty: it has not
+  std::shared_ptr<ParameterOwnership> ownership_;
+  BucketPlan plan_;  // of those with dense gradients
+  CommHook hook_;    // if there is one
   std::shared_ptr<comm::GradientExchange> exchange_;
-  const DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
-  bool synchronizing_ = true;
+  DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
+  PassFailure failure_;
+  ArrivalOrder order_{0};
+  std::vector<std::size_t> next_order_;  // to be followed from the next pass on, if any
 
   // The current backward pass.
-  class Pass;
   bool in_backward_ = false;
-  bool caller_tells_ = false;        // how it ends
-  std::uint64_t interruptions_ = 0;  // of the communicator, when it began
+  bool caller_tells_ = false;  // how it ends
   int graph_task_ = -1;
-  std::vector<std::size_t> missing_;  // gradients that each bucket still waits for
+  std::vector<std::size_t> missing_;  // parameters that each bucket still waits for
   std::vector<bool> published_;       // by bucket
-  std::vector<std::size_t> arrival_;  // parameters in the order of their gradients, in the first pass
-  bool order_learnt_ = false;
-  std::vector<std::size_t> next_order_;  // to be followed from the next pass on, if any
-  std::optional<double> weight_;         // of the next one that averages
-  int passes_to_measure_ = 0;            // so many more, if nobody asks for statistics again
+  double round_weight_ = 1.0;
+  std::optional<double> weight_;  // of the next pass that averages
+  int passes_to_measure_ = 0;     // so many more, if nobody asks for statistics again
 };
 
 }  // namespace accelerate_cpp::grad

@@ -14,47 +14,32 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "core/comm/used_slots.h"
+#include "core/comm/sequential_gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
 
 // Starts to average a bucket; what is returned waits for the result.
 using CommHook = std::function<std::function<at::Tensor()>(const ::c10d::GradBucket& bucket)>;
 
-class HookedGradientExchange final : public comm::GradientExchange {
+class HookedGradientExchange final : public comm::SequentialGradientExchange {
  public:
   // `parameters` are those of each bucket, in the order of its slots. The flags of used slots go through
   // `communicator`, which must outlive the exchange.
-  HookedGradientExchange(comm::Communicator& communicator, const std::vector<comm::BucketSpec>& buckets,
+  HookedGradientExchange(comm::Communicator& communicator, std::vector<comm::BucketSpec> buckets,
                          std::vector<std::vector<at::Tensor>> parameters, CommHook hook);
 
-  MemoryView bucket(std::size_t index) override;
-  std::uint8_t* used_slots(std::size_t index) override { return used_.own(index); }
-  bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.anywhere(index, slot); }
-  // Throws InvalidArgument when a weight is given: what a hook divides by is its own affair.
-  void begin(const comm::RoundOptions& options, Deadline deadline) override;
-  std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
-  double divisor() const override { return communicator_.size(); }
-  void publish(std::size_t index) override;
-  void progress() override {}
-  void finish(Deadline deadline) override;
-
  private:
-  struct Bucket {
-    comm::BucketSpec spec;
-    std::vector<at::Tensor> parameters;
-    at::Tensor memory;
-    bool published = false;
-    std::function<at::Tensor()> result;  // of the hook, once it has begun
-  };
+  void* memory(std::size_t index) override { return memory_[index].data_ptr(); }
+  // Throws InvalidArgument when a weight is given: what a hook divides by is its own affair.
+  void start_round(Deadline deadline) override;
+  void reset_round() override;
+  void start(std::size_t index) override;
+  double complete(MemoryView used, Deadline deadline) override;
 
-  void start(std::size_t index);
-
-  comm::Communicator& communicator_;
-  CommHook hook_;
-  std::vector<Bucket> buckets_;
-  std::size_t num_started_ = 0;
-  comm::UsedSlots used_;
+  const CommHook hook_;
+  const std::vector<std::vector<at::Tensor>> parameters_;  // by bucket
+  std::vector<at::Tensor> memory_;                         // by bucket
+  std::vector<std::function<at::Tensor()>> results_;       // of the hook, by bucket, in this round
 };
 
 }  // namespace accelerate_cpp::grad

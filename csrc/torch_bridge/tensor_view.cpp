@@ -3,7 +3,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -82,11 +81,6 @@ struct PlainDispatch {
 Elements elements_of(const at::Tensor& tensor) {
   const Elements one = elements_of(tensor.scalar_type(), Use::kCompute);
   return {one.dtype, static_cast<std::size_t>(tensor.numel()) * one.count};
-}
-
-at::Tensor bucket_memory(std::size_t count, const at::Tensor& parameter) {
-  return at::zeros({static_cast<std::int64_t>(count)},
-                   parameter.options().dtype(c10::toRealValueType(parameter.scalar_type())).requires_grad(false));
 }
 
 DType dtype_of(const at::Tensor& tensor) {

@@ -26,9 +26,6 @@ struct Elements {
 };
 Elements elements_of(const at::Tensor& tensor);
 
-// Zeros for `count` elements, on the device of `parameter` and of its dtype, complex ones being pairs.
-at::Tensor bucket_memory(std::size_t count, const at::Tensor& parameter);
-
 // `count` equal parts, in order. Throws InvalidArgument when that leaves a rest.
 std::vector<MemoryView> split_view(const MemoryView& whole, int count);
 

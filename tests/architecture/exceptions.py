@@ -22,5 +22,10 @@ WITHOUT_TEST_TWIN: tuple[Allowed, ...] = (
 )
 WITHOUT_TEST_TWIN_CEILING = 1
 
-LONGER_THAN_ALLOWED: tuple[Allowed, ...] = ()
-LONGER_THAN_ALLOWED_CEILING = 0
+LONGER_THAN_ALLOWED: tuple[Allowed, ...] = (
+    Allowed(
+        "csrc/torch_bridge/gradient_reducer.cpp",
+        "one class, whole: a backward pass was cut over two files, and which file had what could not be guessed",
+    ),
+)
+LONGER_THAN_ALLOWED_CEILING = 1

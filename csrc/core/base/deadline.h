@@ -19,6 +19,13 @@ class Deadline {
 
   static Deadline never() { return Deadline(Clock::now(), Clock::time_point::max()); }
 
+  // As long as this one was when it was set, from now on.
+  Deadline renewed() const {
+    return end_ == Clock::time_point::max()
+               ? never()
+               : after(std::chrono::duration_cast<std::chrono::milliseconds>(end_ - start_));
+  }
+
   bool expired() const { return Clock::now() >= end_; }
 
   // Time since the deadline was set.

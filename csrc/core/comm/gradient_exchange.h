@@ -4,17 +4,23 @@
 // finish() returns when the average of every bucket is in place on this rank. Between finish() and the next publish()
 // the buckets belong to the caller alone. One thread at a time.
 //
+// An average is the sum of what the ranks have published, divided by the sum of their weights, each of which is 1
+// unless ranks give theirs. This class keeps the order of a round, the weights and the flags of used slots;
+// implementations only move and sum.
+//
 // A round that a rank cannot finish is an interruption of its communicator: no rank finishes it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "core/amp/gradient_epilogue.h"
 #include "core/base/deadline.h"
 #include "core/base/memory_view.h"
+#include "core/comm/work_queue.h"
 
 namespace accelerate_cpp::comm {
 
@@ -31,46 +37,97 @@ struct BucketSpec {
 };
 
 struct RoundOptions {
-  // What the gradients of this rank weigh, at least 0: the sum over the ranks is divided by the sum of their weights.
-  // They all give one (or they get a MismatchedCollective) or none does: then the sum is divided by their number.
+  // What the gradients of this rank weigh, at least 0. All ranks give one (or they get a MismatchedCollective) or none
+  // does.
   std::optional<double> weight;
   bool measures = false;  // statistics() are wanted
 };
 
 class GradientExchange {
  public:
+  explicit GradientExchange(std::vector<BucketSpec> buckets);
   virtual ~GradientExchange() = default;
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
 
   // The memory of one bucket, aligned to 64 bytes, stable for the life of the exchange.
-  virtual MemoryView bucket(std::size_t index) = 0;
+  MemoryView bucket(std::size_t index);
 
-  // One byte per slot, written by the caller before publish(): whether this rank has a gradient for it.
-  virtual std::uint8_t* used_slots(std::size_t index) = 0;
+  // One byte per slot, written by the caller before publish(): whether this rank has a gradient for it. A slot without
+  // one holds zeros when it is published.
+  std::uint8_t* used_slots(std::size_t index);
 
   // After finish(): whether any rank had a gradient for the slot in the finished round.
-  virtual bool used_anywhere(std::size_t index, std::size_t slot) const = 0;
+  bool used_anywhere(std::size_t index, std::size_t slot) const;
 
   // Before the first publish() of a round for which something else than RoundOptions() holds, or that follows one that
   // was not finished. Such a round is forgotten; begin() returns when no rank works on it any more. Throws
   // InvalidArgument when the weight is out of its range.
-  virtual void begin(const RoundOptions& options, Deadline deadline) = 0;
+  void begin(const RoundOptions& options, Deadline deadline);
 
   // After finish(), until the next publish(): what the averages of the slot are like, before they were touched; equal
   // on all ranks. None unless every rank asked for them and they came about on the way.
-  virtual std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const = 0;
+  std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const;
 
-  // After finish(), until the next publish(): what the sums over the ranks were divided by; 0 when all weights were 0,
-  // which makes all averages 0.
-  virtual double divisor() const = 0;
+  // What statistics() would be if `gradient`, with the elements of the slot, were the average: by the same order of
+  // sums.
+  amp::GradientStatistics measure(std::size_t index, std::size_t slot, ConstMemoryView gradient) const;
+
+  // After finish(), until the next publish(): the sum of the weights; 0 when all of them were 0, which makes all
+  // averages 0.
+  double divisor() const { return divisor_; }
 
   // This rank's part of the bucket is complete and is not touched until finish() returns. Never blocks.
-  virtual void publish(std::size_t index) = 0;
+  void publish(std::size_t index);
 
   // Works on buckets that all ranks have published. Never blocks.
-  virtual void progress() = 0;
+  virtual void progress() {}
 
-  // Waits for every bucket's average. Every bucket must have been published. Errors as in Communicator.
-  virtual void finish(Deadline deadline) = 0;
+  // Waits for every bucket's average. Every bucket must have been published. Errors as in Communicator; after one, the
+  // caller may try again or begin() anew.
+  void finish(Deadline deadline);
+
+  // The operations of a communicator that others use through `queue` follow those that were issued there before.
+  void set_queue(std::shared_ptr<WorkQueue> queue) { queue_ = std::move(queue); }
+
+ protected:
+  const std::vector<BucketSpec>& buckets() const { return buckets_; }
+  bool is_published(std::size_t index) const { return published_[index]; }
+  const RoundOptions& options() const { return options_; }  // of this round
+  double weight() const { return options_.weight.value_or(1.0); }
+  WorkQueue* queue() const { return queue_.get(); }  // null: nobody else uses the communicator
+  void wait_for_turn() const;
+  // The number of the first slot of the bucket, of the slots of all; for the number of buckets, how many there are.
+  std::size_t first_slot(std::size_t index) const { return first_slot_[index]; }
+
+ private:
+  virtual void* memory(std::size_t index) = 0;
+  // begin() has set options(). May communicate; then calls wait_for_turn() before.
+  virtual void start_round(Deadline) { reset_round(); }
+  // The next round has begun with options(), and nothing of it is published.
+  virtual void reset_round() {}
+  // The bucket has just been published.
+  virtual void hand_over(std::size_t index) = 0;
+  // All buckets are published. Puts the averages in their place, replaces the flags of all slots, which are this
+  // rank's, by their maxima over the ranks, and returns the sum of the weights.
+  virtual double complete(MemoryView used, Deadline deadline) = 0;
+  virtual std::optional<amp::GradientStatistics> measured(std::size_t, std::size_t) const { return std::nullopt; }
+
+  virtual amp::GradientStatistics measured_alike(std::size_t, std::size_t, ConstMemoryView gradient) const {
+    return amp::measure_gradient(gradient);
+  }
+
+  void check_slot(std::size_t index, std::size_t slot) const;
+  void reset(const RoundOptions& options);
+
+  const std::vector<BucketSpec> buckets_;
+  std::vector<std::size_t> first_slot_{0};
+  std::vector<std::uint8_t> used_;           // by slot, as the caller wrote it
+  std::vector<std::uint8_t> used_anywhere_;  // in the finished round
+  std::vector<bool> published_;              // in this round
+  RoundOptions options_;
+  double divisor_ = 1.0;  // of the finished round
+  std::shared_ptr<WorkQueue> queue_;
 };
 
 // `weight` if it is one. Throws InvalidArgument otherwise.

@@ -3,35 +3,6 @@
 #include <utility>
 
 namespace accelerate_cpp::comm {
-namespace {
-
-// Publishing and progress are no operations of their own; finish() is.
-class OrderedGradientExchange final : public GradientExchange {
- public:
-  OrderedGradientExchange(std::unique_ptr<GradientExchange> inner, std::shared_ptr<WorkQueue> queue)
-      : inner_(std::move(inner)), queue_(std::move(queue)) {}
-  MemoryView bucket(std::size_t index) override { return inner_->bucket(index); }
-  std::uint8_t* used_slots(std::size_t index) override { return inner_->used_slots(index); }
-  bool used_anywhere(std::size_t index, std::size_t slot) const override { return inner_->used_anywhere(index, slot); }
-  void begin(const RoundOptions& options, Deadline deadline) override { inner_->begin(options, deadline); }
-  std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const override {
-    return inner_->statistics(index, slot);
-  }
-  double divisor() const override { return inner_->divisor(); }
-  void publish(std::size_t index) override { inner_->publish(index); }
-  void progress() override { inner_->progress(); }
-  void finish(Deadline deadline) override {
-    queue_->drain();
-    inner_->finish(deadline);
-  }
-
- private:
-  const std::unique_ptr<GradientExchange> inner_;
-  const std::shared_ptr<WorkQueue> queue_;
-};
-
-}  // namespace
-
 Communicator& OrderedCommunicator::in_turn() {
   queue_->drain();
   return *inner_;
@@ -101,7 +72,9 @@ std::shared_ptr<Buffer> OrderedCommunicator::allocate(std::size_t size_bytes) {
 
 std::unique_ptr<GradientExchange> OrderedCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                                          Deadline deadline) {
-  return std::make_unique<OrderedGradientExchange>(in_turn().gradient_exchange(buckets, deadline), queue_);
+  std::unique_ptr<GradientExchange> exchange = in_turn().gradient_exchange(buckets, deadline);
+  exchange->set_queue(queue_);
+  return exchange;
 }
 
 }  // namespace accelerate_cpp::comm

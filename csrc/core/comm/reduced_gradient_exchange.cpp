@@ -1,66 +1,70 @@
 #include "core/comm/reduced_gradient_exchange.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-
-#include "core/base/check.h"
 
 namespace accelerate_cpp::comm {
 
-ReducedGradientExchange::ReducedGradientExchange(Communicator& communicator, const std::vector<BucketSpec>& buckets,
+ReducedGradientExchange::ReducedGradientExchange(Communicator& communicator, std::vector<BucketSpec> buckets,
                                                  ReduceOnHost reduce_on_host)
-    : communicator_(communicator), reduce_on_host_(std::move(reduce_on_host)), used_(buckets) {
-  if (!reduce_on_host_) {
-    reduce_on_host_ = [this](MemoryView data, ReduceOp op, const Call& call) {
-      communicator_.all_reduce(data, op, call);
-    };
-  }
-  for (const BucketSpec& spec : buckets) {
-    const std::size_t size_bytes = std::max<std::size_t>(spec.count * element_size(spec.dtype), 1);
-    buckets_.push_back({spec, communicator.allocate(size_bytes)});
+    : SequentialGradientExchange(std::move(buckets), communicator.size(),
+                                 reduce_on_host ? std::move(reduce_on_host) : reduce_by(communicator)),
+      communicator_(communicator) {
+  for (const BucketSpec& spec : this->buckets()) {
+    memory_.push_back(communicator.allocate(std::max<std::size_t>(spec.count * element_size(spec.dtype), 1)));
   }
 }
 
-const ReducedGradientExchange::Bucket& ReducedGradientExchange::at(std::size_t index) const {
-  ACCELERATE_CHECK(index < buckets_.size(),
-                   "bucket " + std::to_string(index) + " of " + std::to_string(buckets_.size()));
-  return buckets_[index];
-}
-
-MemoryView ReducedGradientExchange::bucket(std::size_t index) {
-  const Bucket& bucket = at(index);
-  return {bucket.memory->data(), bucket.spec.count, bucket.spec.dtype};
-}
-
-void ReducedGradientExchange::begin(const RoundOptions& options, Deadline) {
-  weight_ = options.weight ? std::optional(checked_weight(*options.weight)) : std::nullopt;
-  for (Bucket& bucket : buckets_) {
-    bucket.published = false;
+ReducedGradientExchange::~ReducedGradientExchange() {
+  try {
+    forget_started();
+  } catch (...) {
+    // The queue has been stopped, and runs nothing any more; or the user interrupts a round that nobody will finish.
   }
 }
 
-void ReducedGradientExchange::publish(std::size_t index) {
-  ACCELERATE_CHECK(!at(index).published, "bucket " + std::to_string(index) + " is published once per round");
-  buckets_[index].published = true;
+void ReducedGradientExchange::forget_started() {
+  if (!started_.empty()) {
+    wait_for_turn();
+    started_.clear();
+  }
 }
 
-void ReducedGradientExchange::finish(Deadline deadline) {
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    ACCELERATE_CHECK(buckets_[index].published, "bucket " + std::to_string(index) + " is published before finish()");
+void ReducedGradientExchange::start_round(Deadline deadline) {
+  forget_started();
+  deadline_ = deadline;
+  SequentialGradientExchange::start_round(deadline);
+}
+
+void ReducedGradientExchange::reset_round() {
+  started_.clear();
+  SequentialGradientExchange::reset_round();
+}
+
+void ReducedGradientExchange::start(std::size_t index) {
+  if (queue() != nullptr) {
+    started_.push_back(queue()->issue([this, index] { reduce(index, deadline_.renewed()); }));
   }
-  Reduction reduction = ReduceOp::kAvg;
-  divisor_ = communicator_.size();
-  if (weight_) {
-    divisor_ = *weight_;
-    reduce_on_host_({&divisor_, 1, DType::kFloat64}, ReduceOp::kSum, deadline);
-    reduction = {ReduceOp::kPreMulSum, inverse(divisor_)};
+}
+
+void ReducedGradientExchange::reduce(std::size_t index, Deadline deadline) {
+  const Reduction average =
+      options().weight ? Reduction(ReduceOp::kPreMulSum, inverse(sum_of_weights())) : ReduceOp::kAvg;
+  communicator_.all_reduce(bucket(index), average, deadline);
+}
+
+double ReducedGradientExchange::complete(MemoryView used, Deadline deadline) {
+  if (queue() != nullptr) {
+    for (const std::shared_ptr<Pending>& one : started_) {
+      one->wait(deadline);
+    }
+  } else {
+    for (std::size_t index = 0; index < buckets().size(); ++index) {
+      reduce(index, deadline);
+    }
   }
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    communicator_.all_reduce(bucket(index), reduction, deadline);
-  }
-  used_.reduce([&](MemoryView flags) { reduce_on_host_(flags, ReduceOp::kMax, deadline); });
-  begin({}, deadline);
+  reduce_used(used, deadline);
+  return sum_of_weights();
 }
 
 }  // namespace accelerate_cpp::comm

@@ -25,38 +25,28 @@ void reduce_one(const char* operation, ConstMemoryView from, MemoryView to, cons
   comm::reduce(to.dtype, reduction.op, {&source, 1, &destination, 1, to.count, 1.0, factors});
 }
 
-// The average over one rank is the gradient itself.
+// The average over one rank is its gradient, divided by its weight.
 class SoloGradientExchange final : public GradientExchange {
  public:
-  explicit SoloGradientExchange(const std::vector<BucketSpec>& buckets) {
-    for (const BucketSpec& spec : buckets) {
-      buffers_.push_back(std::make_unique<HeapBuffer>(spec.count * element_size(spec.dtype)));
-      views_.push_back({buffers_.back()->data(), spec.count, spec.dtype});
-      used_.emplace_back(spec.slots.size(), std::uint8_t{0});
-    }
-  }
-  MemoryView bucket(std::size_t index) override { return views_.at(index); }
-  std::uint8_t* used_slots(std::size_t index) override { return used_.at(index).data(); }
-  bool used_anywhere(std::size_t index, std::size_t slot) const override { return used_.at(index).at(slot) != 0; }
-  void begin(const RoundOptions& options, Deadline) override { weight_ = checked_weight(options.weight.value_or(1.0)); }
-  std::optional<amp::GradientStatistics> statistics(std::size_t, std::size_t) const override { return std::nullopt; }
-  double divisor() const override { return divisor_; }
-  void publish(std::size_t) override {}
-  void progress() override {}
-  void finish(Deadline) override {
-    divisor_ = std::exchange(weight_, 1.0);
-    for (const MemoryView& view : divisor_ == 1.0 ? std::vector<MemoryView>() : views_) {
-      void* data = view.data;
-      comm::reduce(view.dtype, ReduceOp::kAvg, {&data, 1, &data, 1, view.count, inverse(divisor_)});
+  explicit SoloGradientExchange(std::vector<BucketSpec> buckets) : GradientExchange(std::move(buckets)) {
+    for (const BucketSpec& spec : this->buckets()) {
+      memory_.push_back(std::make_unique<HeapBuffer>(spec.count * element_size(spec.dtype)));
     }
   }
 
  private:
-  std::vector<std::unique_ptr<HeapBuffer>> buffers_;
-  std::vector<MemoryView> views_;
-  std::vector<std::vector<std::uint8_t>> used_;
-  double weight_ = 1.0;
-  double divisor_ = 1.0;  // of the finished round
+  void* memory(std::size_t index) override { return memory_[index]->data(); }
+  void hand_over(std::size_t) override {}
+  double complete(MemoryView, Deadline) override {
+    for (std::size_t index = 0; weight() != 1.0 && index < buckets().size(); ++index) {
+      const MemoryView view = bucket(index);
+      void* data = view.data;
+      comm::reduce(view.dtype, ReduceOp::kAvg, {&data, 1, &data, 1, view.count, inverse(weight())});
+    }
+    return weight();
+  }
+
+  std::vector<std::unique_ptr<HeapBuffer>> memory_;
 };
 
 }  // namespace

@@ -93,13 +93,14 @@ __device__ inline void add(Partial& sum, const Partial& other) {
   sum.num_non_finite += other.num_non_finite;
 }
 
-// Multiplies an element, if kWrites, and adds what it is then, before it is rounded to a half, to `sum`.
+// Multiplies an element, if kWrites, and adds what is stored then to `sum`.
 template <bool kWrites, class T>
 __device__ inline void take(T& element, double factor, Partial& sum) {
   auto value = widen(element);
   if (kWrites) {
     value *= static_cast<decltype(value)>(factor);
     narrow(value, element);
+    value = widen(element);
   }
   sum.sum_of_squares += static_cast<double>(value) * static_cast<double>(value);
   sum.num_non_finite += value - value != 0 ? 1 : 0;

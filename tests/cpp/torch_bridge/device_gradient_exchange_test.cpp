@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/half.h"
+#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/cuda/on_cuda_double.h"
 #include "torch_bridge/reducers_of_threads.h"
@@ -88,10 +89,9 @@ TEST(DeviceGradientExchanges, AverageAndMeasureInOnePassWhereThereAreKernels) {
     exchange.round(static_cast<float>(rank + 1), {{}, rank == 0});
     EXPECT_FLOAT_EQ(exchange.value(0, 17), 1.5f);
     EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 2.25);
-    // Weights are multiplied before the sum.
     exchange.round(static_cast<float>(rank + 1), {rank == 0 ? 3.0 : 1.0, true});
-    EXPECT_FLOAT_EQ(exchange.value(0, 17), 1.25f);
-    EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 1.5625);
+    EXPECT_FLOAT_EQ(exchange.value(0, 17), (1.0f + 2.0f) / 4);
+    EXPECT_FLOAT_EQ(squares(exchange.of, 0, 1), 0.5625);
     exchange.round(static_cast<float>(rank + 1), {1.0, false});
     EXPECT_FALSE(exchange.of.device_statistics(0, 1));
   });
@@ -135,29 +135,18 @@ TEST(DeviceGradientExchanges, AverageOverTheRanks) {
   }
 }
 
-TEST(DeviceGradientExchanges, DivideByTheSumOfTheWeights) {
-  run_ranks(2, [](const Communicator& communicator, int rank) {
-    Exchange exchange(communicator);
-    exchange.round(static_cast<float>(rank + 1), {rank == 0 ? 3.0 : 1.0, false});
-    EXPECT_FLOAT_EQ(exchange.value(0, 17), (3.0f * 1 + 1.0f * 2) / 4);
-    EXPECT_EQ(exchange.of.divisor(), 4.0);
-    exchange.round(5.0f, {0.0, false});
-    EXPECT_EQ(exchange.value(0, 17), 0.0f);
-    EXPECT_EQ(exchange.of.divisor(), 0.0);
-    exchange.round(static_cast<float>(rank));
-    EXPECT_FLOAT_EQ(exchange.value(0, 17), 0.5f);
-    EXPECT_EQ(exchange.of.divisor(), 2.0);
-  });
-}
-
-TEST(DeviceGradientExchanges, TellWhatSlotsAnyRankHasUsed) {
-  run_ranks(2, [](const Communicator& communicator, int rank) {
-    Exchange exchange(communicator);
-    exchange.of.used_slots(0)[rank] = 1;
-    exchange.round(1.0f);
-    EXPECT_TRUE(exchange.of.used_anywhere(0, 0) && exchange.of.used_anywhere(0, 1));
-    EXPECT_FALSE(exchange.of.used_anywhere(1, 0));
-  });
+TEST(DeviceGradientExchanges, ConformToGradientExchange) {
+  for (int size = 1; size <= 3; ++size) {
+    run_ranks(size, [&](const Communicator& communicator, int rank) {
+      DeviceGradientExchange exchange(
+          *communicator, comm::testing::conformance_buckets(),
+          {{parameter(33), parameter(50)},
+           {parameter(1, at::kDouble), parameter(60000, at::kDouble), parameter(9992, at::kDouble)},
+           {parameter(1)}},
+          sum_by(communicator));
+      comm::testing::check_gradient_exchange(exchange, rank, size);
+    });
+  }
 }
 
 TEST(DeviceGradientExchanges, StartBucketsInOrderWhicheverIsReadyFirst) {

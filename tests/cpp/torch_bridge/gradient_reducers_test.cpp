@@ -1,8 +1,10 @@
 #include "torch_bridge/gradient_reducers.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/sin.h>
 #include <ATen/ops/sum.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +90,9 @@ TEST(GradientReducers, KnowWhereADeviceHasStatisticsAndBelieveThemAsLong) {
     ASSERT_TRUE(known[1]);
     EXPECT_EQ((*known[1])[0].item<double>(), 100 * 1.5 * 1.5);
     tensor.grad().mul_(2);
-    EXPECT_FALSE(known_device_statistics({tensor})[0]);
+    EXPECT_EQ((*known_device_statistics({tensor})[0])[0].item<double>(), 100 * 3.0 * 3.0) << "measured again";
+    tensor.mutable_grad() = at::full({100}, 2, at::kFloat);
+    EXPECT_EQ((*known_device_statistics({tensor})[0])[0].item<double>(), 100 * 2.0 * 2.0) << "foreign";
   });
 }
 
@@ -105,7 +109,50 @@ TEST(GradientReducers, KnowStatisticsOnceTheyHaveBeenAskedForThem) {
     ASSERT_TRUE(known[1]);
     EXPECT_EQ(known[1]->sum_of_squares, 100 * 1.5 * 1.5);
     tensor.grad().mul_(2);
+    EXPECT_EQ(known_statistics({tensor})[0]->sum_of_squares, 100 * 3.0 * 3.0) << "measured again";
+    tensor.mutable_grad() = at::full({100}, 2, at::kFloat);
+    EXPECT_EQ(known_statistics({tensor})[0]->sum_of_squares, 100 * 2.0 * 2.0) << "foreign";
+    tensor.mutable_grad().reset();
     EXPECT_FALSE(known_statistics({tensor})[0]);
+  });
+}
+
+TEST(GradientReducers, KnowNoOldStatisticsAfterPassesThatWereNotMeasured) {
+  run_ranks(2, [](const Communicator& communicator, int rank) {
+    const at::Tensor tensor = parameter();
+    const auto reducer = reducer_of(communicator, {tensor});
+    known_statistics({tensor});
+    gradient_after(tensor, rank);
+    EXPECT_EQ(known_statistics({tensor})[0]->sum_of_squares, 100 * 1.5 * 1.5);
+    for (int pass = 0; pass < 20; ++pass) {
+      tensor.mutable_grad().reset();
+      tensor.mul(7).sum().backward();
+    }
+    const auto known = known_statistics({tensor})[0];
+    EXPECT_TRUE(!known || known->sum_of_squares == 100 * 7.0 * 7.0) << known->sum_of_squares;
+  });
+}
+
+TEST(GradientReducers, MeasureAgainToTheLastBitWhatOneRankHasLookedAt) {
+  run_ranks(3, [](const Communicator& communicator, int rank) {
+    const at::Tensor large = at::full({40001}, 1, at::kFloat).set_requires_grad(true);
+    const at::Tensor small = at::full({7}, 1, at::kFloat).set_requires_grad(true);
+    const at::Tensor factors = at::arange(40001, at::kFloat).mul(0.37).add(rank).sin();
+    const auto reducer = reducer_of(communicator, {large, small});
+    known_statistics({large});
+    for (int pass = 0; pass < 3; ++pass) {
+      large.mutable_grad().reset();
+      small.mutable_grad().reset();
+      (large.mul(factors).sum() + small.sum()).backward();
+      if (rank == pass) {
+        large.grad().mul_(1.0);  // it might have changed
+      }
+      double squares = known_statistics({large})[0]->sum_of_squares;
+      double lowest = squares;
+      communicator->all_reduce({&squares, 1, DType::kFloat64}, comm::ReduceOp::kMax, comm::testing::soon());
+      communicator->all_reduce({&lowest, 1, DType::kFloat64}, comm::ReduceOp::kMin, comm::testing::soon());
+      EXPECT_EQ(squares, lowest);
+    }
   });
 }
 

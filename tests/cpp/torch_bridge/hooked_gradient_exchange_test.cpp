@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
+#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/ranks.h"
 #include "core/comm/solo.h"
+#include "torch_bridge/reducers_of_threads.h"
+#include "torch_bridge/tensor_view.h"
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -72,6 +75,23 @@ TEST_F(HookedGradientExchangeTest, BeginsAnewAfterARoundThatWasGivenUp) {
 
 TEST_F(HookedGradientExchangeTest, RefusesWeights) {
   EXPECT_THROW(exchange_.begin({2.0, false}, soon()), InvalidArgument);
+}
+
+TEST(HookedGradientExchanges, ConformToGradientExchangeButForWeights) {
+  testing::run_ranks(2, [](const testing::Communicator& communicator, int rank) {
+    const auto averages = [&](const ::c10d::GradBucket& bucket) -> std::function<at::Tensor()> {
+      const at::Tensor memory = bucket.getBuffer();
+      return [communicator, memory] {
+        communicator->all_reduce(view_of(memory), comm::ReduceOp::kAvg, soon());
+        return memory;
+      };
+    };
+    const auto doubles = [](std::int64_t count) { return parameter(count).to(at::kDouble); };
+    HookedGradientExchange exchange(
+        *communicator, comm::testing::conformance_buckets(),
+        {{parameter(33), parameter(50)}, {doubles(1), doubles(60000), doubles(9992)}, {parameter(1)}}, averages);
+    comm::testing::check_gradient_exchange(exchange, rank, 2, /*takes_weights=*/false);
+  });
 }
 
 TEST(HookedGradientExchanges, RefuseAResultOfAnotherSize) {

@@ -1,6 +1,7 @@
 #include "core/comm/shm/shm_gradient_exchange.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "core/base/check.h"
@@ -32,57 +33,49 @@ std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
 }  // namespace
 
 ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group,
-                                         const std::vector<BucketSpec>& buckets, Deadline deadline)
-    : group_(std::move(group)),
+                                         std::vector<BucketSpec> specs, Deadline deadline)
+    : GradientExchange(std::move(specs)),
+      group_(std::move(group)),
       segments_(static_cast<std::size_t>(group_->size())),
-      places_(static_cast<std::size_t>(group_->size())) {
-  for (const BucketSpec& spec : buckets) {
-    buckets_.push_back({spec, 0, num_slots_});
-    num_slots_ += spec.slots.size();
-  }
-  headers_offset_ = (buckets.size() + 1) * sizeof(Counter);
+      operands_(static_cast<std::size_t>(group_->size())) {
+  headers_offset_ = (buckets().size() + 1) * sizeof(Counter);
   statistics_offset_ = headers_offset_ + 2 * sizeof(RoundHeader);
-  used_offset_ = statistics_offset_ + 2 * num_slots_ * sizeof(amp::GradientStatistics);
-  std::size_t offset = used_offset_ + 2 * num_slots_;
-  for (Bucket& bucket : buckets_) {
-    bucket.data_offset = round_up(offset, 64);
-    offset = bucket.data_offset + bucket.spec.count * element_size(bucket.spec.dtype);
+  used_offset_ = statistics_offset_ + 2 * num_slots() * sizeof(amp::GradientStatistics);
+  std::size_t offset = used_offset_ + 2 * num_slots();
+  for (const BucketSpec& spec : buckets()) {
+    places_.push_back({round_up(offset, 64)});
+    offset = places_.back().data_offset + spec.count * element_size(spec.dtype);
   }
   block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
   segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
-  set_options({});
+  write_header();
 
   struct Home {
     std::uint64_t layout;
     std::uint64_t segment;
   };
-  const Home own{fingerprint(buckets), block_->id()};
-  std::vector<Home> places(segments_.size());
+  const Home own{fingerprint(buckets()), block_->id()};
+  std::vector<Home> homes(segments_.size());
   std::vector<MemoryView> outputs;
-  for (Home& place : places) {
-    outputs.push_back({&place, 2, DType::kInt64});
+  for (Home& home : homes) {
+    outputs.push_back({&home, 2, DType::kInt64});
   }
   communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
-  for (std::size_t peer = 1; peer < places.size(); ++peer) {
-    if (places[peer].layout != places[0].layout) {
+  for (std::size_t peer = 1; peer < homes.size(); ++peer) {
+    if (homes[peer].layout != homes[0].layout) {
       throw MismatchedCollective("rank 0 and rank " + std::to_string(peer) +
                                  " prepared models with different parameters; every rank must build the same model");
     }
   }
   for (int peer = 0; peer < group_->size(); ++peer) {
     if (peer != group_->rank()) {
-      const auto id = static_cast<std::uint32_t>(places[static_cast<std::size_t>(peer)].segment);
+      const auto id = static_cast<std::uint32_t>(homes[static_cast<std::size_t>(peer)].segment);
       segments_[static_cast<std::size_t>(peer)] = group_->peer_segment(peer, id, deadline);
     }
   }
-  identity_ = places[0].segment << 32;
+  identity_ = homes[0].segment << 32;
   communicator.barrier(deadline);  // nobody may drop a segment that a peer has yet to map
   interruptions_ = group_->interruptions();
-}
-
-MemoryView ShmGradientExchange::bucket(std::size_t index) {
-  const Bucket& bucket = buckets_.at(index);
-  return {base(group_->rank()) + bucket.data_offset, bucket.spec.count, bucket.spec.dtype};
 }
 
 ShmGradientExchange::RoundHeader& ShmGradientExchange::header(int rank, std::uint64_t round) const {
@@ -97,30 +90,30 @@ std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64
   return reinterpret_cast<std::uint8_t*>(base(rank) + used_offset_) + slot_place(index, round);
 }
 
-void ShmGradientExchange::begin(const RoundOptions& options, Deadline deadline) {
+void ShmGradientExchange::start_round(Deadline deadline) {
   group_->check_usable([](const char* text) { return std::string(text); }, "gradient averaging");
   if (const std::uint64_t interruptions = group_->interruptions(); interruptions != interruptions_) {
     group_->await_interruptions(deadline);  // then no rank writes into the buckets for the sake of an older round
     round_ += interruptions - std::exchange(interruptions_, interruptions);
-    for (Bucket& bucket : buckets_) {
-      bucket.reduced = false;
-    }
   }
-  set_options(options);
+  reset_round();
 }
 
-void ShmGradientExchange::set_options(const RoundOptions& options) {
-  RoundHeader& own = header(group_->rank(), round_);
-  own.weight = options.weight ? checked_weight(*options.weight) : 1.0;
-  own.measures = options.measures ? 1 : 0;
-  options_ = options;
-  if (options.measures && num_slots_ > 0) {
-    std::fill_n(statistics(group_->rank(), 0, round_), num_slots_, amp::GradientStatistics());
+void ShmGradientExchange::reset_round() {
+  for (Place& place : places_) {
+    place.reduced = false;
+  }
+  write_header();
+}
+
+void ShmGradientExchange::write_header() {
+  header(group_->rank(), round_) = {weight(), options().measures ? std::uint64_t{1} : 0};
+  if (options().measures && num_slots() > 0) {
+    std::fill_n(statistics(group_->rank(), 0, round_), num_slots(), amp::GradientStatistics());
   }
 }
 
-std::optional<amp::GradientStatistics> ShmGradientExchange::statistics(std::size_t index, std::size_t slot) const {
-  check_slot(index, slot);
+std::optional<amp::GradientStatistics> ShmGradientExchange::measured(std::size_t index, std::size_t slot) const {
   amp::GradientStatistics all;
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (header(rank, finished_).measures == 0) {
@@ -131,28 +124,8 @@ std::optional<amp::GradientStatistics> ShmGradientExchange::statistics(std::size
   return all;
 }
 
-std::uint8_t* ShmGradientExchange::used_slots(std::size_t index) {
-  ACCELERATE_CHECK(index < buckets_.size(), "bucket " + std::to_string(index));
-  return used(group_->rank(), index, round_);
-}
-
-void ShmGradientExchange::check_slot(std::size_t index, std::size_t slot) const {
-  ACCELERATE_CHECK(index < buckets_.size() && slot < buckets_[index].spec.slots.size(), "slot " + std::to_string(slot));
-}
-
-bool ShmGradientExchange::used_anywhere(std::size_t index, std::size_t slot) const {
-  check_slot(index, slot);
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (used(rank, index, finished_)[slot] != 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void ShmGradientExchange::publish(std::size_t index) {
-  ACCELERATE_CHECK(index < buckets_.size() && ready(group_->rank(), index).load(std::memory_order_relaxed) < round_,
-                   "bucket " + std::to_string(index) + " is published once per round");
+void ShmGradientExchange::hand_over(std::size_t index) {
+  std::copy_n(used_slots(index), buckets()[index].slots.size(), used(group_->rank(), index, round_));
   ready(group_->rank(), index).store(round_, std::memory_order_release);
   group_->own().event.notify();
 }
@@ -174,43 +147,66 @@ double ShmGradientExchange::sum_of_weights() const {
   return sum;
 }
 
-void ShmGradientExchange::reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count, double scale) {
-  const std::size_t offset = bucket.data_offset + begin * element_size(bucket.spec.dtype);
+void ShmGradientExchange::reduce_elements(std::size_t index, std::size_t begin, std::size_t count, double scale) {
+  const DType dtype = buckets()[index].dtype;
+  const std::size_t offset = places_[index].data_offset + begin * element_size(dtype);
   for (int rank = 0; rank < group_->size(); ++rank) {
-    places_[static_cast<std::size_t>(rank)] = base(rank) + offset;
+    operands_[static_cast<std::size_t>(rank)] = base(rank) + offset;
   }
-  reduce(bucket.spec.dtype, ReduceOp::kAvg,
-         {places_.data(), group_->size(), places_.data(), group_->size(), count, scale});
+  reduce(dtype, ReduceOp::kAvg, {operands_.data(), group_->size(), operands_.data(), group_->size(), count, scale});
 }
 
-void ShmGradientExchange::reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end, double scale) {
-  const Bucket& bucket = buckets_[index];
-  const std::size_t step = kMeasuredBytes / element_size(bucket.spec.dtype);
-  const MemoryView averages = this->bucket(index);
-  amp::GradientStatistics* const statistics = this->statistics(group_->rank(), index, round_);
-  for (std::size_t slot = 0; slot < bucket.spec.slots.size(); ++slot) {
-    const SlotSpan& span = bucket.spec.slots[slot];
+template <class Action>
+void ShmGradientExchange::for_each_measured_piece(std::size_t index, int rank, const Action& action) const {
+  const BucketSpec& spec = buckets()[index];
+  const Slices slices(spec.count, element_size(spec.dtype), group_->size());
+  const std::size_t begin = slices.begin(rank);
+  const std::size_t end = begin + slices.count(rank);
+  const std::size_t step = kMeasuredBytes / element_size(spec.dtype);
+  for (std::size_t slot = 0; slot < spec.slots.size(); ++slot) {
+    const SlotSpan& span = spec.slots[slot];
     const std::size_t slot_end = std::min(end, span.offset + span.count);
     for (std::size_t from = std::max(begin, span.offset); from < slot_end; from += step) {
-      const std::size_t count = std::min(step, slot_end - from);
-      reduce_elements(bucket, from, count, scale);
-      statistics[slot] += amp::measure_gradient(within(averages, from, count));
+      action(slot, from, std::min(step, slot_end - from));
     }
   }
 }
 
-void ShmGradientExchange::reduce_slice(std::size_t index) {
-  Bucket& bucket = buckets_[index];
-  const Slices slices(bucket.spec.count, element_size(bucket.spec.dtype), group_->size());
-  const std::size_t begin = slices.begin(group_->rank());
-  const std::size_t count = slices.count(group_->rank());
-  const double scale = inverse(sum_of_weights());
-  if (options_.measures) {
-    reduce_and_measure(index, begin, begin + count, scale);
-  } else {
-    reduce_elements(bucket, begin, count, scale);
+void ShmGradientExchange::reduce_and_measure(std::size_t index, double scale) {
+  const MemoryView averages = bucket(index);
+  amp::GradientStatistics* const statistics = this->statistics(group_->rank(), index, round_);
+  for_each_measured_piece(index, group_->rank(), [&](std::size_t slot, std::size_t first, std::size_t count) {
+    reduce_elements(index, first, count, scale);
+    statistics[slot] += amp::measure_gradient(within(averages, first, count));
+  });
+}
+
+amp::GradientStatistics ShmGradientExchange::measured_alike(std::size_t index, std::size_t slot,
+                                                            ConstMemoryView gradient) const {
+  const std::size_t offset = buckets()[index].slots[slot].offset;
+  amp::GradientStatistics all;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    amp::GradientStatistics slice;
+    for_each_measured_piece(index, rank, [&](std::size_t piece_slot, std::size_t first, std::size_t count) {
+      if (piece_slot == slot) {
+        slice += amp::measure_gradient(within(gradient, first - offset, count));
+      }
+    });
+    all += slice;
   }
-  bucket.reduced = true;
+  return all;
+}
+
+void ShmGradientExchange::reduce_slice(std::size_t index) {
+  const double scale = inverse(sum_of_weights());
+  if (options().measures) {
+    reduce_and_measure(index, scale);
+  } else {
+    const BucketSpec& spec = buckets()[index];
+    const Slices slices(spec.count, element_size(spec.dtype), group_->size());
+    reduce_elements(index, slices.begin(group_->rank()), slices.count(group_->rank()), scale);
+  }
+  places_[index].reduced = true;
 }
 
 void ShmGradientExchange::progress() {
@@ -222,32 +218,28 @@ void ShmGradientExchange::progress() {
 }
 
 void ShmGradientExchange::reduce_ready() {
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    if (!buckets_[index].reduced && ready_everywhere(index)) {
+  for (std::size_t index = 0; index < buckets().size(); ++index) {
+    if (!places_[index].reduced && ready_everywhere(index)) {
       reduce_slice(index);
     }
   }
 }
 
-void ShmGradientExchange::finish(Deadline deadline) {
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    ACCELERATE_CHECK(ready(group_->rank(), index).load(std::memory_order_relaxed) == round_,
-                     "bucket " + std::to_string(index) + " is published before finish()");
-  }
+double ShmGradientExchange::complete(MemoryView used_anywhere, Deadline deadline) {
   Operation operation{OperationKind::kGradients};
-  operation.reduce_op = options_.weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
-  operation.count = buckets_.size();
+  operation.reduce_op = options().weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
+  operation.count = buckets().size();
   operation.round = identity_ + round_;
   group_->run(operation, deadline, [&] {
     group_->announce();
     group_->set_may_withdraw(true);
     reduce_ready();
     group_->await_announcements(deadline);
-    for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    for (std::size_t index = 0; index < buckets().size(); ++index) {
       for (int peer = 0; peer < group_->size(); ++peer) {
         group_->wait(peer, deadline, [&] { return ready(peer, index).load(std::memory_order_acquire) >= round_; });
       }
-      if (!buckets_[index].reduced) {
+      if (!places_[index].reduced) {
         reduce_slice(index);
       }
     }
@@ -258,12 +250,14 @@ void ShmGradientExchange::finish(Deadline deadline) {
       group_->wait(peer, deadline, [&] { return done(peer).load(std::memory_order_acquire) >= round_; });
     }
   });
-  for (Bucket& bucket : buckets_) {
-    bucket.reduced = false;
+  auto* const flags = static_cast<std::uint8_t*>(used_anywhere.data);
+  for (int rank = 0; num_slots() > 0 && rank < group_->size(); ++rank) {
+    const std::uint8_t* const theirs = used(rank, 0, round_);
+    std::transform(flags, flags + used_anywhere.count, theirs, flags, std::bit_or<std::uint8_t>());
   }
-  divisor_ = sum_of_weights();
+  const double sum = sum_of_weights();
   finished_ = round_++;
-  set_options({});
+  return sum;
 }
 
 }  // namespace accelerate_cpp::comm

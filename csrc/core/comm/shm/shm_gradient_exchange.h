@@ -30,24 +30,14 @@ class ShmCommunicator;
 class ShmGradientExchange final : public GradientExchange {
  public:
   // Collective over the ranks of `communicator`, whose group is `group`.
-  ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group,
-                      const std::vector<BucketSpec>& buckets, Deadline deadline);
-  MemoryView bucket(std::size_t index) override;
-  std::uint8_t* used_slots(std::size_t index) override;
-  bool used_anywhere(std::size_t index, std::size_t slot) const override;
-  void begin(const RoundOptions& options, Deadline deadline) override;
-  std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const override;
-  double divisor() const override { return divisor_; }
-  void publish(std::size_t index) override;
+  ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group, std::vector<BucketSpec> specs,
+                      Deadline deadline);
   void progress() override;
-  void finish(Deadline deadline) override;
 
  private:
-  struct Bucket {
-    BucketSpec spec;
+  struct Place {
     std::size_t data_offset;
-    std::size_t first_slot;  // among those of all buckets
-    bool reduced = false;    // this rank has reduced its slice in this round
+    bool reduced = false;  // this rank has reduced its slice in this round
   };
   using Counter = std::atomic<std::uint64_t>;
   // Written before the first bucket of the round is published.
@@ -58,43 +48,50 @@ class ShmGradientExchange final : public GradientExchange {
 
   std::byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
   Counter& ready(int rank, std::size_t index) const { return reinterpret_cast<Counter*>(base(rank))[index]; }
-  Counter& done(int rank) const { return reinterpret_cast<Counter*>(base(rank))[buckets_.size()]; }
+  Counter& done(int rank) const { return reinterpret_cast<Counter*>(base(rank))[buckets().size()]; }
+  std::size_t num_slots() const { return first_slot(buckets().size()); }
   // Of the first slot of the bucket, among what there is of all slots in two rounds.
   std::size_t slot_place(std::size_t index, std::uint64_t round) const {
-    return (round & 1) * num_slots_ + buckets_[index].first_slot;
+    return (round & 1) * num_slots() + first_slot(index);
   }
   RoundHeader& header(int rank, std::uint64_t round) const;
   // Those of the first slot of the bucket; the others follow.
   amp::GradientStatistics* statistics(int rank, std::size_t index, std::uint64_t round) const;
   std::uint8_t* used(int rank, std::size_t index, std::uint64_t round) const;
-  void set_options(const RoundOptions& options);
-  void check_slot(std::size_t index, std::size_t slot) const;
+  void* memory(std::size_t index) override { return base(group_->rank()) + places_[index].data_offset; }
+  void start_round(Deadline deadline) override;
+  void reset_round() override;
+  void hand_over(std::size_t index) override;
+  double complete(MemoryView used, Deadline deadline) override;
+  std::optional<amp::GradientStatistics> measured(std::size_t index, std::size_t slot) const override;
+  amp::GradientStatistics measured_alike(std::size_t index, std::size_t slot, ConstMemoryView gradient) const override;
+  void write_header();
   bool ready_everywhere(std::size_t index) const;
   double sum_of_weights() const;
   // Averages so many elements of the bucket from `begin` on.
-  void reduce_elements(const Bucket& bucket, std::size_t begin, std::size_t count, double scale);
-  void reduce_and_measure(std::size_t index, std::size_t begin, std::size_t end, double scale);
+  void reduce_elements(std::size_t index, std::size_t begin, std::size_t count, double scale);
+  void reduce_and_measure(std::size_t index, double scale);
+  // Calls action(slot, first, count) for the pieces of the slice of `rank`, in the order in which they are measured.
+  template <class Action>
+  void for_each_measured_piece(std::size_t index, int rank, const Action& action) const;
   void reduce_slice(std::size_t index);
   // Reduces its slices of the buckets that all ranks have published.
   void reduce_ready();
 
   std::shared_ptr<Group> group_;
-  std::vector<Bucket> buckets_;
-  std::size_t num_slots_ = 0;  // of all buckets
+  std::vector<Place> places_;  // by bucket
   std::size_t headers_offset_ = 0;
   std::size_t statistics_offset_ = 0;
   std::size_t used_offset_ = 0;
   std::unique_ptr<OwnedBlock> block_;
   std::vector<std::shared_ptr<Segment>> segments_;
-  std::vector<void*> places_;   // where the ranks have what is being reduced
-  std::uint64_t identity_ = 0;  // distinguishes this exchange from others of the group
+  std::vector<void*> operands_;  // where the ranks have what is being reduced
+  std::uint64_t identity_ = 0;   // distinguishes this exchange from others of the group
   // The next round; skips one for each interruption of the group, so that ranks agree on it whether they had begun the
   // interrupted round or not.
   std::uint64_t round_ = 1;
   std::uint64_t finished_ = 0;       // the last round that was finished
   std::uint64_t interruptions_ = 0;  // of the group, until the last round began
-  RoundOptions options_;             // of this round
-  double divisor_ = 1.0;             // of the finished round
 };
 
 }  // namespace accelerate_cpp::comm

@@ -37,6 +37,16 @@ TEST(Deadlines, HaveNeverMoreTimeLeftThanTheyWereGiven) {
   EXPECT_GE(deadline.waited(), milliseconds(0));
 }
 
+TEST(Deadlines, AreRenewedWithAllTheTimeThatTheyWereGiven) {
+  const Deadline passed = Deadline::after(milliseconds(1));
+  while (!passed.expired()) {
+    std::this_thread::yield();
+  }
+  EXPECT_LE(passed.renewed().waited() + passed.renewed().remaining(), milliseconds(1));
+  EXPECT_GT(Deadline::after(hours(2)).renewed().remaining(), hours(1));
+  EXPECT_FALSE(Deadline::never().renewed().expired());
+}
+
 TEST(Deadlines, ThatWouldOverflowTheClockNeverPass) {
   for (const milliseconds duration :
        {milliseconds::max(), milliseconds::max() / 2, milliseconds(hours(24 * 365 * 290))}) {

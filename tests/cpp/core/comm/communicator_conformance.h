@@ -13,6 +13,7 @@
 
 #include "core/base/view_parts.h"
 #include "core/comm/communicator.h"
+#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/operands.h"
 #include "core/comm/ranks.h"
 
@@ -223,73 +224,9 @@ inline void check_split(Communicator& communicator) {
   }
 }
 
-inline void fill_buckets(Communicator& communicator, GradientExchange& exchange, const std::vector<BucketSpec>& specs,
-                         int round) {
-  const bool backwards = (communicator.rank() + round) % 2 == 1;
-  for (std::size_t k = 0; k < specs.size(); ++k) {
-    const std::size_t b = backwards ? specs.size() - 1 - k : k;
-    const MemoryView view = exchange.bucket(b);
-    ASSERT_EQ(reinterpret_cast<std::uintptr_t>(view.data) % 64, 0u);
-    for (std::size_t i = 0; i < view.count; ++i) {
-      put(view, i, operand(communicator.rank(), i + static_cast<std::size_t>(round), view.dtype));
-    }
-    std::memset(exchange.used_slots(b), 0, specs[b].slots.size());
-    exchange.used_slots(b)[0] = communicator.rank() == communicator.size() - 1;
-    exchange.publish(b);
-    exchange.progress();
-  }
-}
-
-// Where an exchange has measured its averages, it found what is there.
-inline void check_statistics(GradientExchange& exchange, const std::vector<BucketSpec>& specs) {
-  for (std::size_t b = 0; b < specs.size(); ++b) {
-    for (std::size_t slot = 0; slot < specs[b].slots.size(); ++slot) {
-      const auto [offset, count] = specs[b].slots[slot];
-      if (const auto statistics = exchange.statistics(b, slot)) {
-        double squares = 0.0;
-        for (std::size_t i = offset; i < offset + count; ++i) {
-          squares += std::pow(get(exchange.bucket(b), i), 2);
-        }
-        EXPECT_NEAR(statistics->sum_of_squares, squares, 1e-9 * squares) << "bucket " << b << ", slot " << slot;
-        EXPECT_EQ(statistics->num_non_finite, 0u);
-      }
-    }
-  }
-}
-
-// Rounds that average, and every second one weighs the ranks by 0.5, 1.5, ... and measures.
 inline void check_gradient_exchange(Communicator& communicator) {
-  const std::vector<BucketSpec> specs = {{DType::kFloat32, 100, {{0, 33}, {48, 50}}},
-                                         {DType::kFloat64, 70000, {{0, 1}, {8, 60000}, {60008, 9992}}},
-                                         {DType::kFloat32, 1, {{0, 1}}}};
-  const int size = communicator.size();
-  const std::unique_ptr<GradientExchange> exchange = communicator.gradient_exchange(specs, soon());
-  for (int round = 0; round < 4; ++round) {
-    const bool weighted = round % 2 == 1;
-    if (weighted) {
-      exchange->begin({communicator.rank() + 0.5, true}, soon());
-    }
-    fill_buckets(communicator, *exchange, specs, round);
-    exchange->finish(soon());
-    EXPECT_DOUBLE_EQ(exchange->divisor(), weighted ? size * size / 2.0 : size);
-    for (std::size_t b = 0; b < specs.size(); ++b) {
-      for (const auto& [offset, count] : specs[b].slots) {
-        const auto first = static_cast<std::size_t>(round) + offset;
-        EXPECT_EQ(differences(within(exchange->bucket(b), offset, count), 1e-6,
-                              [&](std::size_t i) {
-                                return reduced(size, first + i, specs[b].dtype, ReduceOp::kSum) / exchange->divisor();
-                              }),
-                  0u)
-            << "bucket " << b << " in round " << round;
-      }
-      EXPECT_TRUE(exchange->used_anywhere(b, 0));
-      if (specs[b].slots.size() > 1) {
-        EXPECT_FALSE(exchange->used_anywhere(b, 1));
-      }
-    }
-    check_statistics(*exchange, specs);
-  }
-  EXPECT_THROW(exchange->begin({-1.0, false}, soon()), InvalidArgument);
+  const auto exchange = communicator.gradient_exchange(conformance_buckets(), soon());
+  check_gradient_exchange(*exchange, communicator.rank(), communicator.size());
 }
 
 inline void check_reductions(Communicator& communicator) {

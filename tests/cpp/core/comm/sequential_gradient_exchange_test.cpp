@@ -1,0 +1,80 @@
+#include "core/comm/sequential_gradient_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/error.h"
+#include "core/comm/ranks.h"
+#include "core/comm/solo.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::soon;
+
+// Notes what is started, and moves nothing.
+class Recorded final : public SequentialGradientExchange {
+ public:
+  Recorded(std::size_t num_buckets, int num_ranks, ReduceOnHost reduce)
+      : SequentialGradientExchange(std::vector<BucketSpec>(num_buckets, {DType::kFloat32, 1, {{0, 1}}}), num_ranks,
+                                   std::move(reduce)),
+        memory_(num_buckets) {}
+
+  std::vector<std::size_t> started;
+
+ private:
+  void* memory(std::size_t index) override { return &memory_[index]; }
+  void start(std::size_t index) override { started.push_back(index); }
+  double complete(MemoryView used, Deadline deadline) override {
+    reduce_used(used, deadline);
+    return sum_of_weights();
+  }
+
+  std::vector<float> memory_;
+};
+
+TEST(SequentialGradientExchange, StartsBucketsInOrderWhicheverIsReadyFirst) {
+  SoloCommunicator communicator;
+  Recorded exchange(3, 1, reduce_by(communicator));
+  exchange.publish(2);
+  exchange.publish(1);
+  EXPECT_THAT(exchange.started, ElementsAre());
+  exchange.publish(0);
+  EXPECT_THAT(exchange.started, ElementsAre(0, 1, 2));
+}
+
+TEST(SequentialGradientExchange, StartsAnewAfterARoundThatWasGivenUp) {
+  SoloCommunicator communicator;
+  Recorded exchange(2, 1, reduce_by(communicator));
+  exchange.publish(0);
+  exchange.begin({}, soon());
+  exchange.publish(1);
+  exchange.publish(0);
+  EXPECT_THAT(exchange.started, ElementsAre(0, 0, 1));
+}
+
+TEST(SequentialGradientExchange, TellsWeightsBeforeBucketsStartAndFlagsAtTheEnd) {
+  std::vector<std::string> reduced;
+  Recorded exchange(1, 2, [&](MemoryView data, ReduceOp op, const Call&) {
+    reduced.push_back(std::string(name(op)) + " of " + std::to_string(data.count));
+    if (op == ReduceOp::kSum) {
+      *static_cast<double*>(data.data) += 2.5;  // the other rank's
+    } else {
+      *static_cast<std::uint8_t*>(data.data) = 1;
+    }
+  });
+  exchange.begin({0.5, false}, soon());
+  EXPECT_THAT(reduced, ElementsAre("sum of 1"));
+  exchange.publish(0);
+  exchange.finish(soon());
+  EXPECT_THAT(reduced, ElementsAre("sum of 1", "max of 1"));
+  EXPECT_EQ(exchange.divisor(), 3.0);
+  EXPECT_TRUE(exchange.used_anywhere(0, 0));
+  exchange.publish(0);
+  exchange.finish(soon());
+  EXPECT_EQ(exchange.divisor(), 2.0) << "without weights, the number of ranks";
+}
+
+}  // namespace
+}  // namespace accelerate_cpp::comm
