@@ -26,7 +26,7 @@ from accelerate_cpp.config.session_config import AccumulationConfig, DynamoConfi
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.gradient_state import set_accumulation
+from accelerate_cpp.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import require_hook
@@ -40,7 +40,8 @@ from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.master_weights import master_dtypes
 from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
 from accelerate_cpp.runtime import current
-from accelerate_cpp.runtime.accumulation import OnUneven
+from accelerate_cpp.runtime.accumulation import Accumulation
+from accelerate_cpp.runtime.reading import OnUneven
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
@@ -176,7 +177,7 @@ class Accelerator:
             _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
         )
         project, trackers = _project_and_trackers(project_config, project_dir, log_with)
-        self._session = _open_session(
+        self._session, self._accumulation = _open_session(
             cpu,
             mixed_precision,
             accumulation,
@@ -210,7 +211,7 @@ class Accelerator:
             rng_types,
             project_configuration,
         )
-        self.state, self.gradient_state = AcceleratorState(), GradientState()
+        self.state, self.gradient_state = AcceleratorState(), GradientStateOf(self._accumulation)
         self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
         self._prepared, self.flag_tensor, self._checkpoints, self._trackers = Bundle(), None, Checkpoints(), trackers
 
@@ -539,9 +540,9 @@ class Accelerator:
         if _is_prepared(optimizer):
             return _remember(self._optimizers, optimizer)
         placement = self.device_placement if device_placement is None else device_placement
-        return _remember(
-            self._optimizers, AcceleratedOptimizer(optimizer, device_placement=placement, scaler=self.scaler)
-        )
+        prepared = AcceleratedOptimizer(optimizer, device_placement=placement, scaler=self.scaler)
+        prepared._accumulation = self._accumulation
+        return _remember(self._optimizers, prepared)
 
     def prepare_scheduler(self, scheduler: LRScheduler | AcceleratedScheduler) -> LRScheduler | AcceleratedScheduler:
         """A scheduler that steps with its optimizer; an optimizer that is prepared already is found again."""
@@ -551,6 +552,7 @@ class Accelerator:
         prepared = AcceleratedScheduler(
             scheduler, own or self._optimizers, self.step_scheduler_with_optimizer, self.split_batches
         )
+        prepared._accumulation = self._accumulation
         return _remember(self._schedulers, prepared)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
@@ -583,7 +585,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are synchronised, and optimizers step, in the micro-batch in hand."""
+        """Whether gradients are synchronised, and optimizers step, in this Accelerator's micro-batch in hand."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -597,18 +599,16 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
-        current.accumulation.num_steps = compile_accumulation(
-            plugin={"num_steps": gradient_accumulation_steps}
-        ).num_steps
+        self._accumulation.num_steps = compile_accumulation(plugin={"num_steps": gradient_accumulation_steps}).num_steps
 
     @property
     def step(self) -> int:
-        """Micro-batches since the last forced synchronisation."""
-        return current.accumulation.step
+        """Micro-batches of this Accelerator since the last forced synchronisation."""
+        return self._accumulation.step
 
     @step.setter
     def step(self, step: int) -> None:
-        current.accumulation.step = step
+        self._accumulation.step = step
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -622,7 +622,8 @@ class Accelerator:
         Args:
             models: those whose backward passes run in the block.
         """
-        synchronises = current.accumulation.advance() or current.accumulation.sync_each_batch
+        current.accumulation = self._accumulation
+        synchronises = self._accumulation.advance() or self._accumulation.sync_each_batch
         with ExitStack() as stack:
             for model in () if synchronises else models:
                 stack.enter_context(self.no_sync(model))
@@ -657,8 +658,8 @@ class Accelerator:
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
-        loss, weight = _weighted(loss, weight, self.gradient_accumulation_steps)
-        total = current.accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
+        loss, weight = _weighted(self, loss, weight)
+        total = self._accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         self._session.strategy.backward(scaled, total, **kwargs)
 
@@ -1010,13 +1011,15 @@ class Accelerator:
 
 
 def _weighted(
-    loss: torch.Tensor, weight: float | torch.Tensor | None, num_steps: int
+    accelerator: Accelerator, loss: torch.Tensor, weight: float | torch.Tensor | None
 ) -> tuple[torch.Tensor, float | None]:
     """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples."""
+    current.accumulation = accelerator._accumulation
     if weight is not None:
         return loss, float(weight)
-    rows = current.accumulation.rows if current.accumulation.weighs_rows else None
-    return (loss / num_steps, None) if rows is None else (loss * rows, float(rows))
+    reading = current.accumulation.reading
+    rows = reading.rows if reading.weighs_rows else None
+    return (loss / current.accumulation.num_steps, None) if rows is None else (loss * rows, float(rows))
 
 
 @contextmanager
@@ -1045,16 +1048,16 @@ def _have_no_gradients(models: Iterable[torch.nn.Module]) -> bool:
 
 @contextmanager
 def _uneven(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterator[None]:
-    accumulation = current.accumulation
+    reading = current.accumulation.reading
     if mode not in get_args(OnUneven):
         raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
-    before, accumulation.on_uneven = accumulation.on_uneven, mode
+    before, reading.on_uneven = reading.on_uneven, mode
     try:
         with strategy.join(joinables) if mode == "join" else nullcontext(False) as weighs:
-            accumulation.weighs_rows = weighs
+            reading.weighs_rows = weighs
             yield
     finally:
-        accumulation.on_uneven, accumulation.weighs_rows = before, False
+        reading.on_uneven, reading.weighs_rows = before, False
 
 
 def _refuse_arguments(split_batches: object, **plugins: Any) -> None:
@@ -1104,8 +1107,8 @@ def _open_session(
     handlers: dict[type[KwargsHandler], Any],
     dynamo_plugin: TorchDynamoPlugin | None,
     parallelism_config: ParallelismConfig | None,
-) -> Session:
-    """Settles the state, and makes the session that has this Accelerator's strategy the current one."""
+) -> tuple[Session, Accumulation]:
+    """Settles the state, and makes the session and the count of micro-batches of this Accelerator the current ones."""
     group = handlers.get(InitProcessGroupKwargs)
     AcceleratorState(
         mixed_precision=None if mixed_precision is None else str(mixed_precision),
@@ -1115,12 +1118,12 @@ def _open_session(
         _from_accelerator=True,
         **({} if group is None else group.to_kwargs()),
     )
-    set_accumulation(accumulation)
     ddp = handlers.get(DistributedDataParallelKwargs)
     settled = AcceleratorState()._session.config
     ddp_kwargs = freeze(None if ddp is None else _ddp_options(ddp))
     fp8 = next((handlers[kind].fp8_config() for kind in _RECIPES if kind in handlers), None)
-    return enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs, fp8=fp8))
+    session = enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs, fp8=fp8))
+    return session, begin_accumulation(accumulation)
 
 
 def _ddp_options(handler: DistributedDataParallelKwargs) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The state of gradient accumulation: a view of the current :class:`Accumulation`."""
+"""The state of gradient accumulation: a view of an :class:`Accumulation`, the current one or that of an Accelerator."""
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -11,6 +12,32 @@ from accelerate_cpp.config.session_config import AccumulationConfig
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 from accelerate_cpp.utils.dataclasses import GradientAccumulationPlugin
+
+
+def begin_accumulation(config: AccumulationConfig) -> Accumulation:
+    """A count of micro-batches of its own for an ``Accelerator``, which becomes the current one."""
+    current.accumulation = Accumulation(
+        config.num_steps,
+        config.adjust_scheduler,
+        config.sync_with_dataloader,
+        config.sync_each_batch,
+        reading=current.accumulation.reading,
+    )
+    return current.accumulation
+
+
+def _current_accumulation() -> Accumulation:
+    return current.accumulation
+
+
+# What was prepared and then pickled follows the Accelerator used last where it is loaded.
+copyreg.pickle(Accumulation, lambda _: (_current_accumulation, ()))
+
+
+def accumulation_of(wrapper: Any) -> Accumulation:
+    """That of the ``Accelerator`` which prepared ``wrapper``; of one that was made by hand, the current one."""
+    own: Accumulation | None = wrapper.__dict__.get("_accumulation")
+    return current.accumulation if own is None else own
 
 
 def set_accumulation(config: AccumulationConfig) -> None:
@@ -26,6 +53,9 @@ def set_accumulation(config: AccumulationConfig) -> None:
 class GradientState:
     """Where a run stands between two optimizer steps, and which prepared loader it is reading.
 
+    With several Accelerators, it is where the one stands that was used last: made, or its ``accumulate`` or
+    ``backward`` called. ``accelerator.gradient_state`` always shows that of ``accelerator``.
+
     Args:
         gradient_accumulation_plugin: settings for the accumulation from here on; ``None`` changes nothing.
     """
@@ -37,6 +67,10 @@ class GradientState:
         self._shared_state["accumulation"] = current.accumulation
         if gradient_accumulation_plugin is not None:
             set_accumulation(compile_accumulation(plugin=gradient_accumulation_plugin.to_kwargs()))
+
+    @property
+    def _accumulation(self) -> Accumulation:
+        return current.accumulation
 
     @staticmethod
     def _reset_state() -> None:
@@ -52,11 +86,11 @@ class GradientState:
     @property
     def sync_gradients(self) -> bool:
         """Whether gradients are synchronised, and the optimizer steps, in the micro-batch in hand."""
-        return current.accumulation.sync_gradients
+        return self._accumulation.sync_gradients
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        current.accumulation.sync_gradients = value
+        self._accumulation.sync_gradients = value
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
@@ -64,22 +98,22 @@ class GradientState:
     @property
     def num_steps(self) -> int:
         """Micro-batches per optimizer step."""
-        return current.accumulation.num_steps
+        return self._accumulation.num_steps
 
     @property
     def adjust_scheduler(self) -> bool:
         """Whether the scheduler's count of steps follows the micro-batches."""
-        return current.accumulation.adjust_scheduler
+        return self._accumulation.adjust_scheduler
 
     @property
     def sync_with_dataloader(self) -> bool:
         """Whether a loader's last batch always synchronises."""
-        return current.accumulation.sync_with_dataloader
+        return self._accumulation.sync_with_dataloader
 
     @property
     def plugin_kwargs(self) -> Mapping[str, Any]:
         """The settings of the accumulation under the names of ``GradientAccumulationPlugin``; read-only."""
-        accumulation = current.accumulation
+        accumulation = self._accumulation
         return MappingProxyType(
             {
                 "num_steps": accumulation.num_steps,
@@ -92,7 +126,7 @@ class GradientState:
     @property
     def active_dataloader(self) -> Any | None:
         """The prepared loader that is being read, the innermost one of several; else ``None``."""
-        return current.accumulation.active_loader
+        return self._accumulation.reading.active_loader
 
     @property
     def dataloader_references(self) -> list[Any | None]:
@@ -100,11 +134,11 @@ class GradientState:
 
         Setting it replaces them; they are held weakly, and ``None`` is left out of what is set.
         """
-        return [None, *current.accumulation.loaders]
+        return [None, *self._accumulation.reading.loaders]
 
     @dataloader_references.setter
     def dataloader_references(self, references: Iterable[Any | None]) -> None:
-        current.accumulation.loaders = [loader for loader in references if loader is not None]
+        self._accumulation.reading.loaders = [loader for loader in references if loader is not None]
 
     @property
     def is_xla_gradients_synced(self) -> bool:
@@ -127,18 +161,18 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the batch in hand is the last one of the active loader."""
-        return current.accumulation.end_of_dataloader
+        return self._accumulation.reading.end_of_dataloader
 
     @property
     def remainder(self) -> int:
         """Real samples in the active loader's last global batch; 0 when it is full, -1 when unknown."""
-        return current.accumulation.remainder
+        return self._accumulation.reading.remainder
 
     def _add_dataloader(self, dataloader: Any) -> None:
-        current.accumulation.push_loader(dataloader)
+        self._accumulation.reading.push_loader(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        current.accumulation.remove_loader(dataloader)
+        self._accumulation.reading.remove_loader(dataloader)
 
     def __repr__(self) -> str:
         return (
@@ -147,3 +181,17 @@ class GradientState:
             f"Extra samples added: {self.remainder}\n"
             f"Gradient accumulation steps: {self.num_steps}\n"
         )
+
+
+class GradientStateOf(GradientState):
+    """The state of one ``Accelerator``, whichever was used last."""
+
+    __slots__ = ("_own",)  # not in the dict that all states share
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        super().__init__()
+        self._own = accumulation
+
+    @property
+    def _accumulation(self) -> Accumulation:
+        return self._own

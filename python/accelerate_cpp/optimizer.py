@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.precision.grad_scaler import overflowed
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
 
 # What is set on the wrapper even where the wrapped optimizer has an attribute of the same name.
 _OWN = frozenset(
-    {"optimizer", "scaler", "device_placement", "_step_was_skipped", "_takes_set_to_none", "_is_accelerate_prepared"}
+    {"optimizer", "scaler", "device_placement", "_step_was_skipped", "_takes_set_to_none"}
+    | {"_is_accelerate_prepared", "_accumulation"}
 )
 
 
@@ -64,7 +66,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def gradient_state(self) -> GradientState:
         """Where the run stands between two optimizer steps."""
-        return GradientState()
+        return GradientStateOf(accumulation_of(self))
 
     @property
     def state(self) -> Any:
@@ -107,9 +109,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clears gradients, unless they are being accumulated; ``None`` means ``True``."""
-        if not current.accumulation.sync_gradients:
+        accumulation = accumulation_of(self)
+        if not accumulation.sync_gradients:
             return
-        current.accumulation.end_step()
+        accumulation.end_step()
         if self._takes_set_to_none:
             self.optimizer.zero_grad(set_to_none=set_to_none is not False)
         elif set_to_none is None:
@@ -122,9 +125,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
         With a scaler the step is left out when a gradient is not finite, and the scale follows.
         """
-        if not current.accumulation.sync_gradients:
+        accumulation = accumulation_of(self)
+        if not accumulation.sync_gradients:
             return None
-        current.accumulation.end_step()
+        accumulation.end_step()
         if self.scaler is None or not self.scaler.is_enabled():
             result = self.optimizer.step(closure)
         else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate_cpp.gradient_state import GradientState
-from accelerate_cpp.runtime import current
+from accelerate_cpp.gradient_state import GradientState, GradientStateOf, accumulation_of
 from accelerate_cpp.utils.operations import world_size
 
 # What is set on the wrapper even where the wrapped scheduler has an attribute of the same name.
-_OWN = frozenset({"scheduler", "optimizers", "split_batches", "step_with_optimizer", "_is_accelerate_prepared"})
+_OWN = frozenset(
+    {"scheduler", "optimizers", "split_batches", "step_with_optimizer", "_is_accelerate_prepared"} | {"_accumulation"}
+)
 
 
 class AcceleratedScheduler:
@@ -47,7 +48,7 @@ class AcceleratedScheduler:
     @property
     def gradient_state(self) -> GradientState:
         """Where the run stands between two optimizer steps."""
-        return GradientState()
+        return GradientStateOf(accumulation_of(self))
 
     def get_last_lr(self) -> list[Any]:
         """The learning rate of each parameter group, as the wrapped scheduler last set it."""
@@ -77,8 +78,9 @@ class AcceleratedScheduler:
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        if not current.accumulation.sync_gradients:
-            if current.accumulation.adjust_scheduler:
+        accumulation = accumulation_of(self)
+        if not accumulation.sync_gradients:
+            if accumulation.adjust_scheduler:
                 self.scheduler._step_count += 1
             return
         if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):

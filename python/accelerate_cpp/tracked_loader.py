@@ -41,11 +41,11 @@ class DataLoaderStateMixin:
         """The loader becomes the active one, with the ``remainder`` that its length tells."""
         self.reset()
         self.remainder = self._expected_remainder()
-        current.accumulation.push_loader(self)
+        current.accumulation.reading.push_loader(self)
 
     def end(self) -> None:
         """Takes back the latest :meth:`begin`: the loader that was active before it is so again."""
-        current.accumulation.remove_loader(self)
+        current.accumulation.reading.remove_loader(self)
 
     def _expected_remainder(self) -> int:
         return -1
@@ -63,14 +63,14 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
             self.end()
 
     def _pass(self) -> Iterator[Any]:
-        accumulation = current.accumulation
+        state = current.accumulation.reading
         complete, reading = False, self.progress.begin(self)
         try:
             self.set_epoch(self.iteration)
             for batch, is_last in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader = is_last
                 self.progress.advance(reading, is_last)
-                accumulation.rows = operations.ignorant_find_batch_size(batch) if accumulation.weighs_rows else None
+                state.rows = operations.ignorant_find_batch_size(batch) if state.weighs_rows else None
                 yield batch
             # A pass of which everything was left out has been read to its end all the same.
             complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
@@ -87,7 +87,7 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
 
 def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
     """``batches``; within ``join_uneven_inputs`` that stops or raises, those that all processes have."""
-    mode = current.accumulation.on_uneven
+    mode = current.accumulation.reading.on_uneven
     if mode not in ("stop", "error") or world_size() == 1:
         yield from batches
         return

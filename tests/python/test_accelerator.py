@@ -121,7 +121,7 @@ class TestConstruction:
         first = Accelerator(cpu=True, gradient_accumulation_steps=2)
         second = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(static_graph=True)])
         assert second.device == first.device
-        assert second.gradient_accumulation_steps == first.gradient_accumulation_steps == 1
+        assert (first.gradient_accumulation_steps, second.gradient_accumulation_steps) == (2, 1)
         assert first._session.config.ddp_kwargs == {}
         assert second._session.config.ddp_kwargs == {"static_graph": True}
         with pytest.raises(ValueError, match="already"):

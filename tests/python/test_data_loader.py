@@ -159,7 +159,7 @@ def test_the_remainder_follows_the_sampler_not_the_dataset():
 
 def test_remainder_and_end_are_known_while_batches_come():
     (shard,) = shards(DataLoader(range(5), batch_size=2), 1)
-    seen = [(shard.remainder, shard.end_of_dataloader, current.accumulation.end_of_dataloader) for _ in shard]
+    seen = [(shard.remainder, shard.end_of_dataloader, current.accumulation.reading.end_of_dataloader) for _ in shard]
     assert seen == [(1, False, False), (1, False, False), (1, True, True)]
     (dropping,) = shards(DataLoader(range(5), batch_size=2, drop_last=True), 1)
     assert [dropping.remainder for _ in dropping] == [-1, -1]
@@ -223,11 +223,11 @@ def test_a_loader_is_active_exactly_while_it_is_read(accumulation):
     outer, inner = shards(DataLoader(range(4), batch_size=2), 1) + shards(DataLoader(range(2), batch_size=2), 1)
     active = []
     for _ in outer:
-        active.append(accumulation.active_loader)
+        active.append(accumulation.reading.active_loader)
         for _ in inner:
-            active.append(accumulation.active_loader)
+            active.append(accumulation.reading.active_loader)
     assert [loader is outer for loader in active] == [True, False, True, False]
-    assert accumulation.active_loader is None
+    assert accumulation.reading.active_loader is None
 
 
 def test_leaving_a_loop_early_leaves_no_active_loader(accumulation):
@@ -235,18 +235,18 @@ def test_leaving_a_loop_early_leaves_no_active_loader(accumulation):
     for _ in train:
         for _ in evaluation:
             break
-        assert accumulation.active_loader is train
+        assert accumulation.reading.active_loader is train
         with pytest.raises(KeyError):
             for _ in evaluation:
                 raise KeyError
         gc.collect()
-        assert accumulation.active_loader is train
+        assert accumulation.reading.active_loader is train
         batches = iter(evaluation)
         next(batches)
-        assert accumulation.active_loader is evaluation
+        assert accumulation.reading.active_loader is evaluation
         batches.close()
-        assert accumulation.active_loader is train
-    assert accumulation.active_loader is None
+        assert accumulation.reading.active_loader is train
+    assert accumulation.reading.active_loader is None
 
 
 def test_an_abandoned_iterator_leaves_no_active_loader_once_it_is_collected(accumulation):
@@ -255,11 +255,11 @@ def test_an_abandoned_iterator_leaves_no_active_loader_once_it_is_collected(accu
         cycle = {"batches": iter(inner)}
         cycle["itself"] = cycle
         next(cycle["batches"])
-        assert accumulation.active_loader is inner
+        assert accumulation.reading.active_loader is inner
         del cycle
         gc.collect()
-        assert accumulation.active_loader is outer
-    assert accumulation.active_loader is None
+        assert accumulation.reading.active_loader is outer
+    assert accumulation.reading.active_loader is None
 
 
 def test_an_abandoned_iterator_does_not_end_a_later_one_over_the_same_loader(accumulation):
@@ -268,8 +268,8 @@ def test_an_abandoned_iterator_does_not_end_a_later_one_over_the_same_loader(acc
     next(abandoned)
     for _ in loader:
         abandoned.close()
-        assert accumulation.active_loader is loader
-    assert accumulation.active_loader is None
+        assert accumulation.reading.active_loader is loader
+    assert accumulation.reading.active_loader is None
     assert loader.iteration == 1
 
 
@@ -277,7 +277,7 @@ def test_an_error_in_the_dataset_leaves_no_active_loader(accumulation):
     (shard,) = shards(DataLoader({0: 1}, batch_size=1, sampler=[0, 1]), 1)
     with pytest.raises(KeyError):
         list(shard)
-    assert accumulation.active_loader is None
+    assert accumulation.reading.active_loader is None
 
 
 def test_only_complete_passes_count():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Iterator
 
 import pytest
 
 from accelerate_cpp.config.session_config import AccumulationConfig
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.gradient_state import GradientState, set_accumulation
+from accelerate_cpp.gradient_state import GradientState, GradientStateOf, begin_accumulation, set_accumulation
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.dataclasses import GradientAccumulationPlugin
 
@@ -117,3 +118,18 @@ def test_what_is_said_of_xla_is_kept_until_a_reset() -> None:
     assert GradientState().is_xla_gradients_synced is True
     GradientState._reset_state()
     assert GradientState().is_xla_gradients_synced is False
+
+
+def test_a_pickled_accumulation_is_the_current_one_where_it_is_loaded() -> None:
+    pickled = pickle.dumps(begin_accumulation(AccumulationConfig(num_steps=2)))
+    latest = begin_accumulation(AccumulationConfig(num_steps=3))
+    assert pickle.loads(pickled) is latest
+
+
+def test_the_state_of_one_accelerator_stays_its_own() -> None:
+    first = begin_accumulation(AccumulationConfig(num_steps=2))
+    own = GradientStateOf(first)
+    begin_accumulation(AccumulationConfig(num_steps=3))
+    own._set_sync_gradients(False)
+    assert (own.num_steps, own.sync_gradients) == (2, False)
+    assert (GradientState().num_steps, GradientState().sync_gradients) == (3, True)

@@ -95,7 +95,7 @@ class Loading:
                 length=_length(loader),
                 where=reading.where,
                 prepared=is_prepared,
-                joins=current.accumulation.on_uneven is not None,
+                joins=current.accumulation.reading.on_uneven is not None,
             )
         observed.passes.append(reading)
         return reading

@@ -1,27 +1,21 @@
-"""Gradient accumulation: where a run stands between two optimizer steps, and which loader it is reading."""
+"""Gradient accumulation: where an ``Accelerator`` stands between two optimizer steps."""
 
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
 
 from accelerate_cpp.errors import InvalidArgument
-
-OnUneven = Literal["join", "stop", "error"]
+from accelerate_cpp.runtime.reading import Reading
 
 
 class Accumulation:
     """Decides for each micro-batch whether gradients are synchronised and the optimizer steps.
 
-    ``step`` counts micro-batches since the last forced synchronisation. Loaders push themselves when an iterator over
-    them starts and remove themselves when it ends; the innermost one decides ``end_of_dataloader`` and ``remainder``.
-    Loaders are held weakly, so an abandoned iterator leaves nothing behind.
+    Each ``Accelerator`` has one. ``step`` counts its micro-batches since the last forced synchronisation.
 
-    ``on_uneven`` says what loaders do when some processes have no batches any more (``None``: nothing, and collectives
-    that do not fit together raise). With ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the
-    active loader tells.
+    Args:
+        reading: the loaders that the process is reading, of all Accelerators.
     """
 
     def __init__(
@@ -30,6 +24,7 @@ class Accumulation:
         adjust_scheduler: bool = False,
         sync_with_dataloader: bool = True,
         sync_each_batch: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         self.num_steps = num_steps
         self.adjust_scheduler = adjust_scheduler
@@ -37,54 +32,9 @@ class Accumulation:
         self.sync_each_batch = sync_each_batch
         self.step = 0
         self.sync_gradients = True
-        self._loaders: list[weakref.ref[Any]] = []
-        self.on_uneven: OnUneven | None = None
-        self.weighs_rows = False
-        self.rows: int | None = None
+        self.reading = Reading() if reading is None else reading
         self._weights: list[float | None] = []
         self._averaged_by_weight = False
-
-    @property
-    def active_loader(self) -> Any | None:
-        """The prepared loader whose iterator started last and has not ended, or ``None``."""
-        while self._loaders:
-            loader = self._loaders[-1]()
-            if loader is not None:
-                return loader
-            self._loaders.pop()
-        return None
-
-    @property
-    def loaders(self) -> list[Any]:
-        """The loaders that are being read, the outermost first; set it to say which ones are."""
-        return [loader for reference in self._loaders if (loader := reference()) is not None]
-
-    @loaders.setter
-    def loaders(self, loaders: Iterable[Any]) -> None:
-        self._loaders = [weakref.ref(loader) for loader in loaders]
-
-    def push_loader(self, loader: Any) -> None:
-        """An iterator over ``loader`` has started."""
-        self._loaders.append(weakref.ref(loader))
-
-    def remove_loader(self, loader: Any) -> None:
-        """The innermost iterator over ``loader`` has ended, whether by exhaustion, ``break`` or an exception."""
-        for index in reversed(range(len(self._loaders))):
-            if self._loaders[index]() is loader:
-                del self._loaders[index]
-                return
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the batch in hand is the active loader's last."""
-        loader = self.active_loader
-        return loader is not None and bool(loader.end_of_dataloader)
-
-    @property
-    def remainder(self) -> int:
-        """Real samples in the last global batch of the active loader; 0 when it is full, -1 when unknown."""
-        loader = self.active_loader
-        return -1 if loader is None else int(loader.remainder)
 
     def weigh(self, weight: float | None, cleared: Callable[[], bool]) -> float | None:
         """Takes the weight of one backward pass.
@@ -127,10 +77,13 @@ class Accumulation:
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""
-        if self.sync_with_dataloader and self.end_of_dataloader:
+        if self.sync_with_dataloader and self.reading.end_of_dataloader:
             self.step = 0
             self.sync_gradients = True
         else:
             self.step += 1
             self.sync_gradients = self.step % self.num_steps == 0
         return self.sync_gradients
+
+    def __deepcopy__(self, memo: object) -> Accumulation:
+        return self  # a copy of what an ``Accelerator`` prepared belongs to it, too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import copy
 import math
 
 import pytest
@@ -19,12 +19,6 @@ class Loader:
         self.remainder = remainder
 
 
-def test_without_a_loader_nothing_ends_and_nothing_is_known() -> None:
-    accumulation = Accumulation()
-    assert accumulation.active_loader is None
-    assert (accumulation.end_of_dataloader, accumulation.remainder, accumulation.sync_gradients) == (False, -1, True)
-
-
 def test_gradients_are_synchronised_every_nth_micro_batch() -> None:
     accumulation = Accumulation(num_steps=3)
     assert [accumulation.advance() for _ in range(7)] == [False, False, True, False, False, True, False]
@@ -32,7 +26,7 @@ def test_gradients_are_synchronised_every_nth_micro_batch() -> None:
 
 def test_the_last_batch_synchronises_and_the_count_starts_over() -> None:
     accumulation, loader = Accumulation(num_steps=4), Loader()
-    accumulation.push_loader(loader)
+    accumulation.reading.push_loader(loader)
     assert [accumulation.advance() for _ in range(2)] == [False, False]
     loader.end_of_dataloader = True
     assert accumulation.advance()
@@ -41,44 +35,9 @@ def test_the_last_batch_synchronises_and_the_count_starts_over() -> None:
 
 def test_the_last_batch_does_not_synchronise_when_told_so() -> None:
     accumulation, loader = Accumulation(num_steps=4, sync_with_dataloader=False), Loader(end_of_dataloader=True)
-    accumulation.push_loader(loader)
+    accumulation.reading.push_loader(loader)
     assert not accumulation.advance()
     assert accumulation.step == 1
-
-
-def test_the_innermost_loader_decides_until_it_is_removed() -> None:
-    accumulation, outer, inner = Accumulation(), Loader(remainder=3), Loader(end_of_dataloader=True, remainder=1)
-    accumulation.push_loader(outer)
-    accumulation.push_loader(inner)
-    assert (accumulation.active_loader, accumulation.end_of_dataloader, accumulation.remainder) == (inner, True, 1)
-    accumulation.remove_loader(inner)
-    assert (accumulation.active_loader, accumulation.end_of_dataloader, accumulation.remainder) == (outer, False, 3)
-
-
-def test_a_loader_that_is_read_twice_stays_active_until_both_reads_end() -> None:
-    accumulation, loader = Accumulation(), Loader()
-    accumulation.push_loader(loader)
-    accumulation.push_loader(loader)
-    accumulation.remove_loader(loader)
-    assert accumulation.active_loader is loader
-    accumulation.remove_loader(loader)
-    assert accumulation.active_loader is None
-
-
-def test_removing_an_unknown_loader_changes_nothing() -> None:
-    accumulation, loader = Accumulation(), Loader()
-    accumulation.push_loader(loader)
-    accumulation.remove_loader(Loader())
-    assert accumulation.active_loader is loader
-
-
-def test_an_abandoned_loader_is_forgotten() -> None:
-    accumulation, outer, inner = Accumulation(), Loader(), Loader()
-    accumulation.push_loader(outer)
-    accumulation.push_loader(inner)
-    del inner
-    gc.collect()
-    assert accumulation.active_loader is outer
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
@@ -131,13 +90,6 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
         _weigh(Accumulation(), weight)
 
 
-def test_the_loaders_that_are_being_read_can_be_listed_and_replaced() -> None:
-    accumulation, outer, inner = Accumulation(), Loader(), Loader()
-    accumulation.push_loader(outer)
-    accumulation.push_loader(inner)
-    assert accumulation.loaders == [outer, inner]
-    accumulation.loaders = [inner, outer]
-    assert accumulation.active_loader is outer
-    del outer
-    gc.collect()
-    assert accumulation.loaders == [inner]
+def test_a_copy_of_what_has_it_has_the_same() -> None:
+    accumulation = Accumulation()
+    assert copy.deepcopy({"of": accumulation})["of"] is accumulation
