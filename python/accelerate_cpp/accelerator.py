@@ -489,6 +489,9 @@ class Accelerator:
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Makes models, optimizers, data loaders and schedulers ready for this run, in any order and number.
 
+        A model in which nothing requires a gradient (a teacher, an encoder) is placed, and computes in the precision of
+        the run, but nothing distributes it. Give it to ``prepare`` again if it is to be trained later.
+
         Args:
             args: what to prepare; objects of other types, and prepared ones, are returned as they are.
             device_placement: for each of ``args``, whether to move it to the device; ``None`` follows the constructor's
@@ -499,7 +502,7 @@ class Accelerator:
 
         Raises:
             ValueError: ``device_placement`` has another length than ``args``.
-            RuntimeError: with several processes, a model without a trainable parameter.
+            ValueError: with several processes, a model that was spread over devices.
         """
         prepared = _prepare_together(self, args, _placements(args, device_placement))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
@@ -512,7 +515,7 @@ class Accelerator:
         With ``evaluation_mode`` it is only moved, and compiled where that was asked for: no gradient will be reduced,
         and it need not have any.
         """
-        if _is_prepared(model) or evaluation_mode:
+        if (_is_prepared(model) and not self._session.strategy.is_thawed(model)) or evaluation_mode:
             return _remember(self._models, model if _is_prepared(model) else _evaluated(self, model, device_placement))
         prepared: torch.nn.Module = _prepare_together(self, (model,), [device_placement])[0]
         return prepared
@@ -1215,7 +1218,7 @@ def _autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
     return options
 
 
-def _require_trainable(accelerator: Accelerator, model: torch.nn.Module) -> None:
+def _require_own_copy(accelerator: Accelerator, model: torch.nn.Module) -> None:
     spread = accelerator.use_distributed and accelerator.verify_device_map(model)
     if spread and not env_table.BYPASS_DEVICE_MAP.get():
         raise InvalidArgument(
@@ -1223,24 +1226,30 @@ def _require_trainable(accelerator: Accelerator, model: torch.nn.Module) -> None
             f"{accelerator.num_processes} processes can have a copy of its own; load it without device_map, or set "
             f"{env_table.BYPASS_DEVICE_MAP.name}"
         )
-    if accelerator.use_distributed and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidArgument(
-            f"prepare: {type(model).__name__} has no parameter that requires a gradient, so there is nothing to train "
-            f"on {accelerator.num_processes} processes; use prepare_model(model, evaluation_mode=True) to evaluate it"
-        )
+
+
+def _models_to_prepare(accelerator: Accelerator, items: Iterable[Any]) -> dict[int, torch.nn.Module]:
+    """By the ``id`` of what the user gave, the models that are not prepared, or were while they were frozen."""
+    found = {}
+    for item in items:
+        if isinstance(item, torch.nn.Module):
+            thawed = accelerator._session.strategy.is_thawed(item)
+            if thawed or not _is_prepared(item):
+                found[id(item)] = inside_compiler(item) if thawed else item
+    for model in found.values():
+        _require_own_copy(accelerator, model)
+    return found
 
 
 def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placements: Sequence[bool | None]) -> list[Any]:
     """Prepares models first, so that optimizers see their final parameters, and schedulers last."""
     placement_of = {id(item): placement for item, placement in zip(items, placements, strict=True)}
     unique = list({id(item): item for item in items}.values())
-    models = [item for item in unique if isinstance(item, torch.nn.Module) and not _is_prepared(item)]
+    models = _models_to_prepare(accelerator, unique)
     optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
-    for model in models:
-        _require_trainable(accelerator, model)
     session, dynamo = accelerator._session, _dynamo(accelerator)
-    converted, stepping = convert_to_fp8(session.config.fp8, models, optimizers, session.device.type)
-    placed = [_place(accelerator, new, placement_of[id(model)]) for model, new in zip(models, converted, strict=True)]
+    converted, stepping = convert_to_fp8(session.config.fp8, [*models.values()], optimizers, session.device.type)
+    placed = [_place(accelerator, new, placement_of[key]) for key, new in zip(models, converted, strict=True)]
     ready = session.strategy.prepare(
         Bundle(
             models=[compile_prepared_regions(model, dynamo) for model in placed],
@@ -1250,7 +1259,8 @@ def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placemen
         )
     )
     compiled = [compile_prepared(model, dynamo) for model in ready.models]
-    results: dict[int, Any] = {id(model): done for model, done in zip(models, compiled, strict=True)}
+    results: dict[int, Any] = dict(zip(models, compiled, strict=True))
+    accelerator._models[:] = [results.get(id(model), model) for model in accelerator._models]
     results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
     for last in (False, True):
         for item in unique:

@@ -7,6 +7,7 @@ accelerators, where ours is had by ``InitProcessGroupKwargs(backend="cpu:shm,cud
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,18 +19,18 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp.config import env_table
-from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
 from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
 
+_log = logging.getLogger(__name__)
 _HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_state_option": {}}
 
 
 class DataParallelStrategy(SingleStrategy):
-    """Every process holds the whole model; gradients are averaged.
+    """Every process holds the whole model; gradients are averaged. A model that has none is used as it is.
 
     Args:
         device: of this process.
@@ -44,10 +45,16 @@ class DataParallelStrategy(SingleStrategy):
         self._ddp_kwargs = {name: value for name, value in ddp_kwargs.items() if name not in _HOOK_OPTIONS}
         self._hook_options = tuple(ddp_kwargs.get(name, default) for name, default in _HOOK_OPTIONS.items())
         self._wrapped: list[weakref.ref[DataParallel]] = []
+        self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def prepare(self, bundle: Bundle) -> Bundle:
         bundle.models = [self._wrap(model) for model in bundle.models]
         return bundle
+
+    def is_thawed(self, model: torch.nn.Module) -> bool:
+        inner = inside_compiler(model)
+        return inner in self._frozen and _is_trained(inner)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         wrapper = inside_compiler(model)
@@ -78,10 +85,14 @@ class DataParallelStrategy(SingleStrategy):
                 model.set_weight(None)  # of models that the loss does not depend on
         if factor is not None:
             multiply_gradients(self._models, factor)
+        self._warn_of_local_gradients()
 
     @contextmanager
     def join(self, models: Iterable[Any]) -> Iterator[bool]:
-        models = [inside_compiler(model) for model in models]
+        models = [inner for model in models if (inner := inside_compiler(model)) not in self._frozen]
+        if not models:
+            yield False
+            return
         with Join(models, divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
 
@@ -93,6 +104,21 @@ class DataParallelStrategy(SingleStrategy):
         wrapper = inside_compiler(model)
         return without_compiler(wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper)
 
+    def _warn_of_local_gradients(self) -> None:
+        """Says, once for each model that was frozen when it was prepared, that its gradients are not averaged."""
+        for model in set(self._frozen) - set(self._warned):
+            trained = {id(weight) for weight in model.parameters() if weight.requires_grad and weight.grad is not None}
+            if trained - {id(weight) for wrapper in self._wrappers() for weight in wrapper.parameters()}:
+                self._warned.add(model)
+                _log.warning(
+                    "%s had no parameter that requires a gradient when it was prepared, and has gradients now, which "
+                    "are not averaged over the processes; give the model to prepare() again once it is to be trained",
+                    type(model).__name__,
+                )
+
+    def _wrappers(self) -> list[torch.nn.Module]:
+        return [*self._prepared(), *self._models]
+
     def _share(self, weight: float) -> float:
         """One divided by the sum of the weights of all ranks. Collective."""
         total = torch.tensor(weight, device=self._device)
@@ -100,11 +126,10 @@ class DataParallelStrategy(SingleStrategy):
         return 1.0 / float(total) if float(total) > 0.0 else 0.0
 
     def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise InvalidArgument(
-                f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to train. For "
-                "evaluation call accelerator.prepare_model(model, evaluation_mode=True)"
-            )
+        if not _is_trained(model):
+            self._frozen.add(model)
+            return model
+        self._frozen.discard(model)
         on_cpu = self._device.type == "cpu"
         in_one_place = on_cpu or {parameter.device for parameter in model.parameters()} == {self._device}
         backend = core_backend() if in_one_place else None
@@ -124,3 +149,7 @@ class DataParallelStrategy(SingleStrategy):
         if hook is not None:
             wrapped.register_comm_hook(*hook)
         return wrapped
+
+
+def _is_trained(model: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())

@@ -19,6 +19,10 @@ class Strategy(ABC):
     def prepare(self, bundle: Bundle) -> Bundle:
         """Returns the bundle with its models (and, where needed, optimizers) made ready, in the same order."""
 
+    def is_thawed(self, model: torch.nn.Module) -> bool:
+        """Whether ``model`` was left as it is because there was nothing to train in it when it was prepared, and is."""
+        return False
+
     @abstractmethod
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Within it, backward passes through ``model`` keep their gradients local."""

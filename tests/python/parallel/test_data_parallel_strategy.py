@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp.comm.backend import register
-from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.data_parallel import DataParallel
 from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
@@ -76,11 +75,20 @@ def test_kernels_of_ours_for_gpus_are_had_by_asking_for_them(
     assert wrapped._device_kernels is expected
 
 
-def test_a_model_with_nothing_to_train_is_refused_and_the_way_out_named() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"Linear has no parameter .*accelerator\.prepare_model\(model, evaluation_mode=True\)"
-    ):
-        prepared(torch.nn.Linear(2, 2).requires_grad_(False))
+@pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
+def test_a_model_with_nothing_to_train_is_wrapped_once_it_is_thawed_and_prepared_again() -> None:
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    strategy, wrapped = prepared(model)
+    assert wrapped is strategy.unwrap(wrapped) is model
+    assert not strategy.is_thawed(model)
+    with strategy.join([model]) as weighs:
+        assert not weighs
+    model.requires_grad_(True)
+    assert strategy.is_thawed(model)
+    again = strategy.prepare(Bundle(models=[model])).models[0]
+    assert isinstance(again, DistributedDataParallel)
+    assert again.module is model
+    assert not strategy.is_thawed(model)
 
 
 def test_no_sync_ends_with_its_block_even_when_that_raises() -> None:
