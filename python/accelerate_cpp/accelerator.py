@@ -836,7 +836,10 @@ class Accelerator:
     ) -> None:
         """Restores what :meth:`save_state`, or that of the original, saved. A collective.
 
-        The number of the next checkpoint becomes one that no folder has.
+        All is read and compared, names and shapes, with what is to load it, on all processes, before anything is
+        changed on any; what objects and hooks of your own refuse, only they know. What the checkpoint does not have
+        (random states of more processes or devices, a loss scale) stays as it is, and one warning names it. The number
+        of the next checkpoint becomes one that no folder has.
 
         Args:
             input_dir: the folder; ``None`` takes the newest numbered one that is whole.
@@ -846,8 +849,8 @@ class Accelerator:
 
         Raises:
             ValueError: there is no such folder, or none that is whole.
-            CheckpointError: a file is missing or damaged, or asks to run code; or another number of objects is
-                registered.
+            CheckpointError: a file is missing or damaged, asks to run code, or does not fit what is to load it; or
+                another number of objects is registered.
         """
         checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,17 @@ from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.checkpoint.state_files import (
     Parts,
+    check_states,
     custom_file,
     load_custom_object,
     random_states_file,
+    read_models,
     read_states,
     restore_parts,
     shared_files,
+    warn_of_missing,
 )
-from accelerate_cpp.data.cursor import cursor_of, restore_cursor
+from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
@@ -88,14 +91,17 @@ def load_accelerator_state(
 
     Raises:
         TypeError: ``map_location`` is something else.
-        CheckpointError: a file is missing or cannot be read.
+        CheckpointError: a file is missing, cannot be read or does not fit; nothing has been changed then.
     """
     inner = [extract_model_from_parallel(model) for model in models]
     parts = Parts(inner, optimizers, schedulers, dataloaders, scaler)
     where = _device_of(map_location)
     folder = Path(input_dir)
     states = read_states(folder, parts, process_index, where, load_kwargs)
-    return restore_parts(folder, parts, states, where, **load_model_func_kwargs)
+    missing = check_states(folder, parts, states)
+    weights = read_models(folder, inner, bool(load_model_func_kwargs.get("strict", True)))
+    warn_of_missing(folder, missing)
+    return restore_parts(parts, states, weights, where, **load_model_func_kwargs)
 
 
 def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:
@@ -143,13 +149,23 @@ def load_state(
         _ranks(accelerator),
         _parts(accelerator),
         accelerator._session.strategy.unwrap,
+        lambda cursors: _check_cursors(accelerator, cursors),
         where,
         load_kwargs,
         **options,
     )
     accelerator.step = states.get("step", accelerator.step)
-    for loader, cursor in zip(accelerator._dataloaders, cursors):  # noqa: B905 - a program may read other data now
+    for loader, cursor in _with_loaders(accelerator, cursors):
         restore_cursor(loader, cursor)
+
+
+def _with_loaders(accelerator: Accelerator, cursors: list[Cursor]) -> Iterator[tuple[Any, Cursor]]:
+    return zip(accelerator._dataloaders, cursors)  # noqa: B905 - a program may read other data now
+
+
+def _check_cursors(accelerator: Accelerator, cursors: list[Cursor]) -> None:
+    for loader, cursor in _with_loaders(accelerator, cursors):
+        check_cursor(loader, cursor)
 
 
 def resume(accelerator: Accelerator) -> bool:

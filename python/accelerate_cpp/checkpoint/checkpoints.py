@@ -26,13 +26,15 @@ from accelerate_cpp.checkpoint.state_files import (
     Parts,
     SavedStates,
     StateFile,
-    check_custom,
+    check_states,
     custom_file,
-    load_custom,
     random_states_file,
+    read_custom,
+    read_models,
     read_states,
     restore_parts,
     shared_files,
+    warn_of_missing,
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
@@ -143,42 +145,64 @@ class Checkpoints:
         ranks: Ranks,
         parts: Parts,
         unwrap: Callable[[torch.nn.Module], torch.nn.Module],
+        check_cursors: Callable[[list[dict[str, int | str]]], None],
         map_location: Any = "cpu",
         load_kwargs: Mapping[str, Any] | None = None,
         **load_model_kwargs: Any,
     ) -> tuple[dict[str, Any], list[dict[str, int | str]]]:
         """Restores everything from a folder, and the number of the project's next checkpoint. A collective.
 
+        All files are read and compared with what is to load them, on all ranks, before anything is changed on any.
+        Then hooks are called, which may take models away; only what they change themselves is changed when the state of
+        a model that they left does not fit.
+
         Args:
             input_dir: ``None`` takes the newest checkpoint that is whole.
             unwrap: gives the module that the user prepared, whose names are those of the file.
+            check_cursors: raises if loaders cannot continue at these cursors.
 
         Returns:
             ``{"step": …}`` where the folder knows it, and the cursors of the loaders, none for folders of the original.
 
         Raises:
             InvalidArgument: there is no such folder, or none that is whole.
-            CheckpointError: a file is missing, damaged or does not fit. Checksums and the number of registered objects
-                are checked before anything is changed.
+            CheckpointError: a file is missing, damaged or does not fit.
         """
         self.wait()
         folder, states = self._read(input_dir, project, ranks, parts, map_location, load_kwargs)
 
-        def restored() -> tuple[dict[str, Any], Manifest | None, int]:
-            manifest = read_manifest(folder)
-            check_custom(folder, self.custom_objects)
-            models = list(parts.models)
-            for hook in list(self._load_hooks.values()):
-                hook(models, str(folder) if input_dir is None else os.path.expanduser(input_dir))
-            own = replace(parts, models=[unwrap(model) for model in models])
-            known = restore_parts(folder, own, states, map_location, **load_model_kwargs)
-            load_custom(folder, self.custom_objects)
-            return known, manifest, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+        manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
+        cursors = [] if manifest is None else manifest.cursors
+        missing: list[str] = []
+        custom: list[Any] = []
+        weights: list[dict[str, Any]] = []
+        models: list[torch.nn.Module] = []
 
-        everyones = ranks.together("load_state", restored)
-        known, manifest, _ = everyones[ranks.rank]
-        project.iteration = max(iteration for _, _, iteration in everyones)
-        return known, [] if manifest is None else manifest.cursors
+        def check() -> None:
+            custom.extend(read_custom(folder, self.custom_objects))
+            missing.extend(check_states(folder, parts, states))
+            check_cursors(cursors)
+
+        def check_models() -> None:
+            left = list(parts.models)
+            for hook in list(self._load_hooks.values()):
+                hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
+            models.extend(unwrap(model) for model in left)
+            weights.extend(read_models(folder, models, strict))
+
+        def restore() -> tuple[dict[str, Any], int]:
+            warn_of_missing(folder, missing)
+            own = replace(parts, models=models)
+            known = restore_parts(own, states, weights, map_location, **load_model_kwargs)
+            for one, state in zip(self.custom_objects, custom, strict=True):
+                one.load_state_dict(state)
+            return known, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+
+        for phase in (check, check_models):
+            ranks.together("load_state", phase)
+        everyones = ranks.together("load_state", restore)
+        project.iteration = max(iteration for _, iteration in everyones)
+        return everyones[ranks.rank][0], cursors
 
     def _read(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,24 +36,64 @@ def random_states(step: int) -> dict[str, Any]:
     return states | {name: module.get_rng_state_all() for name, module in _modules().items()}
 
 
-def restore_random_states(states: Mapping[str, Any], source: str) -> None:
-    """Continues from what :func:`random_states` returned; entries of devices that are not here are left out.
+def check_random_states(states: Mapping[str, Any], source: str) -> list[str]:
+    """Says what :func:`restore_random_states` will leave as it is, for want of a state or of the device of one.
 
     Raises:
         CheckpointError: a state has another form than a generator takes; ``source`` says where it is from.
     """
-    setters = {
+    modules, left = _modules(), []
+    for name, check in _CHECKS.items():
+        _require_form(name, states, source, check)
+    for name, module in modules.items():
+        own = module.get_rng_state_all()
+        _require_form(name, states, source, partial(_check_of_devices, own))
+        if name in states and len(states[name]) != len(own):
+            left.append(f"{name!r} of {len(states[name])} devices for {len(own)} that are here")
+    return [repr(name) for name in (*_CHECKS, *modules) if name not in states] + left
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Continues from what :func:`random_states` returned and :func:`check_random_states` accepts.
+
+    Devices beyond those that the states are of keep theirs.
+    """
+    setters: dict[str, Callable[[Any], object]] = {
         "random_state": random.setstate,
         "numpy_random_seed": np.random.set_state,
         "torch_manual_seed": torch.set_rng_state,
-        **{name: module.set_rng_state_all for name, module in _modules().items()},
     }
     for name, restore in setters.items():
         if name in states:
-            try:
-                restore(states[name])
-            except Exception as error:
-                raise CheckpointError(
-                    f"{source}: its {name!r} does not fit the generator here ({type(error).__name__}: {error}); was it "
-                    "saved with another number of devices, or another version of the library?"
-                ) from error
+            restore(states[name])
+    for name, module in _modules().items():
+        if name in states:
+            module.set_rng_state_all(states[name][: len(module.get_rng_state_all())])
+
+
+def _check_of_devices(own: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> None:
+    for state, known in zip(saved, own):  # noqa: B905 - of as many devices as there are on both sides
+        if state.dtype != known.dtype or state.shape != known.shape:
+            raise ValueError(
+                f"a state of {tuple(state.shape)} {state.dtype}, expected {tuple(known.shape)} {known.dtype}"
+            )
+
+
+def _require_form(name: str, states: Mapping[str, Any], source: str, check: Callable[[Any], object]) -> None:
+    if name not in states:
+        return
+    try:
+        check(states[name])
+    except Exception as error:
+        raise CheckpointError(
+            f"{source}: its {name!r} does not fit the generator here ({type(error).__name__}: {error}); was it saved "
+            "with another version of the library? Nothing has been changed"
+        ) from error
+
+
+# Generators that nobody draws from.
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "random_state": lambda state: random.Random().setstate(state),
+    "numpy_random_seed": lambda state: np.random.RandomState().set_state(state),
+    "torch_manual_seed": lambda state: torch.Generator().set_state(state),
+}

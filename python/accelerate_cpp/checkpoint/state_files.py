@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, write_pickle
+from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
 from accelerate_cpp.checkpoint.names import (
     LOADER_FILE,
     OPTIMIZER_FILE,
@@ -21,7 +22,7 @@ from accelerate_cpp.checkpoint.names import (
     WEIGHTS_NAME,
     random_states_name,
 )
-from accelerate_cpp.checkpoint.random_states import random_states, restore_random_states
+from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
 from accelerate_cpp.checkpoint.safetensors_file import (
     place_of,
     read_safetensors,
@@ -108,6 +109,7 @@ class SavedStates:
         scaler: empty if the folder has no state of a loss scaler.
         random: empty if the folder has none for this rank.
         step: micro-batches since the last forced synchronisation; ``None`` if the folder does not know.
+        missing: what the folder does not have, and stays as it is, in words.
     """
 
     optimizers: Sequence[Any]
@@ -116,6 +118,7 @@ class SavedStates:
     scaler: Mapping[str, Any]
     random: Mapping[str, Any]
     step: int | None
+    missing: Sequence[str] = ()
 
 
 def read_states(
@@ -144,57 +147,105 @@ def read_states(
         path = folder / numbered_name(LOADER_FILE, index)
         if getattr(loader, "use_stateful_dataloader", False) and path.is_file():
             loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
-    random, step = _read_random_states(folder, rank)
+    random, step, missing = _read_random_states(folder, rank)
+    scaler = _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {}
+    if not scaler and parts.scaler is not None and parts.scaler.is_enabled():
+        missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts anew)"]
     return SavedStates(
         numbered_states(OPTIMIZER_FILE, len(parts.optimizers), map_location),
         numbered_states(SCHEDULER_FILE, len(parts.schedulers), None),
         loaders,
-        _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {},
+        scaler,
         random,
         step,
+        missing,
     )
 
 
+def check_states(folder: Path, parts: Parts, states: SavedStates) -> list[str]:
+    """Says in words what will stay as it is, as the folder has no state for it.
+
+    Raises:
+        CheckpointError: a state does not fit the part that is to load it. Nothing has been changed then.
+    """
+    for index, (state, optimizer) in enumerate(zip(states.optimizers, parts.optimizers, strict=True)):
+        check_optimizer(state, optimizer, str(folder / numbered_name(OPTIMIZER_FILE, index)))
+    for index, (state, scheduler) in enumerate(zip(states.schedulers, parts.schedulers, strict=True)):
+        check_scheduler(state, scheduler, str(folder / numbered_name(SCHEDULER_FILE, index)))
+    for index, state in states.loaders.items():
+        check_loader(state, parts.dataloaders[index], str(folder / numbered_name(LOADER_FILE, index)))
+    if states.scaler:
+        check_scaler(states.scaler, parts.scaler, str(folder / SCALER_NAME))
+    left = check_random_states(states.random, str(folder)) if states.random else []
+    return [*states.missing, *(f"random states {one}" for one in left)]
+
+
+def read_models(folder: Path, models: Sequence[torch.nn.Module], strict: bool = True) -> list[dict[str, Any]]:
+    """The states of ``models``, under their names and on the CPU. Changes nothing.
+
+    Raises:
+        CheckpointError: a file is missing, cannot be read or has other names (unless not ``strict``) or shapes.
+    """
+    fitted = []
+    for index, model in enumerate(models):
+        state = read_model(folder, index)
+        fitted.append(fit_names(state, model))
+        check_model(fitted[-1], model, f"{folder}: the state of model {index}", strict)
+    return fitted
+
+
 def restore_parts(
-    folder: Path, parts: Parts, states: SavedStates, map_location: Any = "cpu", **load_model_kwargs: Any
+    parts: Parts,
+    states: SavedStates,
+    weights: Sequence[Mapping[str, Any]],
+    map_location: Any = "cpu",
+    **load_model_kwargs: Any,
 ) -> dict[str, Any]:
-    """Gives ``states`` and the models in ``folder`` to ``parts``, and the random states to their generators.
+    """Gives states that were read and checked to ``parts``, and the random states to their generators.
 
     Args:
-        map_location: the device that the models' states are read to.
+        weights: of the models.
+        map_location: the device that the models' states are brought to.
         load_model_kwargs: for ``load_state_dict`` of the models.
 
     Returns:
         ``{"step": …}``, where the checkpoint knows it.
     """
-    for index, model in enumerate(parts.models):
-        state = read_model(folder, index, map_location)
-        if load_model_kwargs.get("assign"):
-            state = {name: value.clone() for name, value in state.items()}
-        model.load_state_dict(fit_names(state, model), **load_model_kwargs)
+    if states.scaler:
+        parts.scaler.load_state_dict(states.scaler)
+    for model, state in zip(parts.models, weights, strict=True):
+        model.load_state_dict(_placed(state, map_location, load_model_kwargs), **load_model_kwargs)
     for optimizer, state in zip(parts.optimizers, states.optimizers, strict=True):
         optimizer.load_state_dict(state)
     for scheduler, state in zip(parts.schedulers, states.schedulers, strict=True):
         scheduler.load_state_dict(state)
     for index, state in states.loaders.items():
         parts.dataloaders[index].load_state_dict(state)
-    if states.scaler:
-        parts.scaler.load_state_dict(states.scaler)
-    elif parts.scaler is not None and parts.scaler.is_enabled():
-        _log.warning("%s has no state of a loss scaler: the scale starts anew", folder)
     if states.random:
-        restore_random_states(states.random, str(folder))
+        restore_random_states(states.random)
     return {} if states.step is None else {"step": states.step}
 
 
-def read_model(folder: Path, index: int = 0, map_location: Any = "cpu") -> dict[str, Any]:
-    """The state of model ``index``: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
+def _placed(state: Mapping[str, Any], where: Any, load_model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    placed = {name: value.to(where) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    if load_model_kwargs.get("assign"):  # tied weights apart, and away from the file
+        placed = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
+    return placed
+
+
+def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
+    """Says once what stays as it is, if anything does."""
+    if missing:
+        _log.warning("%s has no state for all that is here; these are kept as they are: %s", folder, "; ".join(missing))
+
+
+def read_model(folder: Path, index: int = 0) -> dict[str, Any]:
+    """The state of model ``index`` on the CPU: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
     safe, pickled = (folder / numbered_name(name, index) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     holds = f"the weights of model {index}"
     if not safe.is_file() and pickled.is_file():
-        state: dict[str, Any] = read_pickle(pickled, holds, map_location)
-        return state
-    return {name: tensor.to(map_location) for name, tensor in read_safetensors(safe, holds).items()}
+        return dict(_mapping_in(pickled, holds))
+    return read_safetensors(safe, holds)
 
 
 def fit_names(state: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
@@ -227,36 +278,42 @@ def _read_scaler(path: Path) -> Mapping[str, Any]:
     return state
 
 
-def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None]:
-    """The states for ``rank``, empty for one that is new, and the step, which is that of all ranks."""
+def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None, list[str]]:
+    """The states for ``rank``, empty for one that is new, the step, which is that of all ranks, and what is missing."""
     own, first = folder / random_states_name(rank), folder / random_states_name(0)
     if own.is_file():
         states = _mapping_in(own, f"the random states of rank {rank}")
-        return states, states.get("step")
-    if first.is_file():
-        _log.warning("%s is missing: rank %d, which is new, keeps its random states", own, rank)
-        return {}, _mapping_in(first, "the random states of rank 0").get("step")
-    _log.warning("%s is missing: random states are kept as they are", own)
-    return {}, None
+        return states, states.get("step"), []
+    missing = [f"{own.name} is missing (the random states of rank {rank})"]
+    step = _mapping_in(first, "the random states of rank 0").get("step") if first.is_file() else None
+    return {}, step, missing
 
 
 def _mapping_in(path: Path, holds: str) -> Mapping[str, Any]:
-    states = read_pickle(path, holds)
+    states = read_pickle(path, holds, "cpu")
     if not isinstance(states, Mapping):
         raise CheckpointError(f"{path}: expected {holds}, a dict, found {type(states).__name__}")
     return states
 
 
-def load_custom(folder: Path, objects: Sequence[Any]) -> None:
-    """Loads the states of the objects that the user registered. Pickles of these may run code, as in the original."""
-    for index, one in enumerate(objects):
-        load_custom_object(folder, one, index)
+def read_custom(folder: Path, objects: Sequence[Any]) -> list[Any]:
+    """The states of the objects that the user registered. Pickles of these may run code, as in the original.
+
+    Raises:
+        CheckpointError: there are more or fewer of them, or one cannot be read.
+    """
+    check_custom(folder, objects)
+    return [_read_custom_object(folder, one, index) for index, one in enumerate(objects)]
 
 
 def load_custom_object(folder: Path, one: Any, index: int) -> None:
     """Loads the state of registered object ``index``."""
+    one.load_state_dict(_read_custom_object(folder, one, index))
+
+
+def _read_custom_object(folder: Path, one: Any, index: int) -> Any:
     path = folder / f"custom_checkpoint_{index}.pkl"
-    one.load_state_dict(read_pickle(path, f"the state of {type(one).__name__}", "cpu", weights_only=False))
+    return read_pickle(path, f"the state of {type(one).__name__}", "cpu", weights_only=False)
 
 
 def check_custom(folder: Path, objects: Sequence[Any]) -> None:

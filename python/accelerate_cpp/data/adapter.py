@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_cpp.data import loaders
-from accelerate_cpp.data.cursor import Progress, cursor_of, restore_cursor
+from accelerate_cpp.data.cursor import Progress, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -99,6 +99,11 @@ class DataLoaderAdapter:
         """
         self._require_stateful("load_state_dict")
         restore_cursor(self, state_dict)
+
+    def check_state_dict(self, state_dict: dict[str, int | str]) -> None:
+        """Raises where :meth:`load_state_dict` would; changes nothing."""
+        self._require_stateful("load_state_dict")
+        check_cursor(self, state_dict)
 
     def _require_stateful(self, method: str) -> None:
         if not self.use_stateful_dataloader:

@@ -152,19 +152,34 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     Raises:
         InvalidArgument: ``cursor`` is not one, or its place does not exist for this loader.
     """
+    start = check_cursor(loader, cursor, continues)
+    loader.set_epoch(int(cursor["epoch"]))
+    _restore_order(loader, cursor)
+    progress: Progress = loader.progress
+    progress.in_pass = progress.last_is_out = False
+    progress.next_start, progress.resumes = start, _is_inside(cursor)
+
+
+def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> Start | None:
+    """Raises ``InvalidArgument`` where :func:`restore_cursor` would; changes nothing.
+
+    Returns:
+        Where inside a pass the next one starts, if it does.
+    """
     if missing := _KEYS - cursor.keys():
         raise InvalidArgument(
             f"a cursor of a loader has {', '.join(sorted(_KEYS))}; {', '.join(sorted(missing))} is missing: restore "
             "what cursor_of or state_dict returned"
         )
-    inside = int(cursor["position"]) > 0 or int(cursor["batches"]) > 0
+    state = cursor.get("generator")
+    if isinstance(state, str):
+        torch.Generator().set_state(_decoded(state))
     continues = loader.use_stateful_dataloader if continues is None else continues
-    start = _converted(loader, cursor) if continues and inside else None
-    loader.set_epoch(int(cursor["epoch"]))
-    _restore_order(loader, cursor)
-    progress: Progress = loader.progress
-    progress.in_pass = progress.last_is_out = False
-    progress.next_start, progress.resumes = start, inside
+    return _converted(loader, cursor) if continues and _is_inside(cursor) else None
+
+
+def _is_inside(cursor: Cursor) -> bool:
+    return int(cursor["position"]) > 0 or int(cursor["batches"]) > 0
 
 
 def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
@@ -323,6 +338,10 @@ def _generator_of_order(loader: Any) -> torch.Generator | None:
     return generator if isinstance(generator, torch.Generator) else None
 
 
+def _decoded(state: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
+
+
 def _restore_order(loader: Any, cursor: Cursor) -> None:
     sampler, seed, state = loader.get_sampler(), int(cursor["seed"]), cursor.get("generator")
     if isinstance(sampler, SeedableRandomSampler):
@@ -334,7 +353,7 @@ def _restore_order(loader: Any, cursor: Cursor) -> None:
         if generator is None and isinstance(sampler, RepeatableRandomSampler):
             generator = sampler.generator = torch.Generator()
         if generator is not None:
-            generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
+            generator.set_state(_decoded(state))
     elif seed != _UNKNOWN and generator is not None:
         generator.manual_seed(seed)
     elif seed != _UNKNOWN and isinstance(sampler, RepeatableRandomSampler):

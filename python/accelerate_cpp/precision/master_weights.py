@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -98,6 +98,7 @@ class MasterWeights(torch.optim.Optimizer):
         Raises:
             InvalidArgument: the copies are of other parameters.
         """
+        self.check_state_dict(state_dict)
         masters = state_dict.get(_KEY)
         if masters is not None:
             self._load_masters(masters)
@@ -106,22 +107,30 @@ class MasterWeights(torch.optim.Optimizer):
             group.update({name: value for name, value in inner.items() if name != "params"})
         self.state = self._inner.state
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_inner": self._inner, "_versions": {}}
-
-    def _load_masters(self, masters: dict[int, torch.Tensor]) -> None:
-        own = {number: pair for number, pair in enumerate(self._positions()) if pair[0] is not pair[1]}
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raises where :meth:`load_state_dict` would because of the copies; changes nothing."""
+        masters = state_dict.get(_KEY)
+        if masters is None:
+            return
         found = {number: tuple(master.shape) for number, master in masters.items()}
-        expected = {number: tuple(master.shape) for number, (_, master) in own.items()}
+        expected = {number: tuple(master.shape) for number, (_, master) in self._copied().items()}
         if found != expected:
             raise InvalidArgument(
                 f"the state of MasterWeights has copies of shapes {found}, by the number of the parameter; expected "
                 f"{expected}: load it into an optimizer of the same parameters in low precision"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_inner": self._inner, "_versions": {}}
+
+    def _load_masters(self, masters: dict[int, torch.Tensor]) -> None:
         with torch.no_grad():
-            for number, (parameter, master) in own.items():
+            for number, (parameter, master) in self._copied().items():
                 master.data = masters[number].to(parameter.device, master.dtype, copy=True)
         self._versions.clear()
+
+    def _copied(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return {number: pair for number, pair in enumerate(self._positions()) if pair[0] is not pair[1]}
 
     def _positions(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each parameter, in the order of the groups, with what the optimizer steps on: itself or its copy."""

@@ -25,7 +25,7 @@ def save(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfigur
 
 
 def load(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration) -> Any:
-    return checkpoints.load(folder, project, Ranks(), Parts(models=[MODEL]), lambda model: model)
+    return checkpoints.load(folder, project, Ranks(), Parts(models=[MODEL]), lambda model: model, lambda _: None)
 
 
 def test_step_cursors_and_iteration_come_back(tmp_path: Path) -> None:

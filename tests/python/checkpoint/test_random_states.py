@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerate_cpp.checkpoint.random_states import random_states, restore_random_states
+from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
 from accelerate_cpp.errors import CheckpointError
 
 
@@ -20,7 +20,7 @@ def test_generators_continue_where_they_were() -> None:
     states = random_states(step=3)
     first = drawn()
     assert drawn() != first
-    restore_random_states(states, "here")
+    restore_random_states(states)
     assert drawn() == first
     assert states["step"] == 3
 
@@ -28,9 +28,11 @@ def test_generators_continue_where_they_were() -> None:
 def test_states_of_devices_that_are_not_here_and_missing_ones_are_left_out() -> None:
     states = random_states(0)
     del states["random_state"]
-    restore_random_states({**states, "torch_imaginary_manual_seed": [1]}, "here")
+    states["torch_imaginary_manual_seed"] = [1]
+    assert check_random_states(states, "here") == ["'random_state'"]
+    restore_random_states(states)
 
 
 def test_a_state_of_another_form_is_named() -> None:
     with pytest.raises(CheckpointError, match="file: its 'torch_manual_seed' does not fit"):
-        restore_random_states({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, "file")
+        check_random_states({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, "file")

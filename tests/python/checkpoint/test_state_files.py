@@ -12,14 +12,17 @@ import torch
 from accelerate_cpp.checkpoint.state_files import (
     Parts,
     check_custom,
+    check_states,
     custom_file,
     fit_names,
-    load_custom,
     numbered_name,
     random_states_file,
+    read_custom,
+    read_models,
     read_states,
     restore_parts,
     shared_files,
+    warn_of_missing,
 )
 from accelerate_cpp.errors import CheckpointError
 
@@ -53,7 +56,9 @@ class StatefulLoader(Scale):
 
 
 def load_parts(folder: Path, own: Parts, rank: int) -> dict[str, Any]:
-    return restore_parts(folder, own, read_states(folder, own, rank))
+    states = read_states(folder, own, rank)
+    warn_of_missing(folder, check_states(folder, own, states))
+    return restore_parts(own, states, read_models(folder, own.models))
 
 
 def parts() -> Parts:
@@ -165,8 +170,7 @@ def test_custom_objects_are_counted_before_anything_is_loaded(tmp_path: Path) ->
     for index in range(2):
         custom_file(index, {"scale": float(index)}).write(tmp_path)
     objects = [Scale(7.0), Scale(7.0)]
-    check_custom(tmp_path, objects)
-    load_custom(tmp_path, objects)
-    assert [one.scale for one in objects] == [0.0, 1.0]
+    assert read_custom(tmp_path, objects) == [{"scale": 0.0}, {"scale": 1.0}]
+    assert [one.scale for one in objects] == [7.0, 7.0]
     with pytest.raises(RuntimeError, match="has 2 custom checkpoints, and 1 objects are registered"):
         check_custom(tmp_path, objects[:1])

@@ -1,0 +1,151 @@
+"""Whether saved states fit the objects that are to load them, asked before any of these is changed.
+
+What an object with loading code of its own accepts, only that code knows: it can have a method
+``check_state_dict(state)``, which raises and changes nothing; otherwise its state is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from accelerate_cpp.errors import CheckpointError
+
+_NAMED = 5  # names in a message
+_TORCHS_OWN = "torch.nn.modules."
+# What torch lets a state lack that was saved without the versions of its modules.
+_OPTIONAL = "num_batches_tracked"
+# What optimizers keep for each element of a parameter.
+_PER_ELEMENT = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+# What torch takes out of the state of a schedule that has it.
+_OF_SCHEDULES = ("lr_lambdas", "_schedulers")
+
+
+def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = True) -> None:
+    """Raises ``CheckpointError`` if ``model.load_state_dict(state, strict)`` would, as far as that is torch's own."""
+    _require_mapping(state, source)
+    if _loads_in_a_way_of_its_own(model):
+        return
+    own = model.state_dict()
+    wrong = []
+    if strict:
+        missing = [name for name in own if name not in state and not name.endswith(_OPTIONAL)]
+        wrong += _listed("it lacks", missing)
+        wrong += _listed("it has, and the model has not,", [name for name in state if name not in own])
+    shapes = [
+        f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in state and not _fits(state[name], value)
+    ]
+    wrong += _listed("shapes differ:", shapes)
+    if wrong:
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}: {'; '.join(wrong)}. Prepare the model that the checkpoint "
+            "was saved with, or load the checkpoint of this one; nothing has been changed"
+        )
+
+
+def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
+    """Raises ``CheckpointError`` if ``state`` has other groups, or other shapes, than ``optimizer`` has parameters."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    _require_mapping(state, source)
+    _ask(inner, state)
+    if type(inner).load_state_dict is not torch.optim.Optimizer.load_state_dict or _has_hooks(inner):
+        return
+    _require_entries(state, ("state", "param_groups"), source)
+    sizes = [len(group["params"]) for group in inner.param_groups]
+    saved = [len(group["params"]) for group in state["param_groups"]]
+    if saved != sizes:
+        raise CheckpointError(
+            f"{source} is of groups of {saved} parameters, and {type(inner).__name__} has groups of {sizes}; give it "
+            "the parameters that it was saved with; nothing has been changed"
+        )
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+    wrong = [
+        f"{name} of parameter {number} {tuple(one[name].shape)} for {tuple(parameter.shape)}"
+        for number, parameter in zip(numbers, parameters, strict=True)
+        if isinstance(one := state["state"].get(number), Mapping)
+        for name in _PER_ELEMENT
+        if isinstance(one.get(name), torch.Tensor) and one[name].shape != parameter.shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Give it the "
+            "parameters that it was saved with; nothing has been changed"
+        )
+
+
+def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
+    """Raises ``CheckpointError`` if ``state`` lacks what ``scheduler`` takes out of it."""
+    inner = getattr(scheduler, "scheduler", scheduler)
+    _require_mapping(state, source)
+    _ask(inner, state)
+    if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
+        own = vars(inner)
+        _require_entries(state, [name for name in _OF_SCHEDULES if name in own], source)
+
+
+def check_scaler(state: Any, scaler: Any, source: str) -> None:
+    """Raises ``CheckpointError`` if ``state`` lacks what ``scaler``, which is enabled, has."""
+    _require_mapping(state, source)
+    if scaler.is_enabled():
+        _require_entries(state, scaler.state_dict(), source)
+
+
+def check_loader(state: Any, loader: Any, source: str) -> None:
+    """Raises if ``loader`` says that ``state`` is none of its own."""
+    _require_mapping(state, source)
+    _ask(loader, state)
+
+
+def _ask(owner: Any, state: Any) -> None:
+    check = getattr(owner, "check_state_dict", None)
+    if check is not None:
+        check(state)
+
+
+def _require_mapping(state: Any, source: str) -> None:
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{source}: expected a dict, found {type(state).__name__}; load another checkpoint")
+
+
+def _require_entries(state: Mapping[str, Any], names: Any, source: str) -> None:
+    missing = [str(name) for name in names if name not in state]
+    if missing:
+        raise CheckpointError(
+            f"{source} {_listed('lacks', missing)[0]}; it is of another kind of object: load another checkpoint, or "
+            "prepare what it was saved with; nothing has been changed"
+        )
+
+
+def _fits(saved: Any, own: Any) -> bool:
+    if not (isinstance(saved, torch.Tensor) and isinstance(own, torch.Tensor)):
+        return True
+    return saved.shape == own.shape or (own.ndim == 0 and saved.ndim == 1)  # what torch 0.3 saved
+
+
+def _loads_in_a_way_of_its_own(model: torch.nn.Module) -> bool:
+    plain = torch.nn.Module
+    return any(
+        type(module).load_state_dict is not plain.load_state_dict
+        or module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or (
+            type(module)._load_from_state_dict is not plain._load_from_state_dict
+            and not type(module).__module__.startswith(_TORCHS_OWN)
+        )
+        for module in model.modules()
+    )
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_load_state_dict_pre_hooks)
+
+
+def _listed(what: str, names: list[str]) -> list[str]:
+    """``what`` and the first of ``names``, as one text in a list, which is empty if there are none."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return [f"{what} {', '.join(names[:_NAMED])}{more}"] if names else []

@@ -1,0 +1,130 @@
+"""Whether a state fits is what torch finds when it loads it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_cpp.checkpoint.fitting import (
+    check_loader,
+    check_model,
+    check_optimizer,
+    check_scaler,
+    check_scheduler,
+)
+from accelerate_cpp.errors import CheckpointError
+
+
+class Renaming(torch.nn.Linear):
+    """Accepts an old name of its weight."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}old" in state_dict:
+            state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}old")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def renamed_by_hook() -> torch.nn.Module:
+    model = torch.nn.Linear(2, 2, bias=False)
+    model.register_load_state_dict_pre_hook(
+        lambda _module, state, prefix, *_: state.update({f"{prefix}weight": state.pop(f"{prefix}old")})
+    )
+    return model
+
+
+WEIGHT, BIAS = torch.ones(2, 2), torch.ones(2)
+MODELS: list[tuple[torch.nn.Module, dict[str, Any]]] = [
+    (torch.nn.Linear(2, 2), {"weight": WEIGHT, "bias": BIAS}),
+    (torch.nn.Linear(2, 2), {"weight": WEIGHT}),
+    (torch.nn.Linear(2, 2), {"weight": WEIGHT, "bias": BIAS, "other": BIAS}),
+    (torch.nn.Linear(2, 2), {"weight": WEIGHT, "bias": torch.ones(3)}),
+    (torch.nn.Linear(2, 2), {"weight": WEIGHT.double(), "bias": BIAS}),
+    (torch.nn.BatchNorm1d(2), dict.fromkeys(("weight", "bias", "running_mean", "running_var"), BIAS)),
+    (torch.nn.BatchNorm1d(2), dict.fromkeys(("weight", "bias", "running_mean"), BIAS)),
+    (torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2, bias=False)), {"weight": WEIGHT}),
+    (torch.nn.LazyLinear(2), {"weight": WEIGHT, "bias": BIAS}),
+    (Renaming(2, 2, bias=False), {"old": WEIGHT}),
+    (renamed_by_hook(), {"old": WEIGHT}),
+]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("index", range(len(MODELS)))
+def test_a_model_is_refused_what_torch_refuses_to_load_into_it(index: int, strict: bool) -> None:
+    model, state = MODELS[index]
+    own_way = index >= 7
+    before = copy.deepcopy(model.state_dict())
+    found = None
+    try:
+        check_model(dict(state), model, "the file", strict)
+    except CheckpointError as error:
+        found = error
+    torch.testing.assert_close(dict(model.state_dict()), dict(before)) if index != 8 else None
+    try:
+        copy.deepcopy(model).load_state_dict(dict(state), strict=strict)
+    except RuntimeError:
+        assert found is not None or own_way
+    else:
+        assert found is None
+
+
+def adam(*shapes: tuple[int, ...], kind: Any = torch.optim.Adam) -> torch.optim.Optimizer:
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adafactor, torch.optim.SGD, torch.optim.LBFGS])
+def test_an_optimizer_fits_the_state_of_its_like_and_none_with_more_or_fewer_parameters(kind: Any) -> None:
+    if kind is torch.optim.LBFGS:
+        weight = torch.nn.Parameter(torch.ones(2))
+        one = torch.optim.LBFGS([weight])
+        check_optimizer(one.state_dict(), torch.optim.LBFGS([weight]), "the file")
+        return
+    state = adam((2, 3), (3,), kind=kind).state_dict()
+    check_optimizer(state, adam((2, 3), (3,), kind=kind), "the file")
+    for other in (adam((2, 3), kind=kind), adam((2, 3), (3,), (1,), kind=kind)):
+        with pytest.raises(ValueError, match="parameter group"):
+            copy.deepcopy(other).load_state_dict(state)
+        with pytest.raises(CheckpointError, match="groups of"):
+            check_optimizer(state, other, "the file")
+
+
+def test_moments_of_another_shape_are_refused_which_torch_would_take() -> None:
+    with pytest.raises(CheckpointError, match=r"exp_avg of parameter 0 \(2, 3\) for \(3, 2\)"):
+        check_optimizer(adam((2, 3)).state_dict(), adam((3, 2)), "the file")
+
+
+def test_an_optimizer_that_loads_in_a_way_of_its_own_is_asked() -> None:
+    class Own(torch.optim.SGD):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise AssertionError
+
+        def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise CheckpointError(f"{state_dict}")
+
+    with pytest.raises(CheckpointError, match="'mine': 1"):
+        check_optimizer({"mine": 1}, Own([torch.nn.Parameter(torch.ones(1))]), "the file")
+
+
+def test_schedules_loaders_and_scalers_need_what_they_take_out() -> None:
+    optimizer = adam((1,))
+    plain = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    by_lambda = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    check_scheduler(plain.state_dict(), plain, "the file")
+    check_scheduler(by_lambda.state_dict(), by_lambda, "the file")
+    with pytest.raises(CheckpointError, match="the file lacks lr_lambdas"):
+        check_scheduler(plain.state_dict(), by_lambda, "the file")
+    scaler = torch.amp.GradScaler("cpu")
+    check_scaler(scaler.state_dict(), scaler, "the file")
+    with pytest.raises(CheckpointError, match="the file lacks growth_factor"):
+        check_scaler({"scale": 1.0}, scaler, "the file")
+    for check, owner in ((check_scheduler, plain), (check_scaler, scaler), (check_loader, object())):
+        with pytest.raises(CheckpointError, match="the file: expected a dict, found list"):
+            check([], owner, "the file")
