@@ -653,18 +653,19 @@ class Accelerator:
         Args:
             loss: a mean, which is divided by ``gradient_accumulation_steps``; with a weight a sum, which is not.
             weight: what the sum is over, a number of tokens, say. The gradients of all micro-batches and processes are
-                added up and divided once by the sum of their weights, as in one big batch.
+                added up and divided once by the sum of their weights, as in one big batch. Each model that the loss
+                depends on has a sum of its own.
 
         Raises:
-            InvalidArgument: some backward passes of a step have a weight and some have none; or the gradients of this
-                step have been divided by their weights already.
+            InvalidArgument: some backward passes of a step of a model have a weight and some have none; or its
+                gradients have been divided by their weights already.
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
         loss, weight = _weighted(self, loss, weight)
-        total = self._accumulation.weigh(weight, cleared=lambda: _have_no_gradients(self._models))
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        self._session.strategy.backward(scaled, total, **kwargs)
+        with self._accumulation.weights.of_pass(self._session.strategy.models, weight, self.sync_gradients) as weights:
+            self._session.strategy.backward(scaled, weights, **kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Would be the backward pass that steps LOMO's optimizers meanwhile: raises ``InvalidArgument``."""
@@ -1046,10 +1047,6 @@ def _synchronising(model: torch.nn.Module) -> Iterator[None]:
 
 def _is_of_package(optimizer: Any, package: str) -> bool:
     return any(kind.__module__.partition(".")[0] == package for kind in type(optimizer).__mro__)
-
-
-def _have_no_gradients(models: Iterable[torch.nn.Module]) -> bool:
-    return all(parameter.grad is None for model in models for parameter in model.parameters())
 
 
 @contextmanager

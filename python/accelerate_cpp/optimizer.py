@@ -112,7 +112,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         accumulation = accumulation_of(self)
         if not accumulation.sync_gradients:
             return
-        accumulation.end_step()
+        accumulation.weights.end_step(self.optimizer.param_groups)
         if self._takes_set_to_none:
             self.optimizer.zero_grad(set_to_none=set_to_none is not False)
         elif set_to_none is None:
@@ -128,7 +128,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         accumulation = accumulation_of(self)
         if not accumulation.sync_gradients:
             return None
-        accumulation.end_step()
+        accumulation.weights.end_step(self.optimizer.param_groups)
         if self.scaler is None or not self.scaler.is_enabled():
             result = self.optimizer.step(closure)
         else:

@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,10 @@ from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
-from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients
+from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of
+from accelerate_cpp.parallel.step_weights import PassWeights
 
+M = TypeVar("M", bound=torch.nn.Module)
 _log = logging.getLogger(__name__)
 _HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_state_option": {}}
 
@@ -45,6 +47,7 @@ class DataParallelStrategy(SingleStrategy):
         self._ddp_kwargs = {name: value for name, value in ddp_kwargs.items() if name not in _HOOK_OPTIONS}
         self._hook_options = tuple(ddp_kwargs.get(name, default) for name, default in _HOOK_OPTIONS.items())
         self._wrapped: list[weakref.ref[DataParallel]] = []
+        self._of_torch: list[weakref.ref[DistributedDataParallel]] = []
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -56,6 +59,9 @@ class DataParallelStrategy(SingleStrategy):
         inner = inside_compiler(model)
         return inner in self._frozen and _is_trained(inner)
 
+    def models(self) -> list[torch.nn.Module]:
+        return [*_living(self._wrapped), *_living(self._of_torch)]
+
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         wrapper = inside_compiler(model)
         context: AbstractContextManager[None] = (
@@ -63,15 +69,14 @@ class DataParallelStrategy(SingleStrategy):
         )
         return context
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
-        # torch's wrapper knows no weights: it divides by the number of ranks.
-        factor = None if weight is None or not self._models else dist.get_world_size() * self._share(weight)
+    def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
         # Torch refuses a loss without a graph, before any rank could wait for another.
-        models = self._prepared() if loss.requires_grad else []
+        models = _living(self._wrapped) if loss.requires_grad else []
+        totals = {} if weights is None else weights.totals
         for model in models:
             model.expect_backward()
-            if weight is not None:
-                model.set_weight(weight)
+            if model in totals:
+                model.set_weight(totals[model])
         try:
             loss.backward(**kwargs)
             for model in models:
@@ -81,10 +86,10 @@ class DataParallelStrategy(SingleStrategy):
                 model.backward_failed(f"its backward pass raised {type(error).__name__}: {error}")
             raise
         finally:
-            for model in models if weight is not None else ():
+            for model in models if totals else ():
                 model.set_weight(None)  # of models that the loss does not depend on
-        if factor is not None:
-            multiply_gradients(self._models, factor)
+        if weights is not None and totals:
+            self._weigh_those_of_torch(weights)
         self._warn_of_local_gradients()
 
     @contextmanager
@@ -96,10 +101,6 @@ class DataParallelStrategy(SingleStrategy):
         with Join(models, divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
 
-    def _prepared(self) -> list[DataParallel]:
-        """The models that our wrapper averages, in the order in which they were prepared, which all ranks share."""
-        return [model for model in (reference() for reference in self._wrapped) if model is not None]
-
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         wrapper = inside_compiler(model)
         return without_compiler(wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper)
@@ -108,7 +109,7 @@ class DataParallelStrategy(SingleStrategy):
         """Says, once for each model that was frozen when it was prepared, that its gradients are not averaged."""
         for model in set(self._frozen) - set(self._warned):
             trained = {id(weight) for weight in model.parameters() if weight.requires_grad and weight.grad is not None}
-            if trained - {id(weight) for wrapper in self._wrappers() for weight in wrapper.parameters()}:
+            if trained - {id(weight) for wrapper in self.models() for weight in wrapper.parameters()}:
                 self._warned.add(model)
                 _log.warning(
                     "%s had no parameter that requires a gradient when it was prepared, and has gradients now, which "
@@ -116,14 +117,17 @@ class DataParallelStrategy(SingleStrategy):
                     type(model).__name__,
                 )
 
-    def _wrappers(self) -> list[torch.nn.Module]:
-        return [*self._prepared(), *self._models]
-
-    def _share(self, weight: float) -> float:
-        """One divided by the sum of the weights of all ranks. Collective."""
-        total = torch.tensor(weight, device=self._device)
-        dist.all_reduce(total)
-        return 1.0 / float(total) if float(total) > 0.0 else 0.0
+    def _weigh_those_of_torch(self, weights: PassWeights) -> None:
+        """Torch's wrapper knows no weights: it has divided by the number of ranks. Collective."""
+        models = _living(self._of_torch)
+        if not models:
+            return
+        own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
+        summed = torch.tensor(own, device=self._device)
+        dist.all_reduce(summed)
+        ranks = dist.get_world_size()
+        found = zip(models, summed.tolist(), strict=True)
+        multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
 
     def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         if not _is_trained(model):
@@ -137,7 +141,7 @@ class DataParallelStrategy(SingleStrategy):
         if backend is None:
             device_ids = None if on_cpu else [self._device.index]
             wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._ddp_kwargs)
-            self._models.add(wrapped)
+            self._of_torch.append(weakref.ref(wrapped, self._of_torch.remove))
         else:
             known = ("bucket_cap_mb", "broadcast_buffers")
             options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
@@ -153,3 +157,8 @@ class DataParallelStrategy(SingleStrategy):
 
 def _is_trained(model: torch.nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _living(references: Iterable[weakref.ref[M]]) -> list[M]:
+    """The modules that there still are, in the order in which they were prepared, which all ranks share."""
+    return [model for model in (reference() for reference in references) if model is not None]

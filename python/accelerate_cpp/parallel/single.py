@@ -12,14 +12,25 @@ import torch
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.compilation import without_compiler
+from accelerate_cpp.parallel.step_weights import PassWeights
 from accelerate_cpp.parallel.strategy import Strategy
 
 
-def multiply_gradients(models: Iterable[torch.nn.Module], factor: float) -> None:
-    """Multiplies the gradients of ``models`` in place, those that they share once."""
-    parameters = {id(parameter): parameter for model in models for parameter in model.parameters()}
-    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    if gradients:
+def share_of(total: float, parts: int = 1) -> float:
+    """What a sum, or a mean of ``parts`` sums, is multiplied by to be divided by the weight ``total``; 0 for none."""
+    return parts / total if total > 0.0 else 0.0
+
+
+def multiply_gradients(factors: Mapping[torch.nn.Module, float]) -> None:
+    """Multiplies the gradients of models in place by their factors; a gradient of several models by that of one."""
+    together: dict[float, list[torch.Tensor]] = {}
+    seen: set[int] = set()
+    for model, factor in factors.items():
+        for parameter in model.parameters():
+            if parameter.grad is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                together.setdefault(factor, []).append(parameter.grad)
+    for factor, gradients in together.items():
         torch._foreach_mul_(gradients, factor)
 
 
@@ -33,13 +44,17 @@ class SingleStrategy(Strategy):
         self._models.update(bundle.models)
         return bundle
 
+    def models(self) -> list[torch.nn.Module]:
+        return list(self._models)
+
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
         loss.backward(**kwargs)
-        if weight is not None:
-            multiply_gradients(self._models, 1.0 / weight if weight > 0.0 else 0.0)
+        if weights is not None:
+            touched = (model for model in weights.totals if model in weights.touched)
+            multiply_gradients({model: share_of(weights.totals[model]) for model in touched})
 
     def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
         return nullcontext(False)

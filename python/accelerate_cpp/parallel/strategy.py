@@ -1,4 +1,4 @@
-"""The eight questions that training asks of a way to parallelise it."""
+"""The questions that training asks of a way to parallelise it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.step_weights import PassWeights
 
 
 class Strategy(ABC):
@@ -24,16 +25,21 @@ class Strategy(ABC):
         return False
 
     @abstractmethod
+    def models(self) -> list[torch.nn.Module]:
+        """The models whose gradients weights divide, as :meth:`backward` knows them, on all ranks in the same order."""
+
+    @abstractmethod
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Within it, backward passes through ``model`` keep their gradients local."""
 
     @abstractmethod
-    def backward(self, loss: torch.Tensor, weight: float | None = None, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
         """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks.
 
         Args:
-            weight: divides the gradients of prepared models, together with the weights of the other ranks, which give
-                one, too; ``None`` where gradients are averaged over the ranks, or stay local.
+            weights: their totals divide the gradients of the models that the loss depends on, together with the totals
+                of the other ranks, which give them, too; ``None``, or none of a model, where gradients are averaged
+                over the ranks, or stay local.
         """
 
     @abstractmethod

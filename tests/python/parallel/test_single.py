@@ -7,6 +7,7 @@ import torch
 
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
+from accelerate_cpp.parallel.step_weights import PassWeights
 
 
 @pytest.fixture
@@ -50,3 +51,14 @@ def test_the_state_of_a_model_travels(model: torch.nn.Linear) -> None:
     assert torch.equal(other.weight, model.weight)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         strategy.load_model_state(other, {**strategy.model_state(model), "extra": torch.ones(1)})
+
+
+def test_gradients_of_the_models_that_a_loss_depends_on_are_divided_by_their_own_totals() -> None:
+    strategy = SingleStrategy()
+    one, two, other = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    strategy.prepare(Bundle(models=[one, two, other]))
+    assert set(strategy.models()) == {one, two, other}
+    other.weight.grad = torch.ones(1, 1)
+    weights = PassWeights({one: 2.0, two: 0.0, other: 8.0}, {one, two})
+    strategy.backward(one(torch.ones(1, 1)) + two(torch.ones(1, 1)), weights)
+    assert [model.weight.grad.item() for model in (one, two, other)] == [0.5, 0.0, 1.0]

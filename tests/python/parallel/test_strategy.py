@@ -7,9 +7,10 @@ import pytest
 from accelerate_cpp.parallel.strategy import Strategy
 
 
-def test_there_are_eight_questions_and_all_must_be_answered() -> None:
+def test_all_questions_must_be_answered() -> None:
     assert {
         "prepare",
+        "models",
         "no_sync",
         "backward",
         "join",

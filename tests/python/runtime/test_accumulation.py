@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 
-from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.runtime.accumulation import Accumulation
 
 
@@ -44,50 +42,6 @@ def test_the_last_batch_does_not_synchronise_when_told_so() -> None:
 def test_one_step_in_every_num_steps_synchronises(num_steps: int) -> None:
     accumulation = Accumulation(num_steps=num_steps)
     assert sum(accumulation.advance() for _ in range(10 * num_steps)) == 10
-
-
-def _weigh(accumulation: Accumulation, weight: float | None, cleared: bool = True) -> float | None:
-    return accumulation.weigh(weight, cleared=lambda: cleared)
-
-
-def test_the_pass_that_completes_a_step_gets_the_sum_of_its_weights() -> None:
-    accumulation = Accumulation(num_steps=2)
-    for weights in ((3.0, 4.0), (1.0, 1.0)):
-        found = []
-        for weight in weights:
-            accumulation.advance()
-            found.append(_weigh(accumulation, weight))
-        assert found == [None, sum(weights)]
-
-
-def test_without_weights_there_is_nothing_to_sum() -> None:
-    accumulation = Accumulation()
-    assert [_weigh(accumulation, None, cleared=False) for _ in range(3)] == [None] * 3
-
-
-def test_passes_with_and_without_a_weight_do_not_mix_within_a_step() -> None:
-    accumulation = Accumulation(num_steps=2)
-    accumulation.advance()
-    _weigh(accumulation, 3.0)
-    accumulation.advance()
-    with pytest.raises(InvalidArgument, match="some have none"):
-        _weigh(accumulation, None)
-
-
-def test_gradients_that_were_divided_take_no_more_until_the_step_ends() -> None:
-    accumulation = Accumulation()
-    assert _weigh(accumulation, 3.0) == 3.0
-    with pytest.raises(InvalidArgument, match="a second backward pass"):
-        _weigh(accumulation, 3.0, cleared=False)
-    assert _weigh(accumulation, 4.0, cleared=True) == 4.0
-    accumulation.end_step()
-    assert _weigh(accumulation, None, cleared=False) is None
-
-
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
-def test_a_weight_that_is_none_is_refused(weight: float) -> None:
-    with pytest.raises(InvalidArgument, match="expected a finite number"):
-        _weigh(Accumulation(), weight)
 
 
 def test_a_copy_of_what_has_it_has_the_same() -> None:

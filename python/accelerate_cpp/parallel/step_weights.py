@@ -1,0 +1,154 @@
+"""What the backward passes of a step weigh, for each model that their losses depend on."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerate_cpp.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class PassWeights:
+    """The weights of one backward pass.
+
+    Attributes:
+        totals: of each model, what its gradients weigh after the pass, if its loss depends on the model; empty where
+            the pass has no weight or does not complete the step.
+        touched: the models that the loss turned out to depend on; complete when the pass has ended.
+    """
+
+    totals: Mapping[torch.nn.Module, float] = field(default_factory=dict)
+    touched: set[torch.nn.Module] = field(default_factory=set)
+
+
+_NO_WEIGHTS: nullcontext[None] = nullcontext()
+
+
+@dataclass
+class _Step:
+    """Of one model, the weights of the passes since its last step, and whether they have divided its gradients."""
+
+    weight: float = 0.0
+    divided: bool = False
+
+
+class StepWeights:
+    """Adds up, for each model, the weights of the passes whose losses depend on it, until its optimizer steps."""
+
+    def __init__(self) -> None:
+        self._steps: weakref.WeakKeyDictionary[torch.nn.Module, _Step] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._some_had_none = False
+
+    def of_pass(
+        self, models: Callable[[], Iterable[torch.nn.Module]], weight: float | None, completes: bool
+    ) -> AbstractContextManager[PassWeights | None]:
+        """Within it, one backward pass runs.
+
+        Args:
+            models: those whose gradients weights divide.
+            weight: of the pass; ``None`` for a loss that is a mean.
+            completes: whether gradients are divided at the end of the pass.
+
+        Returns:
+            A context with what the pass has to know of weights, ``None`` if there are none.
+
+        Raises:
+            InvalidArgument: ``weight`` is negative or not finite. After the pass: some passes of the step of a model
+                have a weight and some have none; or its gradients had been divided by their weights already.
+        """
+        if weight is not None and not 0.0 <= weight < math.inf:
+            raise InvalidArgument(f"weight={weight}: expected a finite number that is not negative")
+        if weight is None and not self._steps:
+            self._some_had_none = True
+            return _NO_WEIGHTS
+        return self._weighed(list(models()), weight, completes)
+
+    @contextmanager
+    def _weighed(
+        self, watched: list[torch.nn.Module], weight: float | None, completes: bool
+    ) -> Iterator[PassWeights | None]:
+        for model in [model for model in self._steps if _has_no_gradients(model)]:
+            del self._steps[model]
+        self._known.update(watched)
+        mixed = [model for model in watched if weight is not None and self._has_gradients_without_weight(model)]
+        totals = {model: self._weight_of(model) + weight for model in watched} if weight is not None else {}
+        weights = PassWeights(totals if completes else {})
+        with _watching(watched, weights.touched):
+            yield weights
+        self._settle(weights.touched, totals, mixed, completes)
+        self._some_had_none |= weight is None
+
+    def end_step(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        """An optimizer with these parameter groups has stepped, or cleared its gradients."""
+        self._some_had_none = False
+        if not self._steps:
+            return
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}
+        owners = [model for model in self._known if any(id(one) in stepped for one in model.parameters())]
+        for model in owners or list(self._steps):
+            self._steps.pop(model, None)
+
+    def _weight_of(self, model: torch.nn.Module) -> float:
+        return self._steps[model].weight if model in self._steps else 0.0
+
+    def _has_gradients_without_weight(self, model: torch.nn.Module) -> bool:
+        if not self._some_had_none or model in self._steps:
+            return False
+        return any(weight.grad is not None and bool(weight.grad.any()) for weight in model.parameters())
+
+    def _settle(
+        self,
+        touched: Iterable[torch.nn.Module],
+        totals: Mapping[torch.nn.Module, float],
+        mixed: Iterable[torch.nn.Module],
+        completes: bool,
+    ) -> None:
+        for model in touched:
+            step = self._steps.get(model)
+            if step is not None and step.divided:
+                raise InvalidArgument(
+                    f"a second backward pass through {_name_of(model)}, after gradients were divided by their weights, "
+                    "which could not be added to them; step and zero the gradients first, put all passes of a "
+                    "step into accumulate(), or freeze a model that a loss passes through without training it"
+                )
+            if model in mixed or (step is not None and model not in totals):
+                self._steps.pop(model, None)
+                raise InvalidArgument(
+                    f"some backward passes of this step of {_name_of(model)} have a weight and some have none; "
+                    "pass backward(loss, weight=...) in all of them, or in none"
+                )
+            if model in totals:
+                self._steps[model] = _Step(0.0 if completes else totals[model], divided=completes)
+
+
+@contextmanager
+def _watching(models: Iterable[torch.nn.Module], touched: set[torch.nn.Module]) -> Iterator[None]:
+    """Within it, backward passes add to ``touched`` the ``models`` of which a parameter gets a gradient."""
+    handles = [
+        parameter.register_hook(lambda _, model=model: touched.add(model))
+        for model in models
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _has_no_gradients(model: torch.nn.Module) -> bool:
+    return all(parameter.grad is None for parameter in model.parameters())
+
+
+def _name_of(model: torch.nn.Module) -> str:
+    return type(model.module if isinstance(model, DistributedDataParallel) else model).__name__
