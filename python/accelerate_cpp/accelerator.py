@@ -85,6 +85,7 @@ from accelerate_cpp.utils.other import extract_model_from_parallel, save
 from accelerate_cpp.utils.plain_parallelism import rank_along
 from accelerate_cpp.utils.recipes import settle_recipe
 from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions
+from accelerate_cpp.utils.sharded_models import is_sharded, require_whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -502,7 +503,8 @@ class Accelerator:
 
         Raises:
             ValueError: ``device_placement`` has another length than ``args``.
-            ValueError: with several processes, a model that was spread over devices.
+            ValueError: with several processes, a model that was spread over devices, or one to be trained that is
+                sharded already (by FSDP, or with ``DTensor`` parameters).
         """
         prepared = _prepare_together(self, args, _placements(args, device_placement))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
@@ -1170,8 +1172,8 @@ def _placements(items: tuple[Any, ...], placements: Sequence[bool | None] | None
 
 
 def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
-    """The model on its device, with a forward in the precision of the run."""
-    moves = accelerator.device_placement if placement is None else placement
+    """The model on its device, where it is unless it is sharded, with a forward in the precision of the run."""
+    moves = accelerator.device_placement and not is_sharded(model) if placement is None else placement
     handler = accelerator.autocast_handler or AutocastKwargs()
     return install(
         model.to(accelerator.device) if moves else model,
@@ -1238,6 +1240,7 @@ def _models_to_prepare(accelerator: Accelerator, items: Iterable[Any]) -> dict[i
                 found[id(item)] = inside_compiler(item) if thawed else item
     for model in found.values():
         _require_own_copy(accelerator, model)
+        require_whole(model, accelerator.num_processes)
     return found
 
 

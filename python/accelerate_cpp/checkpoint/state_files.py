@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from accelerate_cpp.checkpoint.safetensors_file import (
     without_duplicates,
     write_safetensors,
 )
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.devices.tree import leaves_of
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
 _log = logging.getLogger(__name__)
 _CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
@@ -87,7 +89,22 @@ def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serial
         files += [StateFile(numbered_name(name, index), one.state_dict()) for index, one in objects.items()]
     if parts.scaler is not None:
         files.append(StateFile(SCALER_NAME, parts.scaler.state_dict()))
+    for file in files:
+        _require_whole(file)
     return files
+
+
+def _require_whole(file: StateFile) -> None:
+    """Raises ``InvalidArgument`` if other processes hold parts of the tensors of ``file``."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")  # takes long to import
+    sharded = tensors is not None and any(
+        isinstance(leaf, tensors.DTensor) and leaf.device_mesh.size() > 1 for leaf in leaves_of(file.content)
+    )
+    if sharded:
+        raise InvalidArgument(
+            f"save_state: {file.name} would hold the shard of one process, as its tensors are DTensors over several; "
+            "save the states of what is sharded by torch.distributed.checkpoint instead"
+        )
 
 
 def random_states_file(rank: int, step: int) -> StateFile:

@@ -136,7 +136,9 @@ def clip_grad_norm(
     if euclidean and not on_device and all(map(_is_ours, gradients.values())):
         return _clip_on_host(gradients, known, max_norm)
     _multiply(gradients, {key: known[key][1] if key in known else 1.0 for key in gradients})
-    return torch.nn.utils.clip_grad_norm_(tensors, max_norm, norm_type=norm_type)
+    norm = torch.nn.utils.clip_grad_norm_(tensors, max_norm, norm_type=norm_type)
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of gradients in shards
+    return whole
 
 
 def _are_dense_on_one_device(gradients: Iterable[torch.Tensor]) -> bool:
