@@ -48,9 +48,10 @@ std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank,
   parts.inside = connect_inside(store, layout, rank, Deadline::after(timeout), hooks);
   parts.everyone = connect_far("everyone", rank, layout.size());
   if (layout.num_hosts() == layout.size()) {
-    parts.between = parts.everyone;
-  } else if (layout.is_leader(rank)) {
-    parts.between = connect_far("leaders", layout.host_of(rank), layout.num_hosts());
+    parts.rail = parts.everyone;
+  } else if (layout.is_on_rail(rank)) {
+    const std::string name = "rail" + std::to_string(layout.index_within_host(rank));
+    parts.rail = connect_far(name, layout.host_of(rank), layout.num_hosts());
   }
   return std::make_shared<comm::Hierarchical>(layout, std::move(parts), hooks);
 }

@@ -26,6 +26,12 @@ constexpr milliseconds kWaitForReason{1500};
 constexpr milliseconds kMargin{10000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
 
+// A page that is new costs more than copying it. The memory of two exchanges under way, and of one that has ended, is
+// kept.
+constexpr std::size_t kKeptMemory = 6;
+constexpr std::size_t kKeptBytes = std::size_t{8} << 20;
+constexpr std::size_t kWorthKeepingBytes = std::size_t{64} << 10;
+
 std::string first_line(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
@@ -71,8 +77,8 @@ C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemory
     sent_bytes.push_back(own ? 0 : static_cast<std::int64_t>(inputs[place].size_bytes()));
     received_bytes_.push_back(own ? 0 : static_cast<std::int64_t>(expected_bytes[place]));
   }
-  sent_ = bytes(sum(sent_bytes));
-  received_ = bytes(sum(received_bytes_));
+  sent_ = engine.take_memory(sum(sent_bytes));
+  received_ = engine.take_memory(sum(received_bytes_));
   auto* next = static_cast<std::byte*>(sent_.data_ptr());
   for (std::size_t r = 0; r < inputs.size(); ++r) {
     if (sent_bytes[r] > 0) {
@@ -86,6 +92,45 @@ C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemory
   work_ = engine.posted(operation.text, [&](::c10d::Backend& backend) {
     return backend.alltoall_base(received_, sent_, received_bytes, sent_bytes, options);
   });
+}
+
+C10dEngine::Exchange::~Exchange() {
+  if (ended_ && work_) {  // otherwise the engine may still use it
+    engine_.give_memory(std::move(sent_));
+    engine_.give_memory(std::move(received_));
+  }
+}
+
+void C10dEngine::Exchange::finish(const Deadline& deadline, Operation& operation) {
+  engine_.wait(*work_, deadline, operation);
+  ended_ = true;
+}
+
+at::Tensor C10dEngine::take_memory(std::int64_t num_bytes) {
+  const std::lock_guard lock(memory_mutex_);
+  const auto fits = [num_bytes](const at::Tensor& memory) {
+    const auto kept = static_cast<std::int64_t>(memory.storage().nbytes());
+    return kept >= num_bytes && kept / 2 <= num_bytes;
+  };
+  const auto found = std::find_if(memory_.begin(), memory_.end(), fits);
+  if (num_bytes == 0 || found == memory_.end()) {
+    return bytes(num_bytes);
+  }
+  const at::Tensor whole = std::move(*found);
+  memory_.erase(found);
+  return whole.as_strided({num_bytes}, {1});
+}
+
+void C10dEngine::give_memory(at::Tensor memory) {
+  const std::size_t num_bytes = memory.defined() ? memory.storage().nbytes() : 0;
+  if (num_bytes < kWorthKeepingBytes || num_bytes > kKeptBytes) {
+    return;
+  }
+  const std::lock_guard lock(memory_mutex_);
+  if (memory_.size() == kKeptMemory) {
+    memory_.erase(memory_.begin());
+  }
+  memory_.push_back(std::move(memory));
 }
 
 const std::byte* C10dEngine::Exchange::from(int rank) const {

@@ -66,13 +66,19 @@ class C10dEngine {
     // gives and expects must be equal. Nothing moves from this rank to itself.
     Exchange(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
              const std::vector<std::size_t>& expected_bytes, const Deadline& deadline, const Operation& operation);
+    // Memory of an exchange that has ended serves the next ones.
+    ~Exchange();
+    Exchange(Exchange&&) = default;
+    Exchange(const Exchange&) = delete;
+    Exchange& operator=(const Exchange&) = delete;
 
-    void finish(const Deadline& deadline, Operation& operation) { engine_.wait(*work_, deadline, operation); }
+    void finish(const Deadline& deadline, Operation& operation);
     // After finish(): what rank r gave, aligned as its size.
     const std::byte* from(int rank) const;
 
    private:
     C10dEngine& engine_;
+    bool ended_ = false;
     at::Tensor sent_;
     at::Tensor received_;
     std::vector<std::int64_t> received_bytes_;
@@ -102,6 +108,9 @@ class C10dEngine {
 
  private:
   void wait(::c10d::Work& work, const Deadline& deadline, Operation& operation);
+  // Memory for so many bytes that nobody else uses; may be kept from an exchange before, whose pages are there already.
+  at::Tensor take_memory(std::int64_t num_bytes);
+  void give_memory(at::Tensor memory);
   void pause(::c10d::Work& work) const;
   template <class Post>
   WorkPointer posted(const std::string& operation, const Post& post);
@@ -116,6 +125,8 @@ class C10dEngine {
   const bool is_gloo_;
   C10dNews news_;
   std::mutex posting_;
+  std::mutex memory_mutex_;
+  std::vector<at::Tensor> memory_;  // at most kKeptMemory, each of at most kKeptBytes
 };
 
 }  // namespace accelerate_cpp::comm

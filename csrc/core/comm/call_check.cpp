@@ -23,14 +23,21 @@ std::vector<T> values_of(const std::string& bytes) {
 
 }  // namespace
 
-void CallCheck::check(CallRecord record, const Call& call, const Exchange& exchange) {
+void CallCheck::check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange) {
   ++sequence_;
   if (record.gives.empty()) {
     record.shape = call.shape;
   }
-  if (!fit_together(values_of<CallDigest>(exchange(bytes_of(CallDigest(record, rank_)))))) {
+  if (!agree(CallDigest(record, rank_))) {
     throw_mismatch(std::move(record), call, exchange);
   }
+}
+
+void CallCheck::check(CallRecord record, const Call& call, const Exchange& exchange) {
+  const auto agree = [&](const CallDigest& own) {
+    return fit_together(values_of<CallDigest>(exchange(bytes_of(own))));
+  };
+  check(std::move(record), call, agree, exchange);
 }
 
 void CallCheck::throw_mismatch(CallRecord record, const Call& call, const Exchange& exchange) const {

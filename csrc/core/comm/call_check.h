@@ -20,8 +20,12 @@ class CallCheck {
   // `call_site` is asked for the place of a call that has none, once a mismatch is to be reported.
   CallCheck(int rank, std::function<std::string()> call_site) : rank_(rank), call_site_(std::move(call_site)) {}
 
+  // Whether the digests of all ranks fit together; the same answer on all of them, once all have asked.
+  using Agree = std::function<bool(const CallDigest& own)>;
+
   // Collective. Throws MismatchedCollective, with the same table on every rank, when the records do not fit together.
-  // Returns when every rank has entered it. Exchanges 16 bytes per rank while all is well.
+  // Returns when every rank has entered it. While all is well it does nothing but `agree`, or exchange 16 bytes.
+  void check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange);
   void check(CallRecord record, const Call& call, const Exchange& exchange);
 
  private:

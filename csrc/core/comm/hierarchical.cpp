@@ -1,6 +1,7 @@
 #include "core/comm/hierarchical.h"
 
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "core/base/background.h"
@@ -10,12 +11,17 @@
 #include "core/comm/arguments.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/reduced_gradient_exchange.h"
+#include "core/comm/slices.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 // Small messages within the host and between hosts need no second message for their data.
 constexpr std::size_t kInlineBytes = 256;
+// Smaller ones are not worth two more collectives inside the host.
+constexpr std::size_t kRailBytes = std::size_t{256} << 10;
+constexpr std::size_t kRailPieceBytes = std::size_t{2} << 20;
+constexpr std::size_t kPiecesAhead = 3;
 
 // Runs `action`; `among` opens the messages of its errors.
 template <class Among>
@@ -29,6 +35,17 @@ void run_among(const std::function<void()>& action, const Among& among) {
   }
 }
 
+// What the exception that is being handled says.
+std::string reason_in_flight() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return *error.what() == '\0' ? "interrupted" : error.what();
+  } catch (...) {
+    return "interrupted";
+  }
+}
+
 }  // namespace
 
 Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
@@ -37,12 +54,13 @@ Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
       rank_(parts_.everyone->rank()),
       generation_(fork_generation()),
       hooks_(std::move(hooks)),
-      check_(rank_, hooks_.call_site) {
+      check_(rank_, hooks_.call_site),
+      rail_queue_(hooks_.probe, std::chrono::milliseconds(0)) {
   ACCELERATE_CHECK(parts_.everyone->size() == layout_.size(), "one communicator reaches all ranks");
   ACCELERATE_CHECK(parts_.inside->rank() == layout_.index_within_host(rank_) &&
                        parts_.inside->size() == static_cast<int>(own_ranks().size()),
                    "the communicator inside the host has its ranks, in order");
-  ACCELERATE_CHECK((parts_.between != nullptr) == is_leader(), "leaders, and they alone, reach the other hosts");
+  ACCELERATE_CHECK((parts_.rail != nullptr) == layout_.is_on_rail(rank_), "the ranks on rails reach the other hosts");
   std::vector<int> places(static_cast<std::size_t>(size()), -1);
   std::vector<int> all(static_cast<std::size_t>(size()));
   for (int r = 0; r < size(); ++r) {
@@ -65,19 +83,15 @@ Hierarchical::~Hierarchical() {
 void Hierarchical::run(const CallRecord& record, const Call& call, const Action& body) {
   const std::lock_guard lock(mutex_);
   check_usable(record.describe());
-  const auto failed = [&](const std::string& why) {
-    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + (why.empty() ? "interrupted" : why));
-  };
   try {
-    check_.check(record, call, [&](const std::string& own) { return exchange(own, call); });
+    check_.check(
+        record, call, [&](const CallDigest& own) { return agree(own, call); },
+        [&](const std::string& own) { return exchange(own, call); });
     body();
   } catch (const MismatchedCollective&) {
     throw;
-  } catch (const std::exception& error) {
-    failed(error.what());
-    throw;
   } catch (...) {
-    failed("");
+    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + reason_in_flight());
     throw;
   }
 }
@@ -87,7 +101,8 @@ void Hierarchical::inside(const Action& action) const {
 }
 
 void Hierarchical::between(const Action& action) const {
-  run_among(action, [this] { return "between the hosts (" + layout_.names_of_leaders() + "): "; });
+  run_among(action,
+            [this] { return "between the hosts (" + layout_.names_of_rail(layout_.index_within_host(rank_)) + "): "; });
 }
 
 void Hierarchical::check_usable(const std::string& what) const {
@@ -110,16 +125,16 @@ void Hierarchical::fail(const std::string& reason) noexcept {
   }
   // The other hosts first: on this one the next process may already end because of it.
   parts_.everyone->abort(reason);
-  if (parts_.between) {
-    parts_.between->abort(reason);
+  if (parts_.rail) {
+    parts_.rail->abort(reason);
   }
   parts_.inside->abort(reason);
 }
 
 void Hierarchical::leave() noexcept {
   parts_.everyone->leave();
-  if (parts_.between) {
-    parts_.between->leave();
+  if (parts_.rail) {
+    parts_.rail->leave();
   }
   parts_.inside->leave();
 }
@@ -149,8 +164,7 @@ std::string Hierarchical::exchange(const std::string& own, const Call& call) con
       blocks.push_back({view(by_host, first).data, count * length, DType::kUInt8});
       first += count;
     }
-    between(
-        [&] { parts_.between->all_gather({of_host.data(), of_host.size(), DType::kUInt8}, blocks, part_of(call)); });
+    between([&] { parts_.rail->all_gather({of_host.data(), of_host.size(), DType::kUInt8}, blocks, part_of(call)); });
     for (int r = 0; r < size(); ++r) {
       const std::byte* const block = blocks[static_cast<std::size_t>(layout_.host_of(r))].bytes();
       std::memcpy(view(all, static_cast<std::size_t>(r)).data,
@@ -159,6 +173,46 @@ std::string Hierarchical::exchange(const std::string& own, const Call& call) con
   }
   inside([&] { parts_.inside->broadcast({all.data(), all.size(), DType::kUInt8}, 0, part_of(call)); });
   return all;
+}
+
+bool Hierarchical::agree(const CallDigest& own, const Call& call) const {
+  struct OfHost {
+    CallDigest digest;
+    std::uint64_t disagrees;
+  };
+  const auto bytes_of = [](auto& value) { return MemoryView{&value, sizeof(value), DType::kUInt8}; };
+  const auto views_of = [&](auto& values) {
+    std::vector<MemoryView> views;
+    for (auto& value : values) {
+      views.push_back(bytes_of(value));
+    }
+    return views;
+  };
+  std::vector<CallDigest> near(own_ranks().size());
+  CallDigest mine = own;
+  inside([&] { parts_.inside->all_gather(bytes_of(mine), views_of(near), part_of(call)); });
+  std::uint8_t fits = 0;
+  if (parts_.rail) {
+    OfHost of_host{near.front(), 0};
+    of_host.digest.balance = 0;
+    for (const CallDigest& digest : near) {
+      of_host.digest.balance += digest.balance;
+      of_host.disagrees |= digest.common != near.front().common ? 1 : 0;
+    }
+    std::vector<OfHost> hosts(static_cast<std::size_t>(layout_.num_hosts()));
+    between([&] { parts_.rail->all_gather(bytes_of(of_host), views_of(hosts), part_of(call)); });
+    std::vector<CallDigest> digests;
+    bool all_agree = true;
+    for (const OfHost& one : hosts) {
+      digests.push_back(one.digest);
+      all_agree = all_agree && one.disagrees == 0;
+    }
+    fits = all_agree && fit_together(digests) ? 1 : 0;
+  }
+  if (static_cast<int>(own_ranks().size()) > layout_.num_rails()) {
+    inside([&] { parts_.inside->broadcast(bytes_of(fits), 0, part_of(call)); });
+  }
+  return fits != 0;
 }
 
 // An average is scaled where the values are read: hosts may have different numbers of ranks.
@@ -175,15 +229,82 @@ Hierarchical::TwoReductions Hierarchical::two_levels(const Reduction& reduction)
 
 void Hierarchical::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
   check_reduction(data.dtype, reduction.op);
-  const auto [within, across] = two_levels(reduction);
-  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count, {}, {}, {}, {}}, call,
-      [&, w = within, a = across] {
-        inside([&] { parts_.inside->reduce(data, 0, w, part_of(call)); });
-        if (is_leader()) {
-          between([&] { parts_.between->all_reduce(data, a, part_of(call)); });
+  const TwoReductions reductions = two_levels(reduction);
+  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count, {}, {}, {}, {}}, call, [&] {
+    if (data.size_bytes() < kRailBytes || layout_.num_rails() == 1) {
+      all_reduce_by_leaders(data, reductions, call);
+    } else {
+      all_reduce_by_rails(data, reductions, call);
+    }
+  });
+}
+
+void Hierarchical::all_reduce_by_leaders(MemoryView data, const TwoReductions& reductions, const Call& call) const {
+  inside([&] { parts_.inside->reduce(data, 0, reductions.inside, part_of(call)); });
+  if (is_leader()) {
+    between([&] { parts_.rail->all_reduce(data, reductions.between, part_of(call)); });
+  }
+  inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });
+}
+
+// In pieces: while the rail carries one, the host reduces the next and hands out the last.
+void Hierarchical::all_reduce_by_rails(MemoryView data, const TwoReductions& reductions, const Call& call) {
+  struct OnRail {
+    std::vector<MemoryView> slices;
+    std::shared_ptr<Pending> pending;  // null where this rank is on no rail
+  };
+  const auto place = static_cast<std::size_t>(layout_.index_within_host(rank_));
+  const std::size_t step = kRailPieceBytes / element_size(data.dtype);
+  std::deque<OnRail> under_way;
+  const auto take_oldest = [&] {
+    const OnRail piece = under_way.front();
+    if (piece.pending) {
+      piece.pending->wait(std::nullopt);
+    }
+    under_way.pop_front();
+    inside([&] { parts_.inside->all_gather(piece.slices[place], piece.slices, part_of(call)); });
+  };
+  try {
+    for (std::size_t begin = 0; begin < data.count; begin += step) {
+      OnRail piece{slices_for_rails(within(data, begin, step)), nullptr};
+      const MemoryView own = piece.slices[place];
+      inside([&] { parts_.inside->reduce_scatter(const_views(piece.slices), own, reductions.inside, part_of(call)); });
+      if (parts_.rail) {
+        piece.pending = rail_queue_.issue(
+            [&, own] { between([&] { parts_.rail->all_reduce(own, reductions.between, part_of(call)); }); });
+      }
+      under_way.push_back(std::move(piece));
+      if (under_way.size() > kPiecesAhead) {
+        take_oldest();
+      }
+    }
+    while (!under_way.empty()) {
+      take_oldest();
+    }
+  } catch (...) {
+    // What is under way works on `data`; it ends with the group.
+    fail("all_reduce failed on rank " + std::to_string(rank_) + ": " + reason_in_flight());
+    for (const OnRail& piece : under_way) {
+      while (piece.pending && !piece.pending->ended()) {
+        try {
+          piece.pending->wait(std::nullopt);
+        } catch (...) {  // an interrupt or the end of the group; what counts is thrown below
         }
-        inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });
-      });
+      }
+    }
+    throw;
+  }
+}
+
+// One slice for each rail, and nothing for ranks that are on none.
+std::vector<MemoryView> Hierarchical::slices_for_rails(MemoryView piece) const {
+  const Slices cut(piece.count, element_size(piece.dtype), layout_.num_rails());
+  std::vector<MemoryView> slices;
+  for (int place = 0; place < static_cast<int>(own_ranks().size()); ++place) {
+    const bool on_rail = place < layout_.num_rails();
+    slices.push_back(on_rail ? within(piece, cut.begin(place), cut.count(place)) : MemoryView{nullptr, 0, piece.dtype});
+  }
+  return slices;
 }
 
 void Hierarchical::send_from_leader(MemoryView from, MemoryView to, int root, const Call& call) const {
@@ -211,7 +332,7 @@ void Hierarchical::reduce(MemoryView data, int root, Reduction reduction, const 
         inside([&] { parts_.inside->reduce(partial, 0, w, part_of(call)); });
         const int root_host = layout_.host_of(root);
         if (is_leader()) {
-          between([&] { parts_.between->reduce(partial, root_host, a, part_of(call)); });
+          between([&] { parts_.rail->reduce(partial, root_host, a, part_of(call)); });
         }
         if (host() == root_host && !layout_.is_leader(root)) {
           send_from_leader(partial, data, root, call);
@@ -227,7 +348,7 @@ void Hierarchical::broadcast(MemoryView data, int root, const Call& call) {
       inside([&] { parts_.inside->broadcast(data, layout_.index_within_host(root), part_of(call)); });
     }
     if (is_leader()) {
-      between([&] { parts_.between->broadcast(data, root_host, part_of(call)); });
+      between([&] { parts_.rail->broadcast(data, root_host, part_of(call)); });
     }
     if (host() != root_host) {
       inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });

@@ -1,8 +1,11 @@
-// A communicator over several hosts: shared memory inside each host, and between the hosts one rank of each, its
-// leader, over whatever engine reaches them. What ranks of one host can settle among themselves never leaves the host.
+// A communicator over several hosts: shared memory inside each host, and between the hosts rails, each of one rank of
+// every host, over whatever engine reaches them. What ranks of one host can settle among themselves never leaves the
+// host. In a large all_reduce every rail carries its slice, so that no rank does the work of its host; other operations
+// go over the rail of the first ranks, the leaders.
 //
 // Before an operation all ranks compare what they ask for, so that a difference raises MismatchedCollective on all of
-// them. Any other error on any rank makes the group fail on all of them.
+// them: those of a host among themselves, then each rail for itself, at the price of one round trip. Any other error on
+// any rank makes the group fail on all of them.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +19,17 @@
 #include "core/comm/communicator.h"
 #include "core/comm/host_layout.h"
 #include "core/comm/message_matcher.h"
+#include "core/comm/work_queue.h"
 
 namespace accelerate_cpp::comm {
 
 class Hierarchical final : public Communicator {
  public:
   struct Parts {
-    std::shared_ptr<Communicator> inside;    // the ranks of this host, in the order of HostLayout::ranks_of
-    std::shared_ptr<Communicator> between;   // the leaders by host; null on the other ranks
+    std::shared_ptr<Communicator> inside;  // the ranks of this host, in the order of HostLayout::ranks_of
+    // The ranks at this rank's place of every host, by host; null where a host has no such place
+    // (HostLayout::is_on_rail).
+    std::shared_ptr<Communicator> rail;
     std::shared_ptr<Communicator> everyone;  // all ranks; what it carries crosses hosts
   };
 
@@ -78,12 +84,13 @@ class Hierarchical final : public Communicator {
 
   // Runs `body` as one operation: alone in this process, after the check, its failure made known to all ranks.
   void run(const CallRecord& record, const Call& call, const Action& body);
-  // An operation of `inside` or `between`; its errors say whom their rank numbers mean.
+  // An operation of `inside` or of the rail; its errors say whom their rank numbers mean.
   void inside(const Action& action) const;
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;
   void fail(const std::string& reason) noexcept;
   std::string exchange(const std::string& own, const Call& call) const;
+  bool agree(const CallDigest& own, const Call& call) const;
 
   // The inner call has operands of other shapes.
   static Call part_of(const Call& call) { return {call.deadline, {}, call.location}; }
@@ -93,6 +100,9 @@ class Hierarchical final : public Communicator {
   template <class View>
   std::vector<View> of_other_hosts(std::vector<View> parts, DType dtype) const;
 
+  void all_reduce_by_leaders(MemoryView data, const TwoReductions& reductions, const Call& call) const;
+  void all_reduce_by_rails(MemoryView data, const TwoReductions& reductions, const Call& call);
+  std::vector<MemoryView> slices_for_rails(MemoryView piece) const;
   void send_from_leader(MemoryView from, MemoryView to, int root, const Call& call) const;
   std::vector<Piece> pieces_of(const std::vector<ConstMemoryView>& parts) const;
   MemoryView scratch(std::size_t count, DType dtype);
@@ -117,6 +127,7 @@ class Hierarchical final : public Communicator {
   std::mutex mutex_;
   std::shared_ptr<Buffer> scratch_;  // of inside
   std::size_t scratch_bytes_ = 0;
+  WorkQueue rail_queue_;  // what the rail does while the host goes on
 
   mutable std::mutex failure_mutex_;
   std::string failure_;  // empty while usable

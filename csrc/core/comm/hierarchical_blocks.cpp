@@ -101,7 +101,7 @@ void Hierarchical::reduce_scatter_piece(const std::vector<ConstMemoryView>& inpu
   std::vector<ConstMemoryView> results;
   if (is_leader()) {
     const MemoryView own = packed.of_host[static_cast<std::size_t>(host())];
-    between([&, op = outer] { parts_.between->reduce_scatter(const_views(packed.of_host), own, op, part_of(call)); });
+    between([&, op = outer] { parts_.rail->reduce_scatter(const_views(packed.of_host), own, op, part_of(call)); });
     results = const_views(of_own_host(packed.of_rank));
   }
   inside([&] { parts_.inside->scatter(results, output, 0, part_of(call)); });
@@ -134,7 +134,7 @@ void Hierarchical::gather_from_hosts(const std::vector<MemoryView>& outputs, con
     copy_to(within(outputs[place], piece.begin, piece.count).data, packed.of_rank[place]);
   }
   const MemoryView own = packed.of_host[static_cast<std::size_t>(host())];
-  between([&] { parts_.between->all_gather(own, packed.of_host, part_of(call)); });
+  between([&] { parts_.rail->all_gather(own, packed.of_host, part_of(call)); });
   for (std::size_t r = 0; r < outputs.size(); ++r) {
     if (layout_.host_of(static_cast<int>(r)) != host()) {
       copy_to(packed.of_rank[r].data, within(outputs[r], piece.begin, piece.count));
@@ -215,7 +215,10 @@ std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call
     Parts parts;
     inside([&] { parts.inside = parts_.inside->split(color, new_rank, part_of(call)); });
     parts.everyone = parts_.everyone->split(far ? color : -1, new_rank, part_of(call));
-    parts.between = parts_.everyone->split(far && layout.is_leader(new_rank) ? color : -1, new_rank, part_of(call));
+    // A color for each rail of each group: no other group has its first member.
+    const bool on_rail = far && layout.is_on_rail(new_rank);
+    const int rail = on_rail ? members.front() * size() + layout.index_within_host(new_rank) : -1;
+    parts.rail = parts_.everyone->split(rail, new_rank, part_of(call));
     result = far ? std::make_shared<Hierarchical>(layout, parts, hooks_) : parts.inside;
   });
   return result;

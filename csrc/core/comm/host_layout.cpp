@@ -1,5 +1,6 @@
 #include "core/comm/host_layout.h"
 
+#include <algorithm>
 #include <map>
 
 namespace accelerate_cpp::comm {
@@ -31,12 +32,20 @@ std::string HostLayout::names_within(int host) const {
   return numbered(ranks_of(host));
 }
 
-std::string HostLayout::names_of_leaders() const {
-  std::vector<int> leaders;
+int HostLayout::num_rails() const {
+  std::size_t least = host_of_.size();
   for (const std::vector<int>& ranks : ranks_) {
-    leaders.push_back(ranks.front());
+    least = std::min(least, ranks.size());
   }
-  return numbered(leaders);
+  return static_cast<int>(least);
+}
+
+std::string HostLayout::names_of_rail(int place) const {
+  std::vector<int> rail;
+  for (const std::vector<int>& ranks : ranks_) {
+    rail.push_back(ranks.at(static_cast<std::size_t>(place)));
+  }
+  return numbered(rail);
 }
 
 }  // namespace accelerate_cpp::comm

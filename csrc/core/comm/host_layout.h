@@ -22,10 +22,14 @@ class HostLayout {
   // The place of a rank among those of its host.
   int index_within_host(int rank) const { return index_[static_cast<std::size_t>(rank)]; }
 
+  // How many ranks each host has at least. The ranks at such a place of their hosts form a rail.
+  int num_rails() const;
+  bool is_on_rail(int rank) const { return index_within_host(rank) < num_rails(); }
+
   // "0: rank 2, 1: rank 3": the ranks of a host by their places in it.
   std::string names_within(int host) const;
-  // "0: rank 0, 1: rank 2": the leaders by their hosts.
-  std::string names_of_leaders() const;
+  // "0: rank 0, 1: rank 2": the ranks at a place of their hosts, by host.
+  std::string names_of_rail(int place) const;
 
  private:
   std::vector<int> host_of_;

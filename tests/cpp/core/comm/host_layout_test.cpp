@@ -30,7 +30,7 @@ TEST(HostLayout, MakesTheFirstRankOfAHostItsLeader) {
 TEST(HostLayout, NamesRanksByTheirPlacesForMessages) {
   const HostLayout layout({0, 1, 0, 1});
   EXPECT_EQ(layout.names_within(1), "0: rank 1, 1: rank 3");
-  EXPECT_EQ(layout.names_of_leaders(), "0: rank 0, 1: rank 1");
+  EXPECT_EQ(layout.names_of_rail(0), "0: rank 0, 1: rank 1");
 }
 
 TEST(HostLayout, OfNoRanksHasNoHosts) {

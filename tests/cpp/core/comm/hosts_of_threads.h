@@ -35,6 +35,26 @@ inline std::shared_ptr<Communicator> connect_part(Store& store, const std::strin
   return ShmCommunicator::connect(own, rank, size, soon(), hooks);
 }
 
+// Engines of one group fail together, which those of threads do not by themselves: a wait on one of them ends when
+// `other` has failed, since a receive that nobody answers has ended there.
+inline WaitHooks failing_with(const std::shared_ptr<Communicator>& other, const WaitHooks& hooks) {
+  if (other->size() == 1) {
+    return hooks;
+  }
+  const auto byte = std::make_shared<std::uint8_t>();
+  const MemoryView view{byte.get(), 1, DType::kUInt8};
+  const std::shared_ptr<Transfer> unanswered =
+      other->receive(view, Communicator::kAnySource, ~std::uint64_t{0}, soon());
+  WaitHooks both = hooks;
+  both.probe = [probe = hooks.probe, unanswered, byte, other] {
+    probe();
+    if (unanswered->poll()) {
+      unanswered->wait(soon());
+    }
+  };
+  return both;
+}
+
 inline std::shared_ptr<Hierarchical> connect_hosts(Store& store, int rank, const std::vector<int>& host_of_rank,
                                                    const WaitHooks& hooks = {}) {
   const HostLayout layout(host_of_rank);
@@ -43,8 +63,9 @@ inline std::shared_ptr<Hierarchical> connect_hosts(Store& store, int rank, const
   parts.inside = connect_part(store, "host" + std::to_string(host), layout.index_within_host(rank),
                               static_cast<int>(layout.ranks_of(host).size()), hooks);
   parts.everyone = connect_part(store, "everyone", rank, layout.size(), hooks);
-  if (layout.is_leader(rank)) {
-    parts.between = connect_part(store, "leaders", host, layout.num_hosts(), hooks);
+  if (layout.is_on_rail(rank)) {
+    const std::string name = "rail" + std::to_string(layout.index_within_host(rank));
+    parts.rail = connect_part(store, name, host, layout.num_hosts(), failing_with(parts.everyone, hooks));
   }
   return std::make_shared<Hierarchical>(layout, parts, hooks);
 }
