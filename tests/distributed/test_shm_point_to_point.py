@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 
 from processes import run_processes, start_processes
-from shm_scenarios import DTYPES, ShmScenarios, check, meet, operand, refused, register, report, tell, wait_for
+from shm_scenarios import DTYPES, ShmScenarios, check, meet, operand, refused, register, report
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
@@ -175,24 +176,81 @@ def objects_are_sent_and_received(rank: int, size: int) -> None:
 
 
 @SCENARIOS.add
-def a_message_of_another_size_is_a_mismatch_for_both(rank: int, size: int) -> None:
+def a_message_of_another_size_is_a_mismatch_for_both_and_the_group_goes_on(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
     if rank == 0:
         dist.send(torch.ones(4), 1)
+        with refused("MismatchedCollective", "rank 0 sent 4 float32 with tag 0, but rank 1 received 5 float32"):
+            dist.recv(torch.ones(4), 1)
     if rank == 1:
         with refused("MismatchedCollective", "4 float32"):
             dist.recv(torch.ones(5), 0)
-        tell("rank 1 has seen it")
-    wait_for("rank 1 has seen it")
-    with refused("PeerLost", "rank 0 sent 4 float32"):
-        dist.barrier()
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(4), 1)
+    if rank == 1:
+        received = torch.zeros(4)
+        dist.recv(received, 0)
+        check(received, torch.ones(4))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     assert not report(failures, name), report(failures, name)
+
+
+def reversed_tags(backend: str, count: int, num_messages: int) -> list[bool]:
+    import torch
+
+    dist = register()
+    dist.init_process_group(backend, timeout=timedelta(seconds=100))
+    tags = range(num_messages)
+    if dist.get_rank() == 0:
+        sent = [torch.full((count,), tag, dtype=torch.int64) for tag in tags]
+        works = [dist.isend(data, 1, tag=tag) for tag, data in zip(tags, sent, strict=True)]
+        meet("all are posted", 0, 2)
+        for work in works:
+            work.wait()
+        return []
+    meet("all are posted", 1, 2)
+    right = []
+    received = torch.zeros(count, dtype=torch.int64)
+    for tag in reversed(tags):
+        dist.recv(received, 0, tag=tag)
+        right.append(bool((received == tag).all()))
+    return right
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:shm"])
+@pytest.mark.parametrize(("count", "num_messages"), [(1, 200), (1, 3000), ((130 << 20) // 8, 2)])
+def test_messages_are_received_in_the_reverse_order_however_many_and_large(
+    backend: str, count: int, num_messages: int
+) -> None:
+    assert run_processes(reversed_tags, 2, backend, count, num_messages)[1] == [True] * num_messages
+
+
+def all_send_before_any_receives(count: int, num_messages: int) -> bool:
+    """With calls that block until the message is on its way."""
+    import torch
+
+    dist = register()
+    dist.init_process_group("cpu:shm", timeout=timedelta(seconds=100))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number in range(num_messages):
+        dist.send(torch.full((count,), 10 * rank + number), (rank + 1) % size)
+    received = torch.zeros(count, dtype=torch.int64)
+    right = True
+    for number in range(num_messages):
+        dist.recv(received, (rank - 1) % size)
+        right = right and bool((received == 10 * ((rank - 1) % size) + number).all())
+    return right
+
+
+@pytest.mark.parametrize(("size", "count", "num_messages"), [(2, 1, 3000), (2, (130 << 20) // 8, 3), (3, 8 << 20, 6)])
+def test_all_ranks_may_send_first_up_to_the_memory_of_the_host(size: int, count: int, num_messages: int) -> None:
+    assert run_processes(all_send_before_any_receives, size, count, num_messages) == [True] * size
 
 
 def killed(waiting: bool) -> tuple[str, str]:

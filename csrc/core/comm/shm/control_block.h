@@ -10,7 +10,9 @@
 //   40   failed_in  8   sequence number of the operation in which, or before which, it failed; written before the state
 //   48   doorbell   8   rung by peers that have posted or taken a message of this rank
 //   56   outbox     4   1 + id of the segment with its messages; 0: none yet
+//   60   awaited_in_transfer 4    1 + rank that a thread waits for in a transfer; 0: none
 //   64   interruptions 8 operations that ended in an error on all ranks alike, as far as the owner has seen
+//   72   awaited_in_collective 4  1 + rank that a collective has waited for for a while; 0: none
 //   128  operations     descriptions of the operations with even and odd sequence numbers
 //   ...  places         where in the user's program those operations were called, once somebody needs to know
 //   ...  withdrawals    why the owner does not complete those operations, if it does not
@@ -99,6 +101,9 @@ using Withdrawal = Remark<512>;
 
 struct RankControl {
   static constexpr std::size_t kFailureBytes = 1024;
+  // Values of what is awaited beside 1 + rank.
+  static constexpr std::uint32_t kNobody = 0;
+  static constexpr std::uint32_t kAnybody = 0xffffffff;
 
   EventWord event;
   std::atomic<RankState> state;
@@ -109,7 +114,9 @@ struct RankControl {
   std::uint64_t failed_in;
   EventWord doorbell;
   std::atomic<std::uint32_t> outbox;
+  std::atomic<std::uint32_t> awaited_in_transfer;
   alignas(64) std::atomic<std::uint64_t> interruptions;
+  std::atomic<std::uint32_t> awaited_in_collective;
   alignas(64) Operation operations[2];
   Place places[2];
   Withdrawal withdrawals[2];
@@ -118,7 +125,8 @@ struct RankControl {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");
 static_assert(offsetof(RankControl, announced) == 16 && offsetof(RankControl, consumed) == 32 &&
-                  offsetof(RankControl, outbox) == 56 && offsetof(RankControl, operations) == 128,
+                  offsetof(RankControl, outbox) == 56 && offsetof(RankControl, awaited_in_transfer) == 60 &&
+                  offsetof(RankControl, awaited_in_collective) == 72 && offsetof(RankControl, operations) == 128,
               "see the layout above");
 
 }  // namespace accelerate_cpp::comm

@@ -63,7 +63,7 @@ class Group {
     stalled_since_.reset();
     warned_ = false;
     may_withdraw_ = false;
-    const Running running(running_);
+    const Running running(running_, own());
     number_ = next_sequence();
     try {
       catch_up(call.deadline);
@@ -180,13 +180,21 @@ class Group {
   // Says, for as long as it lives, that an operation is running.
   class Running {
    public:
-    explicit Running(std::atomic<bool>& flag) : flag_(flag) { flag_.store(true, std::memory_order_relaxed); }
-    ~Running() { flag_.store(false, std::memory_order_relaxed); }
+    Running(std::atomic<bool>& flag, RankControl& own) : flag_(flag), own_(own) {
+      flag_.store(true, std::memory_order_relaxed);
+    }
+    ~Running() {
+      flag_.store(false, std::memory_order_relaxed);
+      if (own_.awaited_in_collective.load(std::memory_order_relaxed) != RankControl::kNobody) {
+        own_.awaited_in_collective.store(RankControl::kNobody, std::memory_order_seq_cst);
+      }
+    }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 
    private:
     std::atomic<bool>& flag_;
+    RankControl& own_;
   };
 
   // Publishes how the current operation has ended, by the exception in flight.

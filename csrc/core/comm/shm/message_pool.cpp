@@ -1,27 +1,28 @@
 #include "core/comm/shm/message_pool.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "core/base/round_up.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 constexpr std::size_t kSmallestBlockBytes = 64 * 1024;
 
-// Powers of two up to 1 GiB, so that blocks fit again.
+// Rounded up to eighths of the next power of two, so that blocks fit again and little of them lies idle.
 std::size_t block_bytes(std::size_t size_bytes) {
-  std::size_t rounded = kSmallestBlockBytes;
-  while (rounded < size_bytes && rounded < (std::size_t{1} << 30)) {
-    rounded *= 2;
-  }
-  return std::max(rounded, size_bytes);
+  const std::size_t wanted = std::max(size_bytes, kSmallestBlockBytes);
+  return round_up(wanted, std::bit_ceil(wanted) / 8);
 }
 
 }  // namespace
 
 void MessagePool::reclaim() {
   for (Entry& entry : entries_) {
-    if (entry.user != nullptr && entry.user->state.load(std::memory_order_acquire) == MessageState::kFree) {
-      entry.user = nullptr;
+    if (entry.user != nullptr) {
+      const MessageState state = entry.user->state.load(std::memory_order_acquire);
+      entry.user = state == MessageState::kFree || state == MessageState::kRefused ? nullptr : entry.user;
     }
   }
 }
@@ -44,7 +45,7 @@ void MessagePool::drop_idle() {
   entries_.erase(idle, entries_.end());
 }
 
-MessagePool::Entry* MessagePool::add(std::size_t size_bytes) {
+MessagePool::Entry* MessagePool::add(std::size_t size_bytes, bool beyond_limit) {
   const std::size_t wanted_bytes = block_bytes(size_bytes);
   std::size_t total_bytes = 0;
   std::size_t used_bytes = 0;
@@ -52,7 +53,7 @@ MessagePool::Entry* MessagePool::add(std::size_t size_bytes) {
     total_bytes += entry.size_bytes();
     used_bytes += entry.user != nullptr ? entry.size_bytes() : 0;
   }
-  if (used_bytes > 0 && used_bytes + wanted_bytes > limit_bytes_) {
+  if (!beyond_limit && used_bytes > 0 && used_bytes + wanted_bytes > limit_bytes_) {
     return nullptr;
   }
   if (total_bytes + wanted_bytes > limit_bytes_) {
@@ -62,10 +63,10 @@ MessagePool::Entry* MessagePool::add(std::size_t size_bytes) {
   return &entries_.back();
 }
 
-std::byte* MessagePool::take(Message& message, std::size_t size_bytes) {
+std::byte* MessagePool::take(Message& message, std::size_t size_bytes, bool beyond_limit) {
   Entry* entry = smallest_idle(size_bytes);
   if (entry == nullptr) {
-    entry = add(size_bytes);
+    entry = add(size_bytes, beyond_limit);
   }
   if (entry == nullptr) {
     return nullptr;

@@ -14,16 +14,17 @@ namespace accelerate_cpp::comm {
 // Not thread-safe.
 class MessagePool {
  public:
-  // Blocks in use are limited to `limit_bytes` together; a single one may be larger when no other is in use.
+  // Blocks in use are limited to `limit_bytes` together; a single one may be larger when no other is in use. Idle ones
+  // are kept for later within the same limit.
   MessagePool(std::shared_ptr<Arena> arena, std::size_t limit_bytes)
       : arena_(std::move(arena)), limit_bytes_(limit_bytes) {}
 
-  // Blocks whose messages have been received are free again. To be called before a message is used anew.
+  // Blocks whose messages have been received or refused are free again. To be called before a message is used anew.
   void reclaim();
 
   // A block for `size_bytes` of data of `message`, whose segment and offset it fills in; null while the limit does not
-  // allow another. Throws SystemFailure when there is not enough memory.
-  std::byte* take(Message& message, std::size_t size_bytes);
+  // allow another, unless `beyond_limit`. Throws SystemFailure when there is not enough memory.
+  std::byte* take(Message& message, std::size_t size_bytes, bool beyond_limit = false);
 
  private:
   struct Entry {
@@ -34,7 +35,7 @@ class MessagePool {
   };
 
   Entry* smallest_idle(std::size_t size_bytes);
-  Entry* add(std::size_t size_bytes);
+  Entry* add(std::size_t size_bytes, bool beyond_limit);
   void drop_idle();
 
   const std::shared_ptr<Arena> arena_;

@@ -10,8 +10,9 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-constexpr std::size_t kChunkBytes = 256 * 1024;  // copied between two signs of progress
 constexpr std::chrono::milliseconds kCheckInterval{50};
+// Who waits for no longer than this looks after other things in between: its rank is not stuck.
+constexpr std::chrono::milliseconds kBriefWait{1000};
 
 }  // namespace
 
@@ -34,12 +35,12 @@ class PointToPoint::Handle final : public Transfer {
 
 PointToPoint::PointToPoint(std::shared_ptr<Group> group, std::size_t pool_bytes)
     : group_(std::move(group)),
-      pool_(group_->arena(), pool_bytes),
-      sent_(static_cast<std::size_t>(group_->size())),
-      taken_(static_cast<std::size_t>(group_->size())),
-      visible_(static_cast<std::size_t>(group_->size())),
-      mailboxes_(static_cast<std::size_t>(group_->size())),
-      peer_outboxes_(static_cast<std::size_t>(group_->size())) {}
+      outgoing_(group_, pool_bytes),
+      incoming_(group_),
+      waits_(group_->own()),
+      held_back_(static_cast<std::size_t>(group_->size())),
+      wishes_(static_cast<std::size_t>(group_->size())),
+      refused_(static_cast<std::size_t>(group_->size())) {}
 
 std::shared_ptr<Transfer> PointToPoint::send(ConstMemoryView data, int destination, std::uint64_t tag,
                                              const Call& call) {
@@ -76,127 +77,87 @@ std::shared_ptr<Transfer> PointToPoint::post(const PostedPointer& posted) {
   return std::make_shared<Handle>(shared_from_this(), posted);
 }
 
-// A message may come while receives look for theirs: one that was missed by an earlier receive, or at an earlier slot,
-// would be overtaken by a later one. So all of them look at the messages that had been posted before.
-void PointToPoint::look_for_messages() {
-  for (int source = 0; source < group_->size(); ++source) {
-    const Mailbox* const box = source == group_->rank() ? nullptr : mailbox_of(source);
-    visible_[static_cast<std::size_t>(source)] = box == nullptr ? 0 : box->posted.load(std::memory_order_acquire);
-  }
-}
-
 void PointToPoint::progress() {
-  look_for_messages();
-  std::vector<bool> blocked(sent_.size(), false);  // a later send to a rank may not overtake an earlier one
+  incoming_.look();
+  pass_on_refusals();
+  std::fill(wishes_.begin(), wishes_.end(), 0);
+  for (std::vector<std::uint64_t>& tags : held_back_) {
+    tags.clear();
+  }
   for (auto entry = posted_.begin(); entry != posted_.end();) {
     Posted& posted = **entry;
     try {
-      if (!posted.is_send) {
-        posted.ended = try_receive(posted);
-      } else if (!blocked[static_cast<std::size_t>(posted.peer)]) {
-        posted.ended = try_send(posted);
-        blocked[static_cast<std::size_t>(posted.peer)] = !posted.ended;
-      }
+      posted.ended = posted.is_send ? try_send(posted) : try_receive(posted);
     } catch (...) {
       fail(posted, std::current_exception());
     }
     entry = posted.ended ? posted_.erase(entry) : std::next(entry);
   }
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    if (peer != group_->rank()) {
+      outgoing_.set_held_back(peer, !held_back_[static_cast<std::size_t>(peer)].empty());
+      incoming_.wish(peer, wishes_[static_cast<std::size_t>(peer)]);
+    }
+  }
 }
 
-std::byte* PointToPoint::own_outbox() {
-  if (!outbox_) {
-    const Arena::Block block = group_->arena()->create(outbox_bytes(group_->size()));
-    outbox_ = block.segment;
-    outbox_id_ = block.id;
-    group_->own().outbox.store(block.id + 1, std::memory_order_release);
+void PointToPoint::pass_on_refusals() {
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    std::optional<std::string>& refused = refused_[static_cast<std::size_t>(peer)];
+    if (const auto news = outgoing_.take_refusals(peer)) {
+      refused = refused ? *refused + "; " + *news : *news;
+    }
+    const auto concerned = std::find_if(posted_.begin(), posted_.end(), [&](const PostedPointer& posted) {
+      return refused && (posted->peer == peer || posted->peer == Communicator::kAnySource);
+    });
+    if (concerned != posted_.end()) {
+      const std::string text = *std::exchange(refused, std::nullopt) + "; noticed in " + describe(**concerned) +
+                               ". Send and receive tensors must have equal shapes and dtypes";
+      fail(**concerned, std::make_exception_ptr(MismatchedCollective(text)));
+      posted_.erase(concerned);
+    }
   }
-  return outbox_->data();
 }
 
-std::byte* PointToPoint::find_room(Message& message, int destination, std::size_t slot, std::size_t size_bytes) {
-  pool_.reclaim();  // before a slot that still counts as the user of a block is used again
-  if (size_bytes > kInlineBytes) {
-    return pool_.take(message, size_bytes);
-  }
-  message.segment = outbox_id_;
-  message.offset_bytes = inline_offset(group_->size(), destination, slot);
-  return own_outbox() + message.offset_bytes;
+bool PointToPoint::may_exceed_limits(const Posted& send) {
+  // While this rank is not stuck itself, it will come to what the others wait for.
+  const bool stuck = group_->own().awaited_in_transfer.load(std::memory_order_relaxed) != RankControl::kNobody;
+  return outgoing_.take_wish(send.peer, send.tag) || (stuck && waits_for(*group_, send.peer, group_->rank()));
 }
 
 bool PointToPoint::try_send(Posted& send) {
-  Mailbox& box = mailbox(own_outbox(), send.peer);
-  const auto is_free = [](const Message& message) {
-    return message.state.load(std::memory_order_acquire) == MessageState::kFree;
-  };
-  Message* const message = std::find_if(std::begin(box.messages), std::end(box.messages), is_free);
-  const auto slot = static_cast<std::size_t>(message - box.messages);
-  std::byte* const room = slot == kMessages ? nullptr : find_room(*message, send.peer, slot, send.size_bytes);
-  if (room == nullptr) {
+  // Later sends do not take the room that earlier ones wait for, and never overtake those with the same tag.
+  std::vector<std::uint64_t>& earlier = held_back_[static_cast<std::size_t>(send.peer)];
+  const bool in_turn = std::find(earlier.begin(), earlier.end(), send.tag) == earlier.end();
+  std::optional<OutgoingMessages::Place> place;
+  if (in_turn && earlier.empty()) {
+    place = outgoing_.find_place(send.peer, send.size_bytes, false);
+  }
+  if (in_turn && !place && may_exceed_limits(send)) {
+    place = outgoing_.find_place(send.peer, send.size_bytes, true);
+  }
+  if (!place) {
+    earlier.push_back(send.tag);
     return false;
   }
-  message->tag = send.tag;
-  message->count = send.count;
-  message->dtype = send.dtype;
-  message->order = sent_[static_cast<std::size_t>(send.peer)]++;
-  message->written.store(0, std::memory_order_relaxed);
-  message->state.store(MessageState::kPosted, std::memory_order_release);
-  box.posted.store(sent_[static_cast<std::size_t>(send.peer)], std::memory_order_release);
-  EventWord& doorbell = group_->control(send.peer).doorbell;
-  std::size_t begin = 0;
-  do {
-    const std::size_t length = std::min(kChunkBytes, send.size_bytes - begin);
-    if (length > 0) {
-      std::memcpy(room + begin, send.data + begin, length);
-    }
-    begin += length;
-    message->written.store(begin, std::memory_order_release);
-    doorbell.notify();
-  } while (begin < send.size_bytes);
+  outgoing_.post(*place, {send.data, send.count, send.dtype}, send.peer, send.tag);
   return true;
 }
 
-Mailbox* PointToPoint::mailbox_of(int source) {
-  const auto index = static_cast<std::size_t>(source);
-  if (mailboxes_[index] == nullptr) {
-    const std::uint32_t outbox = group_->control(source).outbox.load(std::memory_order_acquire);
-    if (outbox != 0) {
-      peer_outboxes_[index] = group_->arena()->of_peer(source, outbox - 1);
-    }
-    if (peer_outboxes_[index]) {
-      mailboxes_[index] = &mailbox(peer_outboxes_[index]->data(), group_->rank());
-    }
-  }
-  return mailboxes_[index];
-}
-
 bool PointToPoint::take_message(Posted& receive, int source) {
-  Mailbox* const box = mailbox_of(source);
-  const std::uint64_t visible = visible_[static_cast<std::size_t>(source)];
-  if (box == nullptr || visible <= taken_[static_cast<std::size_t>(source)]) {
+  Message* const message = incoming_.take(source, receive.tag);
+  if (message == nullptr) {
     return false;
   }
-  Message* oldest = nullptr;
-  for (Message& message : box->messages) {
-    if (message.state.load(std::memory_order_acquire) == MessageState::kPosted && message.order < visible &&
-        message.tag == receive.tag && (oldest == nullptr || message.order < oldest->order)) {
-      oldest = &message;
-    }
-  }
-  if (oldest == nullptr) {
-    return false;
-  }
-  oldest->state.store(MessageState::kTaken, std::memory_order_relaxed);
-  ++taken_[static_cast<std::size_t>(source)];
-  receive.message = oldest;
   receive.source = source;
-  if (oldest->dtype != receive.dtype || oldest->count != receive.count) {
-    const std::string report = "rank " + std::to_string(source) + " sent " + std::to_string(oldest->count) + " " +
-                               accelerate_cpp::name(oldest->dtype) + " with tag " + std::to_string(receive.tag) +
+  if (message->dtype != receive.dtype || message->count != receive.count) {
+    const std::string report = "rank " + std::to_string(source) + " sent " + std::to_string(message->count) + " " +
+                               accelerate_cpp::name(message->dtype) + " with tag " + std::to_string(receive.tag) +
                                ", but the matching call was " + describe(receive);
-    group_->abort(report);
+    incoming_.refuse(*message, source, receive.count, receive.dtype);
     throw MismatchedCollective(report + ". Send and receive tensors must have equal shapes and dtypes");
   }
+  receive.message = message;
   return true;
 }
 
@@ -215,23 +176,47 @@ bool PointToPoint::copy_out(Posted& receive) {
   if (receive.copied_bytes < receive.size_bytes) {
     return false;
   }
-  message.state.store(MessageState::kFree, std::memory_order_release);
-  group_->control(receive.source).doorbell.notify();
+  incoming_.release(message, receive.source);
   return true;
 }
 
 bool PointToPoint::try_receive(Posted& receive) {
-  if (receive.message == nullptr) {
-    const bool any = receive.peer == Communicator::kAnySource;
-    const int first = any ? 0 : receive.peer;
-    const int last = any ? group_->size() - 1 : receive.peer;
-    for (int source = first; source <= last && receive.message == nullptr; ++source) {
-      if (source != group_->rank()) {
-        take_message(receive, source);
-      }
+  const bool any = receive.peer == Communicator::kAnySource;
+  const int last = any ? group_->size() - 1 : receive.peer;
+  for (int source = any ? 0 : receive.peer; source <= last && receive.message == nullptr; ++source) {
+    if (source != group_->rank()) {
+      take_message(receive, source);
     }
   }
-  return receive.message != nullptr && copy_out(receive);
+  if (receive.message == nullptr) {
+    wish(receive);
+    return false;
+  }
+  return copy_out(receive);
+}
+
+void PointToPoint::wish(const Posted& receive) {
+  for (int source = 0; source < group_->size(); ++source) {
+    if (receive.peer == source || receive.peer == Communicator::kAnySource) {
+      wishes_[static_cast<std::size_t>(source)] |= tag_bit(receive.tag);
+    }
+  }
+}
+
+std::uint32_t PointToPoint::awaited(const Posted& posted) const {
+  if (posted.ended || posted.message != nullptr) {
+    return RankControl::kNobody;
+  }
+  return posted.peer == Communicator::kAnySource ? RankControl::kAnybody : static_cast<std::uint32_t>(posted.peer) + 1;
+}
+
+void PointToPoint::tell_of_wait(const Posted& posted) {
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    const bool concerned = posted.peer == peer || posted.peer == Communicator::kAnySource;
+    if (peer != group_->rank() && concerned && (posted.is_send || incoming_.held_back(peer))) {
+      group_->control(peer).doorbell.notify();
+    }
+  }
 }
 
 bool PointToPoint::poll(const PostedPointer& posted) {
@@ -266,10 +251,15 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
     group_->check_usable([this](const Posted& transfer) { return describe(transfer); }, *posted);
   }
   const Waiting waiting;
+  const bool brief = deadline.remaining() <= kBriefWait;
+  PublishedWaits::Wait published(waits_);
   EventWord& doorbell = group_->own().doorbell;
+  const int looks = group_->spin_limits().looks / 4;
+  bool slept = false;
   for (int look = 0;; ++look) {
     const std::uint32_t seen = doorbell.value.load(std::memory_order_seq_cst);
     bool look_closely = false;
+    bool told = false;
     std::string report;
     {
       const std::lock_guard lock(mutex_);
@@ -286,6 +276,10 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
         }
         return;
       }
+      told = slept && !brief && published.set(awaited(*posted));
+      if (told) {  // that may be all that was missing: it looks again before it sleeps
+        tell_of_wait(*posted);
+      }
     }
     if (look_closely) {  // without the mutex: hooks may need locks that another thread holds while it polls
       group_->hooks().probe();
@@ -297,7 +291,8 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
       throw Timeout(describe(*posted) + " has not completed after " + std::to_string(deadline.waited().count()) +
                     " ms" + group_->standings());
     }
-    if (look >= group_->spin_limits().looks / 4) {
+    if (look >= looks && !told) {
+      slept = true;
       doorbell.sleep(seen, std::min(kCheckInterval, std::max(deadline.remaining(), std::chrono::milliseconds(1))));
     }
   }
@@ -367,7 +362,7 @@ void PointToPoint::fail(Posted& posted, std::exception_ptr error) {
   posted.ended = true;
   posted.error = std::move(error);
   if (posted.message != nullptr) {
-    posted.message->state.store(MessageState::kFree, std::memory_order_release);
+    incoming_.release(*posted.message, posted.source);
   }
 }
 

@@ -1,9 +1,12 @@
 // Sends and receives between the ranks of a Group.
 //
 // A send copies its data into shared memory of this rank (the outbox, or a block of a pool) and is then complete: two
-// ranks may both send first. It stays pending while all message slots for the destination are in use, or the pool has
-// reached its limit. A receive takes the oldest message from its source that has its tag and copies the data out, while
-// the sender may still be copying in. Transfers are moved on by whoever waits or polls, in any thread.
+// ranks may both send first. Once a destination has OutgoingMessages::kEagerMessages to receive, or the pool holds
+// kPoolBytes, a send stays pending until there is room again, so that a fast sender does not fill the memory of the
+// host; but it gets memory at once when its receive is posted already, and when its destination, blocked in a call,
+// waits for this rank. A receive takes the oldest message from its source that has its tag and copies the data out,
+// while the sender may still be copying in; a message that does not fit it raises MismatchedCollective there and, in
+// the next transfer between the two, at the sender. Transfers are moved on by whoever waits or polls, in any thread.
 #pragma once
 
 #include <chrono>
@@ -13,20 +16,22 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/comm/call.h"
 #include "core/comm/communicator.h"
 #include "core/comm/shm/group.h"
-#include "core/comm/shm/message_pool.h"
-#include "core/comm/shm/outbox.h"
+#include "core/comm/shm/incoming_messages.h"
+#include "core/comm/shm/outgoing_messages.h"
+#include "core/comm/shm/wait_graph.h"
 
 namespace accelerate_cpp::comm {
 
 class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
  public:
-  // The pool holds at most so much; a single message may be larger when nothing else is on its way.
+  // What the pool holds without being asked; a single message may be larger when nothing else is on its way.
   static constexpr std::size_t kPoolBytes = std::size_t{256} << 20;
 
   explicit PointToPoint(std::shared_ptr<Group> group, std::size_t pool_bytes = kPoolBytes);
@@ -62,15 +67,20 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::shared_ptr<Transfer> post(const PostedPointer& posted);
   // Moves everything on as far as it goes without waiting. Called with the mutex held.
   void progress();
+  // Ends the oldest transfer with each peer that has refused a message.
+  void pass_on_refusals();
   bool try_send(Posted& send);
+  // Whether a send that finds no room gets some all the same.
+  bool may_exceed_limits(const Posted& send);
   bool try_receive(Posted& receive);
   bool take_message(Posted& receive, int source);
   bool copy_out(Posted& receive);
-  Mailbox* mailbox_of(int source);
-  std::byte* own_outbox();
-  // Where the data of the message in `slot` go; null while the pool is full.
-  std::byte* find_room(Message& message, int destination, std::size_t slot, std::size_t size_bytes);
-  void look_for_messages();
+  // Notes what a receive without a message wishes for.
+  void wish(const Posted& receive);
+  // What the wait for the transfer waits for, as RankControl::awaited_in_transfer says it.
+  std::uint32_t awaited(const Posted& posted) const;
+  // Rings those that hold back messages which the one who waits may wait for.
+  void tell_of_wait(const Posted& posted);
 
   bool poll(const PostedPointer& posted);
   void wait(const PostedPointer& posted, const Deadline& deadline);
@@ -88,16 +98,14 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::string describe(const Posted& posted) const;
 
   const std::shared_ptr<Group> group_;
-  MessagePool pool_;
+  OutgoingMessages outgoing_;
+  IncomingMessages incoming_;
+  PublishedWaits waits_;
   std::mutex mutex_;
-  std::list<PostedPointer> posted_;  // not ended, in the order of posting
-  std::shared_ptr<Segment> outbox_;
-  std::uint32_t outbox_id_ = 0;
-  std::vector<std::uint64_t> sent_;     // messages posted, per destination
-  std::vector<std::uint64_t> taken_;    // messages taken, per source
-  std::vector<std::uint64_t> visible_;  // messages posted, per source, when progress() began
-  std::vector<Mailbox*> mailboxes_;     // of each peer, for this rank; null until it has an outbox
-  std::vector<std::shared_ptr<Segment>> peer_outboxes_;
+  std::list<PostedPointer> posted_;                    // not ended, in the order of posting
+  std::vector<std::vector<std::uint64_t>> held_back_;  // tags, per destination, as of this progress()
+  std::vector<std::uint64_t> wishes_;                  // tag bits, per source, as of this progress()
+  std::vector<std::optional<std::string>> refused_;    // per destination: what no transfer has raised yet
 };
 
 }  // namespace accelerate_cpp::comm

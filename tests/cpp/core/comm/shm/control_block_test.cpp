@@ -124,7 +124,9 @@ TEST(ControlBlocks, HaveTheLayoutThatTheirHeaderDescribes) {
   EXPECT_EQ(offsetof(RankControl, failed_in), 40u);
   EXPECT_EQ(offsetof(RankControl, doorbell), 48u);
   EXPECT_EQ(offsetof(RankControl, outbox), 56u);
+  EXPECT_EQ(offsetof(RankControl, awaited_in_transfer), 60u);
   EXPECT_EQ(offsetof(RankControl, interruptions), 64u);
+  EXPECT_EQ(offsetof(RankControl, awaited_in_collective), 72u);
   EXPECT_EQ(offsetof(RankControl, operations), 128u);
   EXPECT_LE(sizeof(RankControl), 4096u) << "the counts begin there";
 }

@@ -109,6 +109,33 @@ TEST(MessagePools, GiveASingleMessageMoreThanTheirLimit) {
   EXPECT_EQ(pool.take(messages[1], 1), nullptr);
 }
 
+TEST(MessagePools, GiveMoreThanTheirLimitWhenTheyAreToldTo) {
+  MessagePool pool(lonely_arena(), kPoolBytes);
+  Message messages[2] = {};
+  pool.take(messages[0], kPoolBytes);
+  post(messages[0]);
+  EXPECT_EQ(pool.take(messages[1], kPoolBytes), nullptr);
+  EXPECT_NE(pool.take(messages[1], kPoolBytes, true), nullptr);
+}
+
+TEST(MessagePools, TakeLittleMoreThanTheyAreAskedFor) {
+  const auto arena = lonely_arena();
+  MessagePool pool(arena, 64 * kPoolBytes);
+  Message message = {};
+  std::byte* const room = pool.take(message, 17 * kPoolBytes);
+  EXPECT_TRUE(arena->find(room, 17 * kPoolBytes));
+  EXPECT_FALSE(arena->find(room, 20 * kPoolBytes + 1));
+}
+
+TEST(MessagePools, GiveABlockAgainWhoseMessageWasRefused) {
+  MessagePool pool(lonely_arena(), kPoolBytes);
+  Message messages[2] = {};
+  std::byte* const room = pool.take(messages[0], kPoolBytes);
+  messages[0].state.store(MessageState::kRefused);
+  pool.reclaim();
+  EXPECT_EQ(pool.take(messages[1], kPoolBytes), room);
+}
+
 TEST(MessagesInAPool, AreHeldBackUntilThereIsRoom) {
   run_engines(
       2,
@@ -166,9 +193,97 @@ TEST(MessagesInAPool, KeepTheirOrderWhenOneOfThemIsHeldBack) {
       kPoolBytes);
 }
 
+TEST(MessagesInAPool, AreSentBeyondItsLimitWhenTheirReceiveIsPosted) {
+  run_engines(
+      2,
+      [](Engine& engine) {
+        constexpr std::uint64_t kTags = 20;
+        if (engine.rank() == 0) {
+          std::vector<Integers> data(kTags, Integers(kFillsPool));
+          std::vector<std::shared_ptr<Transfer>> transfers;
+          for (std::uint64_t tag = 0; tag < kTags; ++tag) {
+            transfers.push_back(engine.messages->send(data[tag].view(), 1, tag, soon()));
+          }
+          EXPECT_FALSE(transfers.back()->poll());
+          meet(*engine.group);
+          for (const auto& transfer : transfers) {
+            transfer->wait(soon());
+          }
+        } else {
+          meet(*engine.group);
+          for (std::uint64_t tag = kTags; tag-- > 0;) {
+            expect_message(engine, 0, tag, kFillsPool, 0);
+          }
+        }
+      },
+      kPoolBytes);
+}
+
+TEST(MessagesInAPool, AreHeldBackThoughAReceiveWithAnotherTagIsPosted) {
+  run_engines(
+      2,
+      [](Engine& engine) {
+        if (engine.rank() == 0) {
+          send(engine, 1, 1, Integers(kFillsPool, 1));
+          Integers more(kFillsPool, 2);
+          const auto held_back = engine.messages->send(more.view(), 1, 1, soon());
+          meet(*engine.group);
+          EXPECT_FALSE(held_back->poll()) << "a slow receiver that listens for something else";
+          meet(*engine.group);
+          send(engine, 1, 99, Integers(1, 3));
+          held_back->wait(soon());
+        } else {
+          Integers end(1);
+          const auto listens = engine.messages->receive(end.view(), 0, 99, soon());
+          meet(*engine.group);
+          EXPECT_FALSE(listens->poll());
+          meet(*engine.group);
+          listens->wait(soon());
+          end.expect(3);
+          expect_message(engine, 0, 1, kFillsPool, 1);
+          expect_message(engine, 0, 1, kFillsPool, 2);
+        }
+      },
+      kPoolBytes);
+}
+
+TEST(MessagesInAPool, AreSentBeyondItsLimitWhenAllRanksSendFirst) {
+  for (const int size : {2, 3}) {
+    run_engines(
+        size,
+        [size](Engine& engine) {
+          const int next = (engine.rank() + 1) % size;
+          for (int i = 0; i < 10; ++i) {
+            send(engine, next, 0, Integers(kFillsPool, 100 * engine.rank() + i));
+          }
+          const int before = (engine.rank() + size - 1) % size;
+          for (int i = 0; i < 10; ++i) {
+            expect_message(engine, before, 0, kFillsPool, 100 * before + i);
+          }
+        },
+        kPoolBytes);
+  }
+}
+
+TEST(MessagesInAPool, AreSentBeyondItsLimitWhenTheirReceiverWaitsInACollective) {
+  run_engines(
+      2,
+      [](Engine& engine) {
+        for (int i = 0; i < 5 && engine.rank() == 0; ++i) {
+          send(engine, 1, 0, Integers(kFillsPool, i));
+        }
+        meet(*engine.group);
+        for (int i = 0; i < 5 && engine.rank() == 1; ++i) {
+          expect_message(engine, 0, 0, kFillsPool, i);
+        }
+      },
+      kPoolBytes);
+}
+
 TEST(MessagesInAPool, HoldUpOnlyTheRankWhoseMessagesAreNotTaken) {
   run_engines(3, [](Engine& engine) {
     if (engine.rank() == 0) {
+      constexpr std::size_t kMessages = OutgoingMessages::kEagerMessages;
       std::vector<Integers> data(kMessages + 1, Integers(2, 4));
       std::vector<std::shared_ptr<Transfer>> transfers;
       for (Integers& message : data) {
@@ -181,7 +296,7 @@ TEST(MessagesInAPool, HoldUpOnlyTheRankWhoseMessagesAreNotTaken) {
       transfers[kMessages]->wait(soon());
     } else if (engine.rank() == 1) {
       meet(*engine.group);
-      for (std::size_t i = 0; i < kMessages + 1; ++i) {
+      for (std::size_t i = 0; i < OutgoingMessages::kEagerMessages + 1; ++i) {
         expect_message(engine, 0, 0, 2, 4);
       }
     } else {

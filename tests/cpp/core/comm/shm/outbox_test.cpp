@@ -36,6 +36,10 @@ TEST(Outboxes, AreFreshWhenTheirMemoryIsZero) {
   for (int destination = 0; destination < 3; ++destination) {
     Mailbox& box = mailbox(outbox.data(), destination);
     EXPECT_EQ(box.posted.load(), 0u);
+    EXPECT_EQ(box.wanted.load(), 0u);
+    EXPECT_EQ(box.held_back.load(), 0u);
+    EXPECT_EQ(box.next.load(), 0u);
+    EXPECT_EQ(box.refused.load(), 0u);
     for (const Message& message : box.messages) {
       EXPECT_EQ(message.state.load(), MessageState::kFree);
     }

@@ -38,40 +38,6 @@ void poll_until_ended(Transfer& transfer) {
   }
 }
 
-TEST(PointToPointMismatches, RaiseOnTheReceiverAndThenOnTheSender) {
-  run_engines(2, [](Engine& engine) {
-    const auto told = AllOf(HasSubstr("rank 0 sent 5 int32 with tag 3"), HasSubstr("receive of 4 int32 from rank 0"),
-                            HasSubstr("on rank 1 at train.py:9"));
-    if (engine.rank() == 0) {
-      send(engine, 1, 3, Integers(5));
-      EXPECT_THAT([&] { meet(*engine.group); }, ThrowsMessage<PeerLost>(told));
-      EXPECT_THAT([&] { send(engine, 1, 3, Integers(5)); }, ThrowsMessage<PeerLost>(told));
-    } else {
-      Integers data(4, -1);
-      const auto transfer = engine.messages->receive(data.view(), 0, 3, Call(soon(), {}, "train.py:9"));
-      EXPECT_THAT([&] { transfer->wait(soon()); }, ThrowsMessage<MismatchedCollective>(told));
-      EXPECT_THAT([&] { transfer->wait(soon()); }, ThrowsMessage<MismatchedCollective>(told)) << "and again";
-      EXPECT_TRUE(transfer->poll());
-      data.expect(-1);
-    }
-  });
-}
-
-TEST(PointToPointMismatches, OfTheDTypeAreNoticedAlsoWhenTheSizeInBytesIsRight) {
-  run_engines(2, [](Engine& engine) {
-    Integers data(4);
-    if (engine.rank() == 0) {
-      send(engine, 1, 0, Integers(4));
-      EXPECT_THROW(meet(*engine.group), PeerLost);
-    } else {
-      const MemoryView floats{data.view().data, 4, DType::kFloat32};
-      EXPECT_THAT([&] { engine.messages->receive(floats, kAny, 0, soon())->wait(soon()); },
-                  ThrowsMessage<MismatchedCollective>(
-                      AllOf(HasSubstr("rank 0 sent 4 int32"), HasSubstr("receive of 4 float32 from any rank"))));
-    }
-  });
-}
-
 TEST(LostPeers, HaveSentWhatTheyHadSentBeforeTheyLeft) {
   std::atomic<bool> left{false};
   testing::run_threads(2, [&](Store& store, int rank) {

@@ -54,7 +54,7 @@ TEST(PointToPoint, TellsTagsApartThatDifferInAnyOfTheir64Bits) {
 }
 
 TEST(PointToPoint, KeepsTheOrderOfMessagesWithTheSameTagHoweverManyThereAre) {
-  constexpr int kMany = 3 * kMessages + 5;
+  constexpr int kMany = 2 * OutgoingMessages::kEagerMessages + 5;
   run_engines(2, [](Engine& engine) {
     std::deque<Integers> data;
     std::vector<std::shared_ptr<Transfer>> transfers;
@@ -86,6 +86,30 @@ TEST(PointToPoint, KeepsTheOrderOfMessagesWhileTheyArePostedAndReceivedAtOnce) {
       for (int i = 7; i >= 0; --i) {
         receives[static_cast<std::size_t>(i)]->wait(soon());
         data[static_cast<std::size_t>(i)].expect(100 * round + i);
+      }
+    }
+  });
+}
+
+TEST(PointToPoint, FindsMessagesInTheReverseOrderHoweverManyThereAre) {
+  constexpr int kMany = 2 * OutgoingMessages::kEagerMessages + 5;
+  run_engines(2, [](Engine& engine) {
+    if (engine.rank() == 0) {
+      std::vector<Integers> data;
+      std::vector<std::shared_ptr<Transfer>> transfers;
+      data.reserve(kMany);
+      for (int i = 0; i < kMany; ++i) {
+        data.emplace_back(3, i);
+        transfers.push_back(engine.messages->send(data.back().view(), 1, static_cast<std::uint64_t>(i), soon()));
+      }
+      meet(*engine.group);
+      for (const auto& transfer : transfers) {
+        transfer->wait(soon());
+      }
+    } else {
+      meet(*engine.group);
+      for (int i = kMany - 1; i >= 0; --i) {
+        expect_message(engine, 0, static_cast<std::uint64_t>(i), 3, i);
       }
     }
   });
