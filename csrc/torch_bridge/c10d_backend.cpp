@@ -34,9 +34,8 @@ void note(ErrorState& state, const std::exception_ptr& error) {
 }
 
 // With cores to spare, the thread of the queue takes none from a rank that computes.
-std::chrono::milliseconds grace(int size) {
-  const bool spare_cores = std::thread::hardware_concurrency() >= 2 * static_cast<unsigned>(size);
-  return spare_cores ? std::chrono::milliseconds(0) : WorkQueue::kGrace;
+std::chrono::milliseconds grace(const Communicator& communicator) {
+  return communicator.cores_per_rank() >= 2.0 ? std::chrono::milliseconds(0) : WorkQueue::kGrace;
 }
 
 }  // namespace
@@ -49,7 +48,7 @@ C10dBackend::C10dBackend(std::shared_ptr<Communicator> communicator, std::string
       hooks_(std::move(hooks)),
       generation_(fork_generation()),
       error_(std::make_shared<ErrorState>(::c10d::ErrorType::SUCCESS)),
-      queue_(std::make_shared<WorkQueue>(hooks_.probe, grace(communicator_->size()))),
+      queue_(std::make_shared<WorkQueue>(hooks_.probe, grace(*communicator_))),
       ordered_(std::make_shared<OrderedCommunicator>(communicator_, queue_)) {
   hooks_.remember(*this);
 }

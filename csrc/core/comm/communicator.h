@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/cores.h"
 #include "core/base/memory_view.h"
 #include "core/comm/call.h"
 #include "core/comm/gradient_exchange.h"
@@ -106,6 +107,9 @@ class Communicator {
   // Buckets for gradients, averaged over the ranks. Collective: every rank passes the same buckets.
   virtual std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                               Deadline deadline) = 0;
+
+  // How many cores there are for each rank of this host, as far as is known.
+  virtual double cores_per_rank() const { return usable_cores() / size(); }
 
   // Tells peers that this rank takes part no more: they need not wait for it. Where nobody can be told, nothing
   // happens.

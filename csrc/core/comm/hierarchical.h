@@ -60,6 +60,7 @@ class Hierarchical final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
+  double cores_per_rank() const override { return parts_.inside->cores_per_rank(); }
   void leave() noexcept override;
   void abort(const std::string& reason) noexcept override;
 

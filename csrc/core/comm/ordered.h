@@ -35,6 +35,7 @@ class OrderedCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
+  double cores_per_rank() const override { return inner_->cores_per_rank(); }
   void leave() noexcept override { inner_->leave(); }
   std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override;

@@ -14,27 +14,38 @@ _PORTS = range(20_000, 30_000)  # between those of most services and those that 
 _TRIED_PORTS = 20
 
 
+def _quota_of(folder: Path) -> float | None:
+    """The CPU quota of one control group, of version 2 or 1, in cores; ``None`` without one."""
+    limit = folder / "cpu.max"
+    files = [limit] if limit.is_file() else [folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"]
+    if not all(file.is_file() for file in files):
+        return None
+    quota, period = " ".join(file.read_text() for file in files).split()
+    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+
+
 def _quota_in_cores(cgroup_root: Path, own_cgroup: Path) -> float | None:
-    """The smallest ``cpu.max`` quota (control groups, version 2) on the way from this process's group to the root."""
-    path = ""
-    for line in own_cgroup.read_text().splitlines() if own_cgroup.exists() else []:
-        if line.startswith("0::/"):
-            path = line.removeprefix("0::/")
-    folder = cgroup_root / path
+    """The smallest quota on the way from this process's control groups to the roots of their hierarchies.
+
+    ``core/base/cores`` does the same for waits in C++; the launcher loads no C++.
+    """
     quotas = []
-    for level in (folder, *folder.parents):
-        limit = level / "cpu.max"
-        if limit.is_file():
-            quota, period = limit.read_text().split()
-            if quota != "max":
-                quotas.append(int(quota) / int(period))
-        if level == cgroup_root:
-            break
-    return min(quotas, default=None)
+    # Lines are "number:controllers:/path"; version 2 has no controllers.
+    for line in own_cgroup.read_text().splitlines() if own_cgroup.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = cgroup_root / "cpu" if controllers else cgroup_root
+        folder = root / path.lstrip("/")
+        for level in (folder, *folder.parents):
+            quotas.append(_quota_of(level))
+            if level == root:
+                break
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def usable_cores(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores that this process may run on: its affinity, bounded by the CPU quota of its control group; at least 1."""
+    """Cores that this process may run on: its affinity, bounded by the CPU quota of its control groups; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_in_cores(cgroup_root, own_cgroup)
     return cores if quota is None else max(1, min(cores, int(quota)))

@@ -50,6 +50,18 @@ def test_tightest_quota_on_the_way_to_the_root_bounds_the_cores(
     assert host.usable_cores(*_cgroup(tmp_path, limits)) == 4
 
 
+def test_quota_of_version_1_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    own = tmp_path / "own"
+    own.write_text("9:name=systemd:/\n4:cpu,cpuacct:/box/job\n0::/\n")
+    for folder, quota, period in (("box/job", "-1", "100000"), ("box", "150000", "50000"), (".", "400000", "100000")):
+        group = tmp_path / "cgroup" / "cpu" / folder
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (group / "cpu.cfs_period_us").write_text(f"{period}\n")
+    assert host.usable_cores(tmp_path / "cgroup", own) == 3
+
+
 def test_quota_below_one_core_still_gives_one(tmp_path: Path) -> None:
     assert host.usable_cores(*_cgroup(tmp_path, {"box/job": "20000 100000\n"})) == 1
 

@@ -42,8 +42,9 @@ void Arena::release_locked(std::uint32_t id) {
   flush_locked();
 }
 
-Arena::Block Arena::create(std::size_t size_bytes) {
+Arena::Block Arena::create(std::size_t size_bytes, const std::function<void(std::byte* data)>& prepare) {
   std::shared_ptr<Segment> segment = Segment::create(size_bytes);
+  prepare(segment->data());
   const std::lock_guard lock(mutex_);
   const std::uint32_t id = announce_locked(segment, true);
   own_[id] = segment;

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,9 +39,9 @@ class Arena {
     std::shared_ptr<Segment> segment;
   };
 
-  // A new segment of this rank, announced to all peers. The caller drops it with release(), or lets an OwnedBlock do
-  // so.
-  Block create(std::size_t size_bytes);
+  // A new segment of this rank, announced to all peers once `prepare` has run. The caller drops it with release(),
+  // or lets an OwnedBlock do so.
+  Block create(std::size_t size_bytes, const std::function<void(std::byte* data)>& prepare = [](std::byte*) {});
 
   // Peers may unmap the segment; find() no longer sees it.
   void release(std::uint32_t id);

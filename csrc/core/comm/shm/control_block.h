@@ -17,6 +17,7 @@
 //   ...  places         where in the user's program those operations were called, once somebody needs to know
 //   ...  withdrawals    why the owner does not complete those operations, if it does not
 //   ...  failure        why the state is kFailed; written before the state
+//   ...  cores          the cores that the owner may run on, a bit each, and its CPU quota; written before peers see it
 //   4096 counts         2 x 2 x size x 8: by parity of the sequence number, elements given to and expected from each
 //   rank
 //
@@ -31,6 +32,7 @@
 #include <cstdio>
 #include <string>
 
+#include "core/base/cores.h"
 #include "core/base/dtype.h"
 #include "core/comm/call.h"
 #include "core/comm/options.h"
@@ -121,6 +123,9 @@ struct RankControl {
   Place places[2];
   Withdrawal withdrawals[2];
   char failure[kFailureBytes];
+  std::atomic<std::uint64_t> cores[CoreSet::kWords];
+  std::atomic<double> quota_cores;
+  std::atomic<std::uint64_t> quota_group;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");

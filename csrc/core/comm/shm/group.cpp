@@ -1,14 +1,15 @@
 #include "core/comm/shm/group.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <utility>
 
 #include "core/base/background.h"
 #include "core/base/check.h"
+#include "core/base/cores.h"
 #include "core/base/round_up.h"
 #include "core/comm/shm/mesh.h"
 
@@ -25,10 +26,15 @@ constexpr SpinLimits kOnSharedCores{1, 100};
 // Every so many operations the sockets are looked at, so that peers' segments that have gone are unmapped.
 constexpr std::uint64_t kPollInterval = 64;
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+// What peers are to know before they see the control block.
+void publish_cores(RankControl& control) {
+  const CoreSet cores = CoreSet::of_thread();
+  for (std::size_t i = 0; i < CoreSet::kWords; ++i) {
+    control.cores[i].store(cores.words()[i], std::memory_order_relaxed);
+  }
+  const CpuQuota quota = cpu_quota();
+  control.quota_cores.store(quota.cores, std::memory_order_relaxed);
+  control.quota_group.store(quota.group, std::memory_order_relaxed);
 }
 
 int checked_rank(int rank, int size) {
@@ -46,12 +52,12 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
       owner_pid_(::getpid()),
       hooks_(std::move(hooks)),
       control_bytes_(round_up(kCountsOffset + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size), 4096)),
-      spin_limits_(usable_cores() >= size ? kOnCoresOfTheirOwn : kOnSharedCores),
       arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, hooks_))),
       segments_(static_cast<std::size_t>(size)),
       controls_(static_cast<std::size_t>(size)) {
   // Never released: a peer may map it after this rank has left, to read that it has.
-  const Arena::Block block = arena_->create(control_bytes_ + extra_bytes);
+  const Arena::Block block = arena_->create(
+      control_bytes_ + extra_bytes, [](std::byte* data) { publish_cores(*reinterpret_cast<RankControl*>(data)); });
   ACCELERATE_CHECK(block.id == 0, "the control block is the first segment of its arena");
   segments_[static_cast<std::size_t>(rank)] = block.segment;
   // A segment is zero-filled, which is a fresh control block: peers may read it before this rank gets here.
@@ -67,6 +73,29 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
           reinterpret_cast<RankControl*>(segments_[static_cast<std::size_t>(peer)]->data());
     }
   }
+  cores_ = count_cores();
+  spin_limits_ = cores_ >= size_ ? kOnCoresOfTheirOwn : kOnSharedCores;
+}
+
+double Group::count_cores() const {
+  CoreSet cores;
+  std::map<std::uint64_t, double> quotas;
+  bool all_limited = true;
+  for (const RankControl* const control : controls_) {
+    CoreSet::Words words{};
+    for (std::size_t i = 0; i < CoreSet::kWords; ++i) {
+      words[i] = control->cores[i].load(std::memory_order_relaxed);
+    }
+    cores |= CoreSet(words);
+    const double quota = control->quota_cores.load(std::memory_order_relaxed);
+    all_limited = all_limited && quota > 0.0;
+    quotas[control->quota_group.load(std::memory_order_relaxed)] = quota;
+  }
+  double together = 0.0;
+  for (const auto& [group, quota] : quotas) {
+    together += quota;
+  }
+  return all_limited ? std::min(static_cast<double>(cores.count()), together) : cores.count();
 }
 
 Group::~Group() {

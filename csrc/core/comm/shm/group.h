@@ -44,6 +44,8 @@ class Group {
   int size() const { return size_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const WaitHooks& hooks() const { return hooks_; }
+  // Cores that the ranks of the group may use together: those that any of them may run on, within their quotas.
+  double cores() const { return cores_; }
   // What a wait does before it sleeps.
   const SpinLimits& spin_limits() const { return spin_limits_; }
 
@@ -197,6 +199,8 @@ class Group {
     RankControl& own_;
   };
 
+  // As cores(), from what all ranks have published.
+  double count_cores() const;
   // Publishes how the current operation has ended, by the exception in flight.
   void end_in_error() noexcept;
   void count_interruption() noexcept;
@@ -231,7 +235,8 @@ class Group {
   const pid_t owner_pid_;
   const WaitHooks hooks_;
   const std::size_t control_bytes_;
-  const SpinLimits spin_limits_;
+  SpinLimits spin_limits_{};
+  double cores_ = 0.0;
   std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<RankControl*> controls_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <sstream>
 
 #include "core/base/error.h"
 
@@ -53,41 +52,11 @@ std::optional<std::size_t> smaller(std::optional<std::size_t> one, std::optional
   return one && other ? std::min(*one, *other) : one ? one : other;
 }
 
-// Whether a comma-separated list has `word`.
-bool lists(const std::string& text, const std::string& word) {
-  std::istringstream words(text);
-  for (std::string one; std::getline(words, one, ',');) {
-    if (one == word) {
-      return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
-
-std::vector<ControlGroup> control_groups(const std::string& listing, const std::string& mounts) {
-  std::vector<ControlGroup> groups;
-  std::ifstream file(listing);
-  // Lines are "number:controllers:/path"; version 2 has the number 0 and no controllers.
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) {
-      continue;
-    }
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string root = controllers.empty() ? mounts : mounts + "/memory";
-    if (controllers.empty() || lists(controllers, "memory")) {
-      groups.push_back({root + line.substr(second + 1), root});
-    }
-  }
-  return groups;
-}
 
 std::optional<std::size_t> memory_left_in(const ControlGroup& group) {
   std::optional<std::size_t> least;
-  for (std::string place = group.folder; place.size() >= group.root.size(); place.erase(place.find_last_of('/'))) {
+  for (const std::string& place : with_ancestors(group)) {
     least = smaller(least, smaller(left_in(place, kVersion2), left_in(place, kVersion1)));
   }
   return least;
@@ -107,7 +76,7 @@ std::optional<std::size_t> memory_available(const std::string& meminfo) {
 
 std::optional<std::size_t> memory_left(const std::string& proc, const std::string& mounts) {
   std::optional<std::size_t> least = memory_available(proc + "/meminfo");
-  for (const ControlGroup& group : control_groups(proc + "/self/cgroup", mounts)) {
+  for (const ControlGroup& group : control_groups(proc + "/self/cgroup", mounts, "memory")) {
     least = smaller(least, memory_left_in(group));
   }
   return least;
@@ -121,7 +90,7 @@ void check_memory_limit(std::size_t size_bytes) {
                           ENOMEM);
     }
   };
-  for (const ControlGroup& group : control_groups("/proc/self/cgroup", "/sys/fs/cgroup")) {
+  for (const ControlGroup& group : control_groups("/proc/self/cgroup", "/sys/fs/cgroup", "memory")) {
     check(memory_left_in(group), "the control group " + group.folder);
   }
   check(memory_available("/proc/meminfo"), "the machine");

@@ -5,19 +5,10 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "core/base/control_groups.h"
 
 namespace accelerate_cpp::comm {
-
-// A control group that limits memory: its folder, and the folder in which its hierarchy begins.
-struct ControlGroup {
-  std::string folder;
-  std::string root;
-};
-
-// The control groups, of version 2 and of version 1, that a file like /proc/self/cgroup names, with their hierarchies
-// mounted below `mounts` as usual (/sys/fs/cgroup and /sys/fs/cgroup/memory).
-std::vector<ControlGroup> control_groups(const std::string& listing, const std::string& mounts);
 
 // Bytes left under the tightest limit of the group and its ancestors; nothing when there is no limit. A container may
 // see the names of its groups, but not the groups; then the root is its own.

@@ -267,9 +267,7 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
         progress();
       }
       look_closely = check_now_and_then(*posted);
-      if (look_closely) {
-        report = report_of_wait(*posted);
-      }
+      report = look_closely ? report_of_wait(*posted) : "";
       if (posted->ended) {
         if (posted->error) {
           std::rethrow_exception(posted->error);

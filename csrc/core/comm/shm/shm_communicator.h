@@ -43,6 +43,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
                                                       Deadline deadline) override;
+  double cores_per_rank() const override { return group_->cores() / size(); }
   void leave() noexcept override;
   std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -252,6 +253,32 @@ TEST(Groups, CanBeMadeAnewInAForkedChildThatDropsTheInheritedOne) {
     meet(*inherited);
   });
   std::filesystem::remove_all(folder);
+}
+
+TEST(Groups, CountTheCoresThatAllRanksMayUseTogether) {
+  cpu_set_t all;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(all), &all), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE && cores.size() < 2; ++core) {
+    if (CPU_ISSET(core, &all)) {
+      cores.push_back(core);
+    }
+  }
+  if (cores.size() < 2 || (cpu_quota().cores > 0.0 && cpu_quota().cores < 2.0)) {
+    GTEST_SKIP() << "two ranks are pinned apart where there are two cores";
+  }
+  for (const bool apart : {true, false}) {
+    testing::run_threads(2, [&](Store& store, int rank) {
+      cpu_set_t own;
+      CPU_ZERO(&own);
+      CPU_SET(cores[apart ? static_cast<std::size_t>(rank) : 0], &own);
+      ASSERT_EQ(::sched_setaffinity(0, sizeof(own), &own), 0);  // of this thread
+      Group group(store, rank, 2, 0, soon(), WaitHooks());
+      EXPECT_EQ(group.cores(), apart ? 2.0 : 1.0);
+      EXPECT_EQ(group.spin_limits().looks > 1, apart) << "those that share a core do not keep it to themselves";
+      meet(group);
+    });
+  }
 }
 
 }  // namespace

@@ -1,20 +1,15 @@
 #include "core/comm/shm/memory_limit.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <vector>
 
 #include "core/comm/ranks.h"
 
 namespace accelerate_cpp::comm {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 // A tree of control groups in a temporary folder.
 class MemoryLimit : public ::testing::Test {
@@ -47,16 +42,6 @@ class MemoryLimit : public ::testing::Test {
   }
 
   std::optional<std::size_t> left(const std::string& folder) const { return memory_left_in({folder, root_.string()}); }
-
-  // Folders and roots of the groups that a listing names.
-  std::vector<std::string> groups(const std::string& listing) const {
-    write(root_ / "listing", listing);
-    std::vector<std::string> found;
-    for (const ControlGroup& group : control_groups((root_ / "listing").string(), "/mounts")) {
-      found.push_back(group.folder + " in " + group.root);
-    }
-    return found;
-  }
 
  private:
   static void write(const std::filesystem::path& path, const std::string& text) {
@@ -133,14 +118,6 @@ TEST_F(MemoryLimit, OfVersion1ThatIsNoneAllowsEverything) {
 TEST_F(MemoryLimit, OfAContainerThatDoesNotSeeItsGroupIsThatOfTheRoot) {
   old_group("", "1000", "300");
   EXPECT_EQ(left((root() / "docker" / "0123").string()), 700u);
-}
-
-TEST_F(MemoryLimit, IsLookedForInTheGroupsOfBothVersions) {
-  EXPECT_THAT(groups("0::/user.slice/job"), ElementsAre("/mounts/user.slice/job in /mounts"));
-  EXPECT_THAT(groups("9:name=systemd:/\n5:cpu,memory:/a:b/c\n3:memory_not:/x\n0::/"),
-              ElementsAre("/mounts/memory/a:b/c in /mounts/memory", "/mounts/ in /mounts"));
-  EXPECT_THAT(groups("no list\nat:all"), IsEmpty());
-  EXPECT_THAT(control_groups("/no/such/listing", "/mounts"), IsEmpty());
 }
 
 TEST_F(MemoryLimit, OrTheMachineLeavesTheLeast) {
