@@ -1,9 +1,15 @@
 #include "core/comm/shm/memory_limit.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <thread>
 
+#include "core/base/deadline.h"
 #include "core/base/error.h"
 
 namespace accelerate_cpp::comm {
@@ -80,6 +86,28 @@ std::optional<std::size_t> memory_left(const std::string& proc, const std::strin
     least = smaller(least, memory_left_in(group));
   }
   return least;
+}
+
+AllocationLock::AllocationLock(const char* file, std::chrono::milliseconds patience)
+    : descriptor_(::open(file, O_RDONLY | O_CLOEXEC)) {
+  const Deadline deadline = Deadline::after(patience);
+  while (descriptor_ >= 0 && !held_) {
+    held_ = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
+    if (!held_ && ((errno != EWOULDBLOCK && errno != EINTR) || deadline.expired())) {
+      return;
+    }
+    if (!held_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
+AllocationLock::~AllocationLock() {
+  if (descriptor_ >= 0) {
+    // Not by closing alone: a child forked meanwhile shares the lock.
+    ::flock(descriptor_, LOCK_UN);
+    ::close(descriptor_);
+  }
 }
 
 void check_memory_limit(std::size_t size_bytes) {

@@ -2,6 +2,7 @@
 // process killed, not told.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -21,6 +22,26 @@ std::optional<std::size_t> memory_available(const std::string& meminfo);
 // The least of all these for this process, from a folder like /proc and from `mounts` as above; nothing where nobody
 // says anything.
 std::optional<std::size_t> memory_left(const std::string& proc, const std::string& mounts);
+
+// Held by the one process of this host that has checked the limits and has not yet allocated: two that see the same
+// room would both take it. The lock is one of the kernel's on a file that all processes see, so that it ends with its
+// owner, however that ends; where it cannot be had within `patience`, its owner is stopped, or a stranger, and it is
+// not waited for any longer.
+class AllocationLock {
+ public:
+  static constexpr std::chrono::milliseconds kPatience{30000};
+
+  explicit AllocationLock(const char* file = "/proc/meminfo", std::chrono::milliseconds patience = kPatience);
+  ~AllocationLock();
+  AllocationLock(const AllocationLock&) = delete;
+  AllocationLock& operator=(const AllocationLock&) = delete;
+
+  bool held() const { return held_; }
+
+ private:
+  const int descriptor_;
+  bool held_ = false;
+};
 
 // Throws SystemFailure when `size_bytes` more do not fit into a control group of this process or into the machine.
 void check_memory_limit(std::size_t size_bytes);

@@ -146,8 +146,8 @@ void allocate(const MemoryFiles& files, const File& file, std::size_t size_bytes
 }  // namespace
 
 const MemoryFiles& MemoryFiles::of_system() {
-  static const MemoryFiles* const files =
-      new MemoryFiles{open_anonymous, open_unnamed, open_unlinked, ::posix_fallocate, {"/dev/shm", "/tmp"}};
+  static const MemoryFiles* const files = new MemoryFiles{open_anonymous,    open_unnamed,       open_unlinked,
+                                                          ::posix_fallocate, check_memory_limit, {"/dev/shm", "/tmp"}};
   return *files;
 }
 
@@ -157,13 +157,16 @@ std::shared_ptr<Segment> Segment::create(std::size_t size_bytes, const MemoryFil
     throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of shared memory", EFBIG);
   }
   const std::size_t rounded = std::max((size_bytes + page - 1) / page, std::size_t{1}) * page;
-  check_memory_limit(rounded);
   const File file = open_file(files);
   DescriptorGuard guard(file.descriptor);
   if (::fchmod(file.descriptor, kOwnerOnly) != 0) {
     throw SystemFailure("restricting shared memory to its owner", errno);
   }
-  allocate(files, file, rounded);
+  {
+    const AllocationLock lock;
+    files.check(rounded);
+    allocate(files, file, rounded);
+  }
   std::shared_ptr<Segment> segment = adopt(file.descriptor, true);
   guard.release();
   return segment;

@@ -19,6 +19,7 @@ struct MemoryFiles {
   int (*unnamed)(const char* folder);                               // a file in `folder` that never has a name
   int (*unlinked)(const char* folder);                              // a file in `folder` that loses its name at once
   int (*allocate)(int descriptor, off_t offset, off_t size_bytes);  // posix_fallocate: returns the error, 0 for none
+  void (*check)(std::size_t size_bytes);  // check_memory_limit
   std::vector<std::string> folders;  // where to put files when anonymous ones are refused
 
   static const MemoryFiles& of_system();
@@ -28,7 +29,7 @@ class Segment {
  public:
   // Zero-filled memory of at least `size_bytes`, really allocated: no later write to it can fail. Where memfd_create is
   // refused, a nameless file in the first of files.folders that is a tmpfs takes its place. Throws SystemFailure when
-  // the machine, the control group or that tmpfs has too little memory.
+  // the machine, the control group or that tmpfs has too little memory. Processes check and allocate one after another.
   static std::shared_ptr<Segment> create(std::size_t size_bytes, const MemoryFiles& files = MemoryFiles::of_system());
 
   // Maps the file behind `descriptor`, which another rank created, and closes the descriptor. Ranks that are threads of

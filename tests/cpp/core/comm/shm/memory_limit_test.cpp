@@ -1,7 +1,10 @@
 #include "core/comm/shm/memory_limit.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -131,6 +134,37 @@ TEST_F(MemoryLimit, OrTheMachineLeavesTheLeast) {
   EXPECT_EQ(memory_left(proc.string(), root().string()), 700u);
   group("job", "9000", "300");
   EXPECT_EQ(memory_left(proc.string(), root().string()), 1024u);
+}
+
+TEST(AllocationLocks, AreHeldByOneAtATimeAndEndWithTheirOwner) {
+  const std::filesystem::path folder = testing::make_temporary_folder();
+  const std::string path = folder / "lock";
+  std::ofstream{path};
+  int reached[2];
+  ASSERT_EQ(::pipe(reached), 0);
+  const pid_t owner = ::fork();
+  if (owner == 0) {
+    const AllocationLock lock(path.c_str());
+    const char held = lock.held() ? 1 : 0;
+    (void)!::write(reached[1], &held, 1);
+    ::pause();
+  }
+  char held = 0;
+  ASSERT_EQ(::read(reached[0], &held, 1), 1);
+  EXPECT_EQ(held, 1);
+  EXPECT_FALSE(AllocationLock(path.c_str(), std::chrono::milliseconds(0)).held());
+  ::kill(owner, SIGKILL);
+  ::waitpid(owner, nullptr, 0);
+  EXPECT_TRUE(AllocationLock(path.c_str()).held());
+  EXPECT_TRUE(AllocationLock(path.c_str(), std::chrono::milliseconds(0)).held()) << "the one before has ended";
+  ::close(reached[0]);
+  ::close(reached[1]);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(AllocationLocks, AreThereOnThisMachine) {
+  EXPECT_TRUE(AllocationLock().held());
+  EXPECT_FALSE(AllocationLock("/no/such/file").held());
 }
 
 TEST(MemoryLimitOfThisProcess, AllowsNothingToBeAllocated) {

@@ -2,13 +2,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -212,6 +215,44 @@ TEST(Segments, BeyondTheAddressSpaceAreRefusedAndLeaveNoDescriptor) {
   ASSERT_TRUE(std::ifstream("/proc/self/statm") >> used_pages);
   expect_in_limited_child(RLIMIT_AS, used_pages * kPage + (16 << 20),
                           [] { return is_refused_without_a_trace(64 << 20, "mapping"); });
+}
+
+// What processes of this test have left, in memory that they share.
+std::atomic<std::int64_t>* left_for_all = nullptr;
+
+TEST(Segments, AreAllocatedByOneProcessAfterAnotherSoThatNoneIsGivenWhatAnotherHasChecked) {
+  constexpr int kProcesses = 4;
+  void* const shared = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  left_for_all = new (shared) std::atomic<std::int64_t>[3];
+  MemoryFiles files = MemoryFiles::of_system();
+  files.check = [](std::size_t size_bytes) {
+    if (left_for_all[0].load() < static_cast<std::int64_t>(size_bytes)) {
+      throw SystemFailure("too little", ENOMEM);
+    }
+    for (int i = 0; i < 100; ++i) {
+      ::sched_yield();
+    }
+  };
+  files.allocate = [](int descriptor, off_t offset, off_t size_bytes) {
+    if (left_for_all[0].fetch_sub(size_bytes) < size_bytes) {
+      left_for_all[1].fetch_add(1);
+    }
+    return ::posix_fallocate(descriptor, offset, size_bytes);
+  };
+  for (int round = 0; round < 20; ++round) {
+    left_for_all[0].store(static_cast<std::int64_t>(10 * kPage));
+    testing::run_processes(kProcesses, [&](Store&, int) {
+      try {
+        const auto segment = Segment::create(6 * kPage, files);
+        left_for_all[2].fetch_add(1);
+      } catch (const SystemFailure&) {
+      }
+    });
+  }
+  EXPECT_EQ(left_for_all[1].load(), 0) << "processes were given more than there was";
+  EXPECT_EQ(left_for_all[2].load(), 20) << "one in each round had room";
+  ::munmap(shared, kPage);
 }
 
 }  // namespace

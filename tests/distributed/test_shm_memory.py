@@ -1,0 +1,70 @@
+"""Shared memory in real processes, under a control group's limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from processes import start_processes
+
+# Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
+
+LIMIT_BYTES = 600 << 20
+SHARE_BYTES = 300 << 20
+
+
+@pytest.fixture
+def control_group() -> Iterator[Path]:
+    """A control group of version 1 or 2 with LIMIT_BYTES of memory."""
+    name = f"accelerate_cpp_test_{os.getpid()}"
+    for root, limit in (("memory", "memory.limit_in_bytes"), (".", "memory.max")):
+        group = Path("/sys/fs/cgroup") / root / name
+        with suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(LIMIT_BYTES))
+                (group / "memory.swappiness").exists() and (group / "memory.swappiness").write_text("0")
+            except OSError:
+                group.rmdir()
+                continue
+            yield group
+            group.rmdir()
+            return
+    pytest.skip("this user may not make control groups that limit memory")
+
+
+def takes_more_than_half(group: str) -> str:
+    import torch
+
+    import accelerate_cpp
+    from accelerate_cpp.comm.backend import register
+
+    own = Path(group) / "cgroup.procs"
+    own.write_text(str(os.getpid()))
+    register()
+    import torch.distributed as dist
+
+    dist.init_process_group("cpu:shm")
+    ready = torch.zeros(1)
+    dist.all_reduce(ready)
+    try:
+        tensor = accelerate_cpp.shared_empty(SHARE_BYTES // 4)
+        raised = "nothing" if tensor.sum() == 0 else "wrong"
+    except Exception as error:
+        raised = type(error).__name__ + ": " + str(error)
+    dist.all_reduce(ready)
+    dist.destroy_process_group()
+    return raised
+
+
+def test_one_of_two_ranks_that_take_the_same_room_is_refused_and_none_is_killed(control_group: Path) -> None:
+    outcomes = start_processes(takes_more_than_half, 2, str(control_group))
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
+    raised = sorted(outcome.value for outcome in outcomes)
+    assert raised[1] == "nothing", raised
+    assert raised[0].startswith("SystemFailure: "), raised
+    assert f"the control group {control_group} has" in raised[0]
