@@ -1,20 +1,46 @@
-"""Shared memory in real processes, under a control group's limit."""
+"""Shared memory in real processes, under few descriptors, and under a control group's limit."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from processes import start_processes
+from processes import run_processes, start_processes
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
 LIMIT_BYTES = 600 << 20
 SHARE_BYTES = 300 << 20
+
+
+def many_shared_tensors() -> bool:
+    import torch
+
+    import accelerate_cpp
+    from accelerate_cpp.comm.backend import register
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    register()
+    import torch.distributed as dist
+
+    dist.init_process_group("cpu:shm")
+    tensors = [accelerate_cpp.shared_empty(1 << 18) for _ in range(250)]
+    for group in [None, dist.new_group([0, 1]), dist.new_group([0, 1])]:
+        for number, tensor in enumerate(tensors):
+            tensor.fill_(number + dist.get_rank())
+            dist.all_reduce(tensor, group=group)
+            if not torch.equal(tensor, torch.full_like(tensor, 2 * number + 1)):
+                return False
+    return True
+
+
+def test_shared_tensors_are_not_limited_by_the_limit_of_open_files() -> None:
+    assert run_processes(many_shared_tensors, 2) == [True, True]
 
 
 @pytest.fixture

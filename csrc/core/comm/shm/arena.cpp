@@ -5,9 +5,17 @@
 #include <iterator>
 #include <utility>
 
+#include "core/base/open_files.h"
 #include "core/comm/shm/shared_segments.h"
 
 namespace accelerate_cpp::comm {
+namespace {
+
+// So many segments of one peer wait for their first use with a descriptor each; then the oldest is mapped, which takes
+// none.
+constexpr std::size_t kUnmappedDescriptors = 4;
+
+}  // namespace
 
 Arena::Peer::~Peer() {
   for (const auto& [id, descriptor] : arrived) {
@@ -21,14 +29,17 @@ Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : peers_(channels.s
   }
 }
 
-std::uint32_t Arena::announce_locked(const std::shared_ptr<Segment>& segment, bool close_afterwards) {
+std::optional<std::uint32_t> Arena::announce_locked(const std::shared_ptr<Segment>& segment) {
+  if (!segment->pin_descriptor()) {
+    return std::nullopt;
+  }
   const std::uint32_t id = next_id_++;
   for (const Peer& peer : peers_) {
     if (peer.channel) {
       peer.channel->announce(id, segment->descriptor());
     }
   }
-  unsent_.push_back({segment, close_afterwards});
+  unsent_.push_back(segment);
   flush_locked();
   return id;
 }
@@ -46,7 +57,8 @@ Arena::Block Arena::create(std::size_t size_bytes, const std::function<void(std:
   std::shared_ptr<Segment> segment = Segment::create(size_bytes);
   prepare(segment->data());
   const std::lock_guard lock(mutex_);
-  const std::uint32_t id = announce_locked(segment, true);
+  const std::uint32_t id = announce_locked(segment).value();
+  segment->close_descriptor();  // once all have been sent it
   own_[id] = segment;
   by_address_[segment->data()] = id;
   return {id, std::move(segment)};
@@ -73,14 +85,16 @@ void Arena::release_expired_locked() {
   }
 }
 
-std::uint32_t Arena::adopt_locked(const std::shared_ptr<Segment>& segment) {
+std::optional<std::uint32_t> Arena::adopt_locked(const std::shared_ptr<Segment>& segment) {
   if (const auto known = adopted_.find(segment.get());
       known != adopted_.end() && known->second.segment.lock() == segment) {
     return known->second.id;
   }
   release_expired_locked();
-  const std::uint32_t id = announce_locked(segment, false);
-  adopted_[segment.get()] = {id, segment};
+  const std::optional<std::uint32_t> id = announce_locked(segment);
+  if (id) {
+    adopted_[segment.get()] = {*id, segment};
+  }
   return id;
 }
 
@@ -103,21 +117,33 @@ std::optional<ArenaReference> Arena::find(const void* data, std::size_t size_byt
     return std::nullopt;
   }
   const std::lock_guard lock(mutex_);
-  return ArenaReference{adopt_locked(shared.segment), shared.offset_bytes};
+  const std::optional<std::uint32_t> id = adopt_locked(shared.segment);
+  return id ? std::optional(ArenaReference{*id, shared.offset_bytes}) : std::nullopt;
 }
 
 std::shared_ptr<Segment> Arena::of_peer(int peer, std::uint32_t id) {
   const std::lock_guard lock(mutex_);
   Peer& owner = peers_.at(static_cast<std::size_t>(peer));
-  if (const auto known = owner.mapped.find(id); known != owner.mapped.end()) {
-    return known->second;
+  const auto known = [&] {
+    const auto found = owner.mapped.find(id);
+    return found == owner.mapped.end() ? nullptr : found->second;
+  };
+  if (std::shared_ptr<Segment> segment = known()) {
+    return segment;
   }
   drain_locked(owner);
+  if (std::shared_ptr<Segment> segment = known()) {  // mapped as it arrived
+    return segment;
+  }
   const auto arrived = owner.arrived.find(id);
   if (arrived == owner.arrived.end()) {
     return nullptr;
   }
-  const int descriptor = arrived->second;
+  return map_arrived(owner, arrived);
+}
+
+std::shared_ptr<Segment> Arena::map_arrived(Peer& owner, Peer::Arrived::iterator arrived) {
+  const auto [id, descriptor] = *arrived;
   owner.arrived.erase(arrived);
   return owner.mapped[id] = Segment::map(descriptor);
 }
@@ -158,24 +184,28 @@ void Arena::flush_locked() {
     all_sent = (!peer.channel || peer.channel->flush()) && all_sent;
   }
   if (all_sent) {
-    for (const Unsent& unsent : unsent_) {
-      if (unsent.close) {
-        unsent.segment->close_descriptor();
-      }
+    for (const std::shared_ptr<Segment>& sent : unsent_) {
+      sent->unpin_descriptor();
     }
     unsent_.clear();
   }
 }
 
 void Arena::drain_locked(Peer& peer) {
-  peer.channel->drain([&peer](std::uint32_t id, int descriptor) { peer.arrived[id] = descriptor; },
-                      [&peer](std::uint32_t id) {
-                        peer.mapped.erase(id);
-                        if (const auto unused = peer.arrived.find(id); unused != peer.arrived.end()) {
-                          ::close(unused->second);
-                          peer.arrived.erase(unused);
-                        }
-                      });
+  const auto keep = [&peer](std::uint32_t id, int descriptor) {
+    note_open_file(descriptor);
+    peer.arrived[id] = descriptor;
+    if (peer.arrived.size() > kUnmappedDescriptors) {
+      map_arrived(peer, peer.arrived.begin());
+    }
+  };
+  peer.channel->drain(keep, [&peer](std::uint32_t id) {
+    peer.mapped.erase(id);
+    if (const auto unused = peer.arrived.find(id); unused != peer.arrived.end()) {
+      ::close(unused->second);
+      peer.arrived.erase(unused);
+    }
+  });
 }
 
 }  // namespace accelerate_cpp::comm

@@ -39,14 +39,15 @@ class Arena {
     std::shared_ptr<Segment> segment;
   };
 
-  // A new segment of this rank, announced to all peers once `prepare` has run. The caller drops it with release(),
-  // or lets an OwnedBlock do so.
+  // A new segment of this rank, announced to all peers once `prepare` has run. The caller drops it with release(), or
+  // lets an OwnedBlock do so.
   Block create(std::size_t size_bytes, const std::function<void(std::byte* data)>& prepare = [](std::byte*) {});
 
   // Peers may unmap the segment; find() no longer sees it.
   void release(std::uint32_t id);
 
-  // Where [data, data + size_bytes) lies in this rank's arena, or nothing.
+  // Where [data, data + size_bytes) lies in this rank's arena, or nothing. Memory of the process whose descriptor has
+  // been given up (SharedSegments) is found only by the arenas that had met it before.
   std::optional<ArenaReference> find(const void* data, std::size_t size_bytes);
 
   // The segment `id` of `peer`, or null while it has not arrived.
@@ -67,36 +68,34 @@ class Arena {
  private:
   struct Peer {
     std::unique_ptr<Channel> channel;
-    std::map<std::uint32_t, int> arrived;  // descriptors not mapped yet
+    using Arrived = std::map<std::uint32_t, int>;
+    Arrived arrived;  // descriptors not mapped yet
     std::map<std::uint32_t, std::shared_ptr<Segment>> mapped;
     ~Peer();
   };
 
-  // A segment that still has to be sent to some peer, and whether its descriptor is of no use afterwards.
-  struct Unsent {
-    std::shared_ptr<Segment> segment;
-    bool close;
-  };
   struct Adopted {
     std::uint32_t id;
     std::weak_ptr<Segment> segment;
   };
 
-  std::uint32_t announce_locked(const std::shared_ptr<Segment>& segment, bool close_afterwards);
+  // Nothing when the segment has no descriptor any more.
+  std::optional<std::uint32_t> announce_locked(const std::shared_ptr<Segment>& segment);
   void release_locked(std::uint32_t id);
-  std::uint32_t adopt_locked(const std::shared_ptr<Segment>& segment);
+  std::optional<std::uint32_t> adopt_locked(const std::shared_ptr<Segment>& segment);
   // Lets peers unmap the segments of the process that nobody uses any more.
   void release_expired_locked();
   void flush_locked();
   void drain_locked(Peer& peer);
+  static std::shared_ptr<Segment> map_arrived(Peer& owner, Peer::Arrived::iterator arrived);
 
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;
   std::uint32_t next_id_ = 0;
   std::map<std::uint32_t, std::shared_ptr<Segment>> own_;
   std::map<const std::byte*, std::uint32_t> by_address_;
-  std::map<const Segment*, Adopted> adopted_;  // segments of the process that peers have been told of
-  std::vector<Unsent> unsent_;
+  std::map<const Segment*, Adopted> adopted_;     // segments of the process that peers have been told of
+  std::vector<std::shared_ptr<Segment>> unsent_;  // still to be sent to some peer; their descriptors are pinned
 };
 
 // A new block of an arena that is released with this object.

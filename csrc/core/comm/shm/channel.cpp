@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/open_files.h"
 #include "core/comm/shm/fork_guard.h"
 
 namespace accelerate_cpp::comm {
@@ -146,7 +147,7 @@ void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
       std::memcpy(&descriptor, CMSG_DATA(attached), sizeof(int));
       on_announce(packet.segment, descriptor);
     } else {
-      throw SystemFailure("receiving a shared memory segment from a peer (too many open files?)", EMFILE);
+      throw SystemFailure("receiving a shared memory segment from a peer: " + describe_open_files_limit(), EMFILE);
     }
   }
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/open_files.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -68,10 +69,15 @@ std::string hex(const unsigned char* bytes, std::size_t size) {
   return text;
 }
 
+[[noreturn]] void throw_not_opened(const std::string& what, int error) {
+  throw SystemFailure(lacks_descriptors(error) ? what + ": " + describe_open_files_limit() : what, error);
+}
+
 int make_socket(int flags = 0) {
-  const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+  const auto open = [flags] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0); };
+  const int descriptor = open_within_limit(open);
   if (descriptor < 0) {
-    throw SystemFailure("creating a unix socket", errno);
+    throw_not_opened("creating a unix socket", errno);
   }
   return descriptor;
 }
@@ -233,12 +239,12 @@ class Acceptor {
 
  private:
   void accept_one() {
-    const int accepted = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    const int accepted = open_within_limit([this] { return ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC); });
     if (accepted < 0) {
       if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) {
         return;
       }
-      throw SystemFailure("accepting a connection from a peer", errno);
+      throw_not_opened("accepting a connection from a peer", errno);
     }
     auto socket = std::make_unique<Socket>(accepted);
     if (same_user(accepted)) {

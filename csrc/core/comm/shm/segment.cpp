@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/open_files.h"
 #include "core/comm/shm/memory_limit.h"
 
 // Of Linux 6.3; older C libraries do not have it.
@@ -92,12 +93,15 @@ struct File {
 };
 
 File open_file(const MemoryFiles& files) {
-  const int anonymous = files.anonymous();
+  const int anonymous = open_within_limit(files.anonymous);
   if (anonymous >= 0) {
     return {anonymous, ""};
   }
   int error = errno;
-  if (error == EMFILE || error == ENFILE || error == ENOMEM) {
+  if (lacks_descriptors(error)) {
+    throw SystemFailure("memfd_create for shared memory: " + describe_open_files_limit(), error);
+  }
+  if (error == ENOMEM) {
     throw SystemFailure("memfd_create for shared memory", error);
   }
   std::string tried = "creating shared memory: memfd_create is refused (" + std::string(std::strerror(error)) + ")";
@@ -199,10 +203,33 @@ std::shared_ptr<Segment> Segment::adopt(int descriptor, bool keep_open) {
   return segment;
 }
 
-void Segment::close_descriptor() {
-  if (descriptor_ >= 0) {
+int Segment::descriptor() const {
+  const std::lock_guard lock(mutex_);
+  return descriptor_;
+}
+
+void Segment::close_if_unwanted_locked() {
+  if (!wanted_ && num_pins_ == 0 && descriptor_ >= 0) {
     ::close(std::exchange(descriptor_, -1));
   }
+}
+
+void Segment::close_descriptor() {
+  const std::lock_guard lock(mutex_);
+  wanted_ = false;
+  close_if_unwanted_locked();
+}
+
+bool Segment::pin_descriptor() {
+  const std::lock_guard lock(mutex_);
+  num_pins_ += descriptor_ >= 0 ? 1 : 0;
+  return descriptor_ >= 0;
+}
+
+void Segment::unpin_descriptor() {
+  const std::lock_guard lock(mutex_);
+  --num_pins_;
+  close_if_unwanted_locked();
 }
 
 Segment::~Segment() {

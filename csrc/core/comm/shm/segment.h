@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +20,7 @@ struct MemoryFiles {
   int (*unnamed)(const char* folder);                               // a file in `folder` that never has a name
   int (*unlinked)(const char* folder);                              // a file in `folder` that loses its name at once
   int (*allocate)(int descriptor, off_t offset, off_t size_bytes);  // posix_fallocate: returns the error, 0 for none
-  void (*check)(std::size_t size_bytes);  // check_memory_limit
+  void (*check)(std::size_t size_bytes);                            // check_memory_limit
   std::vector<std::string> folders;  // where to put files when anonymous ones are refused
 
   static const MemoryFiles& of_system();
@@ -44,10 +45,14 @@ class Segment {
   std::size_t size_bytes() const { return size_bytes_; }
 
   // The descriptor to send to peers; -1 once closed or for a segment that was mapped.
-  int descriptor() const { return descriptor_; }
+  int descriptor() const;
 
-  // The descriptor is no longer needed: every peer has been sent it.
+  // The descriptor is no longer needed: it is closed once nobody has it pinned.
   void close_descriptor();
+
+  // Keeps the descriptor open until unpin(); false when it has been closed.
+  bool pin_descriptor();
+  void unpin_descriptor();
 
   // What tells files apart: inode numbers repeat from one file system to the next.
   using Identity = std::pair<dev_t, ino_t>;
@@ -57,10 +62,14 @@ class Segment {
       : data_(data), size_bytes_(size_bytes), descriptor_(descriptor), identity_(identity) {}
 
   static std::shared_ptr<Segment> adopt(int descriptor, bool keep_open);
+  void close_if_unwanted_locked();
 
   std::byte* data_;
   std::size_t size_bytes_;
+  mutable std::mutex mutex_;
   int descriptor_;
+  int num_pins_ = 0;
+  bool wanted_ = true;  // the descriptor
   Identity identity_;
 };
 

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/base/open_files.h"
 #include "core/base/round_up.h"
 
 namespace accelerate_cpp::comm {
@@ -46,8 +47,27 @@ SharedSegments& SharedSegments::of_process() {
   return *instance;
 }
 
+void SharedSegments::limit_descriptors_locked() {
+  const auto too_many = [this] { return with_descriptor_.size() >= open_files_limit() / kShareOfDescriptors; };
+  if (!too_many()) {
+    return;
+  }
+  std::erase_if(with_descriptor_, [](const auto& entry) { return entry.expired(); });
+  if (too_many()) {
+    raise_open_files_limit();
+  }
+  while (!with_descriptor_.empty() && too_many()) {
+    if (const std::shared_ptr<Segment> oldest = with_descriptor_.front().lock()) {
+      oldest->close_descriptor();
+    }
+    with_descriptor_.pop_front();
+  }
+}
+
 std::shared_ptr<Segment> SharedSegments::create_locked(std::size_t size_bytes) {
+  limit_descriptors_locked();
   std::shared_ptr<Segment> segment = Segment::create(size_bytes);
+  with_descriptor_.push_back(segment);
   std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
   by_address_[segment->data()] = segment;
   any_.store(true, std::memory_order_release);

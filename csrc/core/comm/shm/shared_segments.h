@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,9 +18,13 @@ namespace accelerate_cpp::comm {
 // Thread-safe.
 class SharedSegments {
  public:
-  // Smaller allocations share segments of kSlabBytes, since every segment costs a file descriptor.
+  // Smaller allocations share segments of kSlabBytes, since every segment costs a file descriptor. At most a
+  // 1 / kShareOfDescriptors of the limit of open files is spent on them; then that of the oldest segment is given up:
+  // groups that have not met the segment before use it like any other memory.
   static constexpr std::size_t kSlabBytes = std::size_t{4} << 20;
   static constexpr std::size_t kOwnSegmentBytes = std::size_t{1} << 20;
+
+  static constexpr std::size_t kShareOfDescriptors = 4;
 
   static SharedSegments& of_process();
 
@@ -45,10 +50,13 @@ class SharedSegments {
 
   SharedSegments() = default;
   std::shared_ptr<Segment> create_locked(std::size_t size_bytes);
+  // Makes room for the descriptor of one more segment.
+  void limit_descriptors_locked();
 
   std::mutex mutex_;
   std::map<const std::byte*, std::weak_ptr<Segment>> by_address_;
-  std::atomic<bool> any_{false};  // whether anything was ever allocated
+  std::deque<std::weak_ptr<Segment>> with_descriptor_;  // from the oldest on
+  std::atomic<bool> any_{false};                        // whether anything was ever allocated
   Slab slab_;
 };
 

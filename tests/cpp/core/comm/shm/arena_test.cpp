@@ -6,15 +6,20 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/comm/shm/arenas.h"
 #include "core/comm/shm/shared_segments.h"
 
 namespace accelerate_cpp::comm {
 namespace {
+
+using testing::Pair;
 
 constexpr auto kLong = std::chrono::milliseconds(100000);
 constexpr std::size_t kShared = SharedSegments::kOwnSegmentBytes;
@@ -22,25 +27,6 @@ constexpr std::size_t kShared = SharedSegments::kOwnSegmentBytes;
 std::ptrdiff_t count_open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
-
-// Two connected arenas: `first` is rank 0 and `second` rank 1 of a group of two.
-struct Pair {
-  Pair() {
-    int sockets[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0) {
-      throw SystemFailure("socketpair", errno);
-    }
-    std::vector<std::unique_ptr<Channel>> of_first(2);
-    of_first[1] = std::make_unique<Channel>(sockets[0]);
-    first = std::make_shared<Arena>(std::move(of_first));
-    std::vector<std::unique_ptr<Channel>> of_second(2);
-    of_second[0] = std::make_unique<Channel>(sockets[1]);
-    second = std::make_shared<Arena>(std::move(of_second));
-  }
-
-  std::shared_ptr<Arena> first;
-  std::shared_ptr<Arena> second;
-};
 
 TEST(Arenas, FindMemoryFromTheFirstToTheLastByteOfASegment) {
   const Pair pair;
@@ -141,6 +127,23 @@ TEST(Arenas, UnmapWhatAPeerHasReleased) {
   pair.second->poll();
   EXPECT_TRUE(memory.expired());
   EXPECT_EQ(pair.second->of_peer(0, 0), nullptr);
+}
+
+TEST(Arenas, SpendFewDescriptorsOnSegmentsThatNobodyHasAskedFor) {
+  const Pair pair;
+  std::vector<Arena::Block> blocks;
+  const auto before = count_open_descriptors();
+  for (int i = 0; i < 100; ++i) {
+    blocks.push_back(pair.first->create(100));
+    blocks.back().segment->data()[0] = static_cast<std::byte>(i);
+    pair.second->poll();
+  }
+  EXPECT_LE(count_open_descriptors(), before + 4);
+  for (int i = 0; i < 100; ++i) {
+    const auto segment = pair.second->of_peer(0, blocks[static_cast<std::size_t>(i)].id);
+    ASSERT_NE(segment, nullptr);
+    EXPECT_EQ(segment->data()[0], static_cast<std::byte>(i));
+  }
 }
 
 TEST(Arenas, CloseTheDescriptorOfASegmentThatIsReleasedBeforeItWasMapped) {

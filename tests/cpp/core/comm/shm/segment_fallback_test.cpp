@@ -113,7 +113,8 @@ TEST_F(SegmentFallback, IsNotTriedWhenDescriptorsHaveRunOut) {
     ADD_FAILURE() << folder << " was tried";
     return -1;
   };
-  EXPECT_THAT(refusal(files), AllOf(HasSubstr("memfd_create"), HasSubstr(std::strerror(EMFILE))));
+  EXPECT_THAT(refusal(files),
+              AllOf(HasSubstr("memfd_create"), HasSubstr("RLIMIT_NOFILE"), HasSubstr(std::strerror(EMFILE))));
 }
 
 TEST_F(SegmentFallback, SaysWhatItHasTriedWhenNothingIsLeft) {

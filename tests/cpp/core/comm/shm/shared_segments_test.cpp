@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -272,6 +273,48 @@ TEST(SharedSegmentsInGroups, DoNotPileUpInSocketsWhenOnlyOneRankUsesThem) {
       EXPECT_LE(open_descriptors().size(), descriptors.size() + 2);
       communicator->barrier(soon());
     }
+  });
+}
+
+// Sums 300 tensors over groups that are made one after another.
+void use_many_segments(Store& store, int rank) {
+  constexpr int kSegments = 300;
+  std::vector<std::shared_ptr<Buffer>> buffers;
+  for (int i = 0; i < kSegments; ++i) {
+    buffers.push_back(segments().allocate(SharedSegments::kOwnSegmentBytes));
+    std::fill_n(reinterpret_cast<std::int32_t*>(bytes_of(buffers.back())), 4096, i + rank);
+  }
+  const auto first = ShmCommunicator::connect(store, rank, 2, soon(), WaitHooks());
+  std::vector<std::shared_ptr<Communicator>> groups = {first};
+  for (int group = 0; group < 3; ++group) {
+    for (int i = 0; i < kSegments; ++i) {
+      auto* const values = reinterpret_cast<std::int32_t*>(bytes_of(buffers[static_cast<std::size_t>(i)]));
+      groups.back()->all_reduce({values, 4096, DType::kInt32}, ReduceOp::kMax, soon());
+      EXPECT_EQ(values[0], i + 1);
+      EXPECT_EQ(values[4095], i + 1);
+      groups.back()->barrier(soon());
+      std::fill_n(values, 4096, i + rank);
+    }
+    groups.push_back(first->split(0, rank, soon()));
+  }
+}
+
+TEST(SharedSegments, AreNotLimitedByTheLimitOfOpenFiles) {
+  testing::run_processes(2, [](Store& store, int rank) {
+    const rlimit few{256, 256};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    use_many_segments(store, rank);
+  });
+}
+
+TEST(SharedSegments, RaiseTheLimitOfOpenFilesBeforeTheyGiveUpDescriptors) {
+  testing::run_processes(2, [](Store& store, int rank) {
+    const rlimit few{256, 2048};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    use_many_segments(store, rank);
+    rlimit now{};
+    ::getrlimit(RLIMIT_NOFILE, &now);
+    EXPECT_EQ(now.rlim_cur, 2048u);
   });
 }
 

@@ -1,0 +1,42 @@
+// How many files this process may have open, sockets and shared memory included.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <string>
+
+namespace accelerate_cpp {
+
+// The limit (RLIMIT_NOFILE, soft) that holds now.
+std::size_t open_files_limit();
+
+// Raises the limit to what the system allows this process (the hard limit); whether that was more.
+bool raise_open_files_limit();
+
+// Raises the limit once half of it is used, as the number of a new descriptor tells.
+void note_open_file(int descriptor);
+
+// Opens a file with `open`, which returns a descriptor or -1 with errno set: a second time, with the limit raised,
+// where it has too few.
+template <class Open>
+int open_within_limit(const Open& open);
+
+// "this process has reached its limit of 1024 open files …", for messages.
+std::string describe_open_files_limit();
+
+// Whether `error` says that there are too few descriptors.
+bool lacks_descriptors(int error);
+
+template <class Open>
+int open_within_limit(const Open& open) {
+  int descriptor = open();
+  if (descriptor < 0 && lacks_descriptors(errno) && raise_open_files_limit()) {
+    descriptor = open();
+  }
+  if (descriptor >= 0) {
+    note_open_file(descriptor);
+  }
+  return descriptor;
+}
+
+}  // namespace accelerate_cpp
