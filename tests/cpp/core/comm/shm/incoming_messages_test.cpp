@@ -66,6 +66,7 @@ TEST(IncomingMessages, AreSeenOnlyOnceTheyWereLookedFor) {
     OutgoingMessages outgoing(borrowed(group), 0);
     IncomingMessages incoming(borrowed(group));
     incoming.look();
+    meet(group);
     if (group.rank() == 0) {
       post_many(outgoing, 0, 1, 1);
     }
