@@ -1,4 +1,4 @@
-"""Shared memory in real processes, under few descriptors, and under a control group's limit."""
+"""Shared memory in real processes: of data-loader workers, under few descriptors, and under a control group's limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,68 @@ from processes import run_processes, start_processes
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
 
+MODEL_BYTES = 24 << 20
 LIMIT_BYTES = 600 << 20
 SHARE_BYTES = 300 << 20
+
+
+def may_see_mapped_files() -> bool:
+    try:
+        return any(entry.stat() for entry in os.scandir("/proc/self/map_files"))
+    except OSError:
+        return False
+
+
+def shared_memory_bytes(processes: list[int]) -> int:
+    """Memory of all memory files of ours that these processes have mapped."""
+    files = {}
+    for process in processes:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            if "memfd:accelerate_cpp" in line:
+                status = os.stat(f"/proc/{process}/map_files/{line.split()[0]}")
+                files[status.st_ino] = status.st_blocks * 512
+    return sum(files.values())
+
+
+def trains_with_persistent_workers() -> int:
+    """Bytes of shared memory of all ranks and their workers, which were forked before the buckets were made anew."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from accelerate_cpp import Accelerator
+
+    class Backwards(torch.nn.Module):
+        """Its gradients do not arrive in the order in which the buckets are planned at first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, bias=False) for _ in range(MODEL_BYTES >> 22))
+
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            for layer in reversed(self.layers):
+                data = layer(data)
+            return data
+
+    accelerator = Accelerator(cpu=True)
+    loader = DataLoader(list(torch.ones(1024, 1024)), batch_size=2, num_workers=2, persistent_workers=True)
+    model, loader = accelerator.prepare(Backwards(), loader)
+    for step, batch in enumerate(loader):
+        accelerator.backward(model(batch).sum())
+        if step == 150:
+            break
+    own = [os.getpid(), *map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())]
+    assert len(own) >= 3
+    processes = [process for process in accelerator.gather(torch.tensor((own + [0] * 8)[:8])).tolist() if process]
+    measured = shared_memory_bytes(processes) if accelerator.is_main_process else 0
+    accelerator.wait_for_everyone()
+    return measured
+
+
+@pytest.mark.skipif(not may_see_mapped_files(), reason="this user may not look at what processes have mapped")
+def test_workers_of_loaders_do_not_keep_the_memory_of_gradients_that_were_moved() -> None:
+    measured = run_processes(trains_with_persistent_workers, 2)[0]
+    staging = 20 << 20
+    assert 2 * MODEL_BYTES <= measured <= 2 * MODEL_BYTES + staging
 
 
 def many_shared_tensors() -> bool:

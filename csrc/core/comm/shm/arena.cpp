@@ -23,7 +23,7 @@ Arena::Peer::~Peer() {
   }
 }
 
-Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : peers_(channels.size()) {
+Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : owner_pid_(::getpid()), peers_(channels.size()) {
   for (std::size_t r = 0; r < channels.size(); ++r) {
     peers_[r].channel = std::move(channels[r]);
   }
@@ -71,8 +71,41 @@ void Arena::release(std::uint32_t id) {
     return;
   }
   by_address_.erase(found->second->data());
+  Released& released = released_[id];
+  released.segment = std::move(found->second);
+  for (const Peer& peer : peers_) {
+    if (peer.channel) {
+      released.users.insert(&peer);
+    }
+  }
   own_.erase(found);
   release_locked(id);
+  let_go_locked();
+}
+
+void Arena::let_go_locked() {
+  if (::getpid() != owner_pid_) {
+    return;  // a forked child must not empty the memory of its parent
+  }
+  for (Peer& peer : peers_) {
+    std::erase_if(peer.to_let_go, [&peer](const auto& entry) {
+      // Ranks that are threads share the owner's mapping, which does not expire before the owner has let go.
+      const bool unused = entry.second.expired() || peer.channel->peer_pid() == ::getpid();
+      if (unused) {
+        peer.channel->let_go(entry.first);
+      }
+      return unused;
+    });
+  }
+  for (auto entry = released_.begin(); entry != released_.end();) {
+    Released& released = entry->second;
+    std::erase_if(released.users, [](const Peer* peer) { return peer->channel->closed(); });
+    const bool unused = released.users.empty() && released.segment.use_count() == 1;
+    if (unused) {
+      released.segment->discard();
+    }
+    entry = unused ? released_.erase(entry) : std::next(entry);
+  }
 }
 
 void Arena::release_expired_locked() {
@@ -132,6 +165,8 @@ std::shared_ptr<Segment> Arena::of_peer(int peer, std::uint32_t id) {
     return segment;
   }
   drain_locked(owner);
+  let_go_locked();
+  flush_locked();
   if (std::shared_ptr<Segment> segment = known()) {  // mapped as it arrived
     return segment;
   }
@@ -160,12 +195,13 @@ std::shared_ptr<Segment> Arena::await_of_peer(int peer, std::uint32_t id, std::c
 void Arena::poll() {
   const std::lock_guard lock(mutex_);
   release_expired_locked();
-  flush_locked();
   for (Peer& peer : peers_) {
     if (peer.channel) {
       drain_locked(peer);
     }
   }
+  let_go_locked();
+  flush_locked();
 }
 
 bool Arena::peer_closed(int peer) const {
@@ -199,11 +235,20 @@ void Arena::drain_locked(Peer& peer) {
       map_arrived(peer, peer.arrived.begin());
     }
   };
-  peer.channel->drain(keep, [&peer](std::uint32_t id) {
-    peer.mapped.erase(id);
+  const auto release = [&peer](std::uint32_t id) {
+    std::weak_ptr<Segment>& used = peer.to_let_go[id];
+    if (const auto mapped = peer.mapped.find(id); mapped != peer.mapped.end()) {
+      used = mapped->second;
+      peer.mapped.erase(mapped);
+    }
     if (const auto unused = peer.arrived.find(id); unused != peer.arrived.end()) {
       ::close(unused->second);
       peer.arrived.erase(unused);
+    }
+  };
+  peer.channel->drain(keep, release, [this, &peer](std::uint32_t id) {
+    if (const auto released = released_.find(id); released != released_.end()) {
+      released->second.users.erase(&peer);
     }
   });
 }

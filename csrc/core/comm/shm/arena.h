@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -43,7 +44,8 @@ class Arena {
   // lets an OwnedBlock do so.
   Block create(std::size_t size_bytes, const std::function<void(std::byte* data)>& prepare = [](std::byte*) {});
 
-  // Peers may unmap the segment; find() no longer sees it.
+  // Peers may unmap the segment; find() no longer sees it. Once no rank uses it any more, its memory goes back to the
+  // system although forked children of the ranks (data-loader workers) still have it mapped; they see zeros then.
   void release(std::uint32_t id);
 
   // Where [data, data + size_bytes) lies in this rank's arena, or nothing. Memory of the process whose descriptor has
@@ -71,7 +73,15 @@ class Arena {
     using Arrived = std::map<std::uint32_t, int>;
     Arrived arrived;  // descriptors not mapped yet
     std::map<std::uint32_t, std::shared_ptr<Segment>> mapped;
+    // Segments it has released that this process still uses.
+    std::map<std::uint32_t, std::weak_ptr<Segment>> to_let_go;
     ~Peer();
+  };
+
+  // An own segment that has been released, and how many peers have not let go of it.
+  struct Released {
+    std::shared_ptr<Segment> segment;
+    std::set<const Peer*> users;
   };
 
   struct Adopted {
@@ -85,14 +95,18 @@ class Arena {
   std::optional<std::uint32_t> adopt_locked(const std::shared_ptr<Segment>& segment);
   // Lets peers unmap the segments of the process that nobody uses any more.
   void release_expired_locked();
+  // Tells peers of what this process has let go of, and gives back the memory that everybody has let go of.
+  void let_go_locked();
   void flush_locked();
   void drain_locked(Peer& peer);
   static std::shared_ptr<Segment> map_arrived(Peer& owner, Peer::Arrived::iterator arrived);
 
+  const pid_t owner_pid_;
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;
   std::uint32_t next_id_ = 0;
   std::map<std::uint32_t, std::shared_ptr<Segment>> own_;
+  std::map<std::uint32_t, Released> released_;
   std::map<const std::byte*, std::uint32_t> by_address_;
   std::map<const Segment*, Adopted> adopted_;     // segments of the process that peers have been told of
   std::vector<std::shared_ptr<Segment>> unsent_;  // still to be sent to some peer; their descriptors are pinned

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint32_t kAnnounce = 1;
 constexpr std::uint32_t kRelease = 2;
+constexpr std::uint32_t kLetGo = 3;
 
 struct Packet {
   std::uint32_t kind;
@@ -49,6 +50,10 @@ void Channel::announce(std::uint32_t segment, int descriptor) {
 
 void Channel::release(std::uint32_t segment) {
   queue_.push_back({kRelease, segment, -1});
+}
+
+void Channel::let_go(std::uint32_t segment) {
+  queue_.push_back({kLetGo, segment, -1});
 }
 
 void Channel::wait_readable(std::chrono::milliseconds limit) const {
@@ -113,7 +118,8 @@ bool Channel::send_one(const Message& message) {
 }
 
 void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
-                    const std::function<void(std::uint32_t)>& on_release) {
+                    const std::function<void(std::uint32_t)>& on_release,
+                    const std::function<void(std::uint32_t)>& on_let_go) {
   close_if_forked();
   while (!drained_) {
     Packet packet{};
@@ -142,6 +148,8 @@ void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
     const cmsghdr* const attached = CMSG_FIRSTHDR(&header);
     if (packet.kind == kRelease) {
       on_release(packet.segment);
+    } else if (packet.kind == kLetGo) {
+      on_let_go(packet.segment);
     } else if (attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
       int descriptor = -1;
       std::memcpy(&descriptor, CMSG_DATA(attached), sizeof(int));

@@ -29,12 +29,17 @@ class Channel {
   // Tells the peer that the segment is no longer used.
   void release(std::uint32_t segment);
 
+  // Tells the peer, whose segment it is and who has released it, that this process does not look at it any more.
+  void let_go(std::uint32_t segment);
+
   // Sends what is queued, without blocking; returns whether all of it has been sent (or the peer is gone).
   bool flush();
 
   // Receives what has arrived, without blocking. on_announce owns the descriptor it is given.
-  void drain(const std::function<void(std::uint32_t segment, int descriptor)>& on_announce,
-             const std::function<void(std::uint32_t segment)>& on_release);
+  void drain(
+      const std::function<void(std::uint32_t segment, int descriptor)>& on_announce,
+      const std::function<void(std::uint32_t segment)>& on_release,
+      const std::function<void(std::uint32_t segment)>& on_let_go = [](std::uint32_t) {});
 
   // Waits until drain() has something to do (a message or the peer's end), at most `limit`.
   void wait_readable(std::chrono::milliseconds limit) const;

@@ -232,6 +232,10 @@ void Segment::unpin_descriptor() {
   close_if_unwanted_locked();
 }
 
+void Segment::discard() {
+  ::madvise(data_, size_bytes_, MADV_REMOVE);  // where it is refused, the memory stays until the last mapping goes
+}
+
 Segment::~Segment() {
   {
     const std::lock_guard lock(mapped().mutex);

@@ -54,6 +54,10 @@ class Segment {
   bool pin_descriptor();
   void unpin_descriptor();
 
+  // Gives the memory back to the system while others, forked children above all, still have it mapped; it is zero
+  // afterwards. For memory that no process will look at again.
+  void discard();
+
   // What tells files apart: inode numbers repeat from one file system to the next.
   using Identity = std::pair<dev_t, ino_t>;
 

@@ -125,6 +125,8 @@ TEST(Arenas, UnmapWhatAPeerHasReleased) {
   }
   EXPECT_FALSE(memory.expired()) << "the peer has not yet seen the release";
   pair.second->poll();
+  EXPECT_FALSE(memory.expired()) << "the owner has not yet seen that the peer has let go";
+  pair.first->poll();
   EXPECT_TRUE(memory.expired());
   EXPECT_EQ(pair.second->of_peer(0, 0), nullptr);
 }
@@ -304,9 +306,10 @@ TEST(OwnedBlocks, AreReleasedWhenTheyEnd) {
   EXPECT_EQ(pair.second->of_peer(0, 0), memory);
   block.reset();
   EXPECT_FALSE(pair.first->find(memory->data(), 100));
-  EXPECT_EQ(memory.use_count(), 2) << "this one and the peer's, who has not seen the release yet";
+  EXPECT_EQ(memory.use_count(), 3) << "this one, and both arenas' until the peer has seen the release";
   pair.second->poll();
-  EXPECT_EQ(memory.use_count(), 1);
+  pair.first->poll();
+  EXPECT_EQ(memory.use_count(), 2) << "this one keeps the memory from being given back";
 }
 
 TEST(OwnedBlocks, KeepTheirArenaAlive) {
