@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kInlineBytes = 256;
 // Smaller ones are not worth two more collectives inside the host.
 constexpr std::size_t kRailBytes = std::size_t{256} << 10;
-constexpr std::size_t kRailPieceBytes = std::size_t{2} << 20;
+constexpr std::size_t kRailPieceBytes = std::size_t{3} << 20;
 constexpr std::size_t kPiecesAhead = 3;
 
 // Runs `action`; `among` opens the messages of its errors.

@@ -16,9 +16,10 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// A look costs about 20 ns; being woken costs some 10 µs on bare metal and 50 µs or more on a virtual machine. So
-// looking for 200 µs before sleeping costs at most a few wake-ups.
-constexpr SpinLimits kOnCoresOfTheirOwn{10000, 0};
+// A look costs about 20 ns, one that offers the core besides some 300; being woken costs some 10 µs on bare metal and
+// 50 µs or more on a virtual machine. So looking for 150 µs before sleeping costs at most a few wake-ups. The core is
+// offered after the first 10 µs, since the ranks of a group cannot know what else wants it.
+constexpr SpinLimits kOnCoresOfTheirOwn{500, 500};
 // With more ranks than cores the rank that is waited for may need this very core: it is offered after each look, which
 // costs the switch to that rank and no wake-up.
 constexpr SpinLimits kOnSharedCores{1, 100};

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/comm/communicator_conformance.h"
 #include "core/comm/hosts_of_threads.h"
+#include "core/comm/operands.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -128,6 +130,46 @@ TEST(Hierarchical, NamesARankThatLeftOnEveryHost) {
     if (communicator.rank() != 3) {
       const std::string message = message_of<PeerLost>([&] { communicator.barrier(soon()); });
       EXPECT_THAT(message, AllOf(HasSubstr("1: rank 3): "), HasSubstr("rank 1 has left"))) << communicator.rank();
+    }
+  });
+}
+
+// Three pieces and a rest, over hosts of equal and of different sizes, where some ranks are on no rail.
+TEST(Hierarchical, ReducesOperandsOfSeveralPiecesOverAllRails) {
+  for (const std::vector<int>& layout : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1, 1}, {0, 0, 0, 1, 1}}) {
+    run_hosts(layout, [&](Hierarchical& communicator) {
+      const std::size_t count = (std::size_t{10} << 20) / sizeof(float) + 3;
+      std::vector<float> values(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        values[i] = static_cast<float>(testing::operand(communicator.rank(), i, DType::kFloat32));
+      }
+      communicator.all_reduce({values.data(), count, DType::kFloat32}, ReduceOp::kAvg, soon());
+      std::size_t num_wrong = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        double sum = 0.0;
+        for (int rank = 0; rank < communicator.size(); ++rank) {
+          sum += testing::operand(rank, i, DType::kFloat32);
+        }
+        num_wrong += std::abs(values[i] - sum / communicator.size()) > 1e-5 ? 1 : 0;
+      }
+      EXPECT_EQ(num_wrong, 0u) << "rank " << communicator.rank();
+    });
+  }
+}
+
+TEST(Hierarchical, EndsALargeReductionOnEveryRankWhenOneAbortsWithinIt) {
+  run_hosts({0, 0, 1, 1}, [&](Hierarchical& communicator) {
+    std::vector<float> values(std::size_t{1} << 20, 1.0f);
+    if (communicator.rank() == 3) {
+      communicator.barrier(soon());
+      communicator.abort("the disk is full");
+    } else {
+      communicator.barrier(soon());
+      const auto reduce = [&] {
+        communicator.all_reduce({values.data(), values.size(), DType::kFloat32}, ReduceOp::kSum, soon());
+      };
+      EXPECT_THAT(message_of<PeerLost>(reduce), HasSubstr("the disk is full"));
+      EXPECT_THROW(communicator.barrier(soon()), PeerLost);
     }
   });
 }

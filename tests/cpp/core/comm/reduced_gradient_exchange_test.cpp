@@ -102,6 +102,43 @@ TEST(ReducedGradientExchange, DividesByTheSumOfTheWeightsWhereRanksGiveThem) {
   EXPECT_EQ(exchange.statistics(0, 0), std::nullopt);
 }
 
+TEST(ReducedGradientExchange, ReducesABucketWhileOthersAreFilledWhereThereIsAQueue) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  const auto queue = std::make_shared<WorkQueue>();
+  exchange.set_queue(queue);
+  for (int round = 0; round < 2; ++round) {
+    communicator.calls.clear();
+    exchange.begin({}, soon());
+    put(exchange.bucket(0), 0, 2);
+    exchange.publish(1);
+    queue->drain();
+    EXPECT_THAT(communicator.calls, ::testing::IsEmpty()) << "bucket 0 goes first on all ranks";
+    exchange.publish(0);
+    queue->drain();
+    EXPECT_THAT(communicator.calls, ElementsAre("avg of 2 float32", "avg of 1 float64"));
+    EXPECT_EQ(get(exchange.bucket(0), 0), 3);
+    exchange.publish(2);
+    exchange.finish(soon());
+    EXPECT_THAT(communicator.calls,
+                ElementsAre("avg of 2 float32", "avg of 1 float64", "avg of 0 float32", "max of 3 uint8"));
+  }
+}
+
+TEST(ReducedGradientExchange, RaisesInFinishWhatFailedMeanwhileAndCanBeginAnew) {
+  WithATwin communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
+  const auto queue = std::make_shared<WorkQueue>();
+  exchange.set_queue(queue);
+  communicator.fails = true;
+  publish_all(exchange);
+  EXPECT_THROW(exchange.finish(soon()), PeerLost);
+  communicator.fails = false;
+  exchange.begin({}, soon());
+  publish_all(exchange);
+  EXPECT_NO_THROW(exchange.finish(soon()));
+}
+
 TEST(ReducedGradientExchange, TellsUseOnAnyRankFromUseOnThisOne) {
   WithATwin communicator;
   ReducedGradientExchange exchange(communicator, kBuckets);
