@@ -1,8 +1,8 @@
 """Two hosts of two processes each, joined by a cable of 1 or 10 Gbit/s: torch DDP over Gloo, and ours.
 
 The hosts are two network namespaces of this machine, whose cable a token bucket limits (tc(8), TBF); that takes root.
-Measured are a step of a transformer with 25 million parameters, an all_reduce of 25 MB and one of 4 KB; and the CPU time
-that rank 0, the leader of its host, spends on each, its threads included.
+Measured are a step of a transformer with 25 million parameters, an all_reduce of 25 MB and one of 4 KB; and the CPU
+time that rank 0, the leader of its host, spends on each, its threads included.
 """
 
 from __future__ import annotations
