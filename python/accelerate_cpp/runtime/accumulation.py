@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from accelerate_cpp.parallel.step_weights import StepWeights
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from accelerate_cpp.runtime.reading import Reading
+
+if TYPE_CHECKING:
+    from accelerate_cpp.parallel.step_weights import StepWeights
 
 
 class Accumulation:
     """Decides for each micro-batch whether gradients are synchronised and the optimizer steps.
 
     Each ``Accelerator`` has one. ``step`` counts its micro-batches since the last forced synchronisation.
-
-    ``weights`` are those of its backward passes.
 
     Args:
         reading: the loaders that the process is reading, of all Accelerators.
@@ -32,7 +35,14 @@ class Accumulation:
         self.step = 0
         self.sync_gradients = True
         self.reading = Reading() if reading is None else reading
-        self.weights = StepWeights()
+
+    @cached_property
+    def weights(self) -> StepWeights:
+        """Those of its backward passes."""
+        # It needs torch, which what starts workers does not load.
+        from accelerate_cpp.parallel.step_weights import StepWeights
+
+        return StepWeights()
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""
