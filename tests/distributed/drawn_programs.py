@@ -41,6 +41,7 @@ class Pass:
         weights: of the losses, which are sums then.
         looks: what the program reads after the pass: no gradient (0), one (1) or all (2).
         overflow: the rank whose loss is infinite.
+        plain: by ``loss.backward()``, which the package is not told of.
     """
 
     local: bool = False
@@ -52,6 +53,7 @@ class Pass:
     weights: tuple[float, ...] = ()
     looks: tuple[int, ...] = ()
     overflow: int | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ class _Dice:
             weights=weights if not weights or sum(weights) > 0 else (1.0, *weights[1:]),
             looks=self.by_rank(lambda: self.random.choice([0, 0, 1, 2])),
             overflow=self.random.randrange(self.ranks) if self.precision == "fp16" and self.chance(0.15) else None,
+            plain=not weighted and not self.has_reentrant() and self.chance(0.2),
         )
 
     def step(self, kept: bool) -> Step:
@@ -298,15 +301,15 @@ def is_allowed(program: Program) -> bool:
     """Whether a program does nothing that the package, or torch, refuses.
 
     Weighted gradients are not added to those that a step before has kept; infinite losses need a loss scaler; and with
-    reentrant checkpointing a parameter has one gradient in a backward pass.
+    reentrant checkpointing a parameter has one gradient in a backward pass, of which the package is told.
     """
     if any(first.clear == "kept" and second.passes[0].weights for first, second in pairwise(program.steps)):
         return False
     passes = [one for step in program.steps for one in step.passes]
     if program.precision != "fp16" and any(one.overflow is not None for one in passes):
         return False
-    summed = any(one.forwards > 1 and one.backwards == "sum" for one in passes)
-    return not summed or all(branch.checkpoint != "reentrant" for branch in program.branches)
+    unfit = any(one.plain or (one.forwards > 1 and one.backwards == "sum") for one in passes)
+    return not unfit or all(branch.checkpoint != "reentrant" for branch in program.branches)
 
 
 def smaller(program: Program) -> Iterator[Program]:

@@ -84,7 +84,12 @@ class Run:
         weight = self.place.of(one.weights, None)
 
         def backward(loss: Any, retain_graph: bool) -> None:
-            self.accelerator.backward(loss, weight=weight, retain_graph=retain_graph)
+            if one.plain:
+                loss = loss / self.accelerator.gradient_accumulation_steps
+                scaler = self.accelerator.scaler
+                (loss if scaler is None else scaler.scale(loss)).backward(retain_graph=retain_graph)
+            else:
+                self.accelerator.backward(loss, weight=weight, retain_graph=retain_graph)
             self._look(f"step {number}, pass {index}", self.place.of(one.looks, 2), expected.pop(0))
 
         with ExitStack() as stack:
@@ -142,7 +147,7 @@ def run_program(program: Program, place: Place) -> str:
             run = run or Run(program, place)
             run.step(number, expected)
         except Exception:
-            failure = traceback.format_exc()
+            failure = traceback.format_exc(limit=-4)
         if place.any([bool(failure)])[0]:
             return failure or "another rank failed"
         assert run is not None
