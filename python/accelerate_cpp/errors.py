@@ -9,6 +9,7 @@ __all__ = [
     "InvalidArgument",
     "MismatchedCollective",
     "MissingLibrary",
+    "OtherRankFailed",
     "PeerLost",
     "SystemFailure",
     "Timeout",
@@ -29,6 +30,10 @@ class MissingLibrary(InvalidArgument, ImportError):
 
 class CheckpointError(AccelerateError):
     """A checkpoint is damaged, incomplete or of another program, or another rank could not write its part of one."""
+
+
+class OtherRankFailed(CheckpointError):
+    """Another rank raised while a checkpoint was saved or loaded by all; the message names the rank and its error."""
 
 
 class Timeout(AccelerateError, TimeoutError):

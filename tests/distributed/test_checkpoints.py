@@ -124,7 +124,7 @@ def fails_on_one_rank(folder: str, blocking: bool) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_full_disk_of_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path: Path, blocking: bool) -> None:
     first, failing = run_processes(fails_on_one_rank, 2, str(tmp_path), blocking)
-    assert first[0][0] == "CheckpointError"
+    assert first[0][0] == "OtherRankFailed"
     assert f"rank {FAILING} failed with SystemFailure" in first[0][1]
     assert "No space left" in first[0][1]
     assert failing[0][0] == "SystemFailure"

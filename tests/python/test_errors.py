@@ -15,6 +15,7 @@ BUILTIN_TWINS = {
     "PeerLost": ConnectionError,
     "MismatchedCollective": RuntimeError,
     "MissingLibrary": ImportError,
+    "OtherRankFailed": errors.CheckpointError,
     "SystemFailure": OSError,
     "InternalError": RuntimeError,
     "AccelerateError": RuntimeError,

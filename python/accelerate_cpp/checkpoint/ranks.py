@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.errors import OtherRankFailed
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Ranks:
     def together(self, what: str, attempt: Callable[[], T]) -> list[T]:
         """Calls ``attempt`` on every rank and returns what all of them returned. A collective.
 
-        If it raises on any rank, this raises on all: there the same exception, elsewhere ``CheckpointError`` with
+        If it raises on any rank, this raises on all: there the same exception, elsewhere ``OtherRankFailed`` with
         ``what`` and the name of the rank. Then all ranks have ended their attempts.
         """
         error: BaseException | None = None
@@ -54,5 +54,5 @@ class Ranks:
             raise error
         for rank, (_, text) in enumerate(outcomes):
             if text is not None:
-                raise CheckpointError(f"{what}: rank {rank} failed with {text}")
+                raise OtherRankFailed(f"{what}: rank {rank} failed with {text}")
         return [value for value, _ in outcomes]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.fresh_store import fresh_store
+from accelerate_cpp.comm.joining import announced_joining
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 
@@ -63,8 +64,9 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     if env_table.WORLD_SIZE.get() is None:
         return False
     effective = DEFAULT_TIMEOUT if timeout is None else timeout
-    store, rank, world_size = _rendezvous(effective)
     register()
     chosen = backend or choose_backend(device_type)
-    dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)
+    with announced_joining():
+        store, rank, world_size = _rendezvous(effective)
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)
     return True

@@ -120,6 +120,14 @@ def _parse_place(text: str) -> tuple[int, int]:
     return int(descriptor), int(slot)
 
 
+def _parse_pipe(text: str) -> tuple[int, int, int]:
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise ValueError("expected three numbers with colons between, such as 7:4711:0")
+    descriptor, pipe, worker = map(int, parts)
+    return descriptor, pipe, worker
+
+
 def _parse_fp8_backend(text: str) -> str:
     if text.upper() not in ("NO", "AO", "TE", "MSAMP"):
         raise ValueError("expected one of NO, AO, TE, MSAMP")
@@ -143,6 +151,13 @@ BOARD: Variable[tuple[int, int] | None] = Variable(
     lambda place: ":".join(map(str, place or ())),
     None,
     "inherited descriptor of the memory file on which workers say how far they are, and this worker's slot in it",
+)
+JOINING: Variable[tuple[int, int, int] | None] = Variable(
+    "ACCELERATE_CPP_JOINING",
+    _parse_pipe,
+    lambda place: ":".join(map(str, place or ())),
+    None,
+    "inherited descriptor of the pipe on which workers say that they join a group, its inode, and this worker's number",
 )
 LIVE_VIEW = _flag("ACCELERATE_CPP_LIVE_VIEW", "show in the cell how far the workers of notebook_launcher are", True)
 RESTART_COUNT = _integer(

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import pinned
+from accelerate_cpp.launch.attendance import attendance
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import width_of_terminal, worker_environment
-from accelerate_cpp.launch.failure import describe, shell_status
+from accelerate_cpp.launch.failure import describe, failed_status, shell_status
 from accelerate_cpp.launch.plan import LaunchPlan
 from accelerate_cpp.launch.program import STDIN, start_program
 from accelerate_cpp.launch.rendezvous import rendezvous_file
@@ -23,16 +24,16 @@ from accelerate_cpp.launch.report import Attempt, write_report
 from accelerate_cpp.launch.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.streams import Streams
 from accelerate_cpp.launch.supervisor import Supervisor
-from accelerate_cpp.launch.worker_output import last_traceback
+from accelerate_cpp.launch.worker_output import blamed_ranks, last_traceback
 
 
 def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     """Runs ``plan`` to its end and returns the exit status of the launch.
 
     0 when every worker ended well; else that of the first failing worker, after as many attempts as the plan allows;
-    128 + n for signal n, also for a signal to the launcher itself, which ends the attempts; 1 when output for a log
-    file was lost. Nothing of any worker's process group is left on return. ``quiet``: no report of a failure on
-    standard error.
+    128 + n for signal n, also for a signal to the launcher itself, which ends the attempts; 1 when a worker left while
+    others needed it, or output for a log file was lost. Nothing of any worker's process group is left on return.
+    ``quiet``: no report of a failure on standard error.
 
     Raises:
         InvalidArgument: several workers cannot be started here, or not be monitored.
@@ -81,12 +82,17 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
 
             watched = stack.enter_context(board(plan.group.ranks))
             views.append(LiveView(watched, streams.progress()))
-        supervisor = stack.enter_context(Supervisor(signals, [*streams.consoles, *views], lifeline))
-        inherited = (rendezvous,) if watched is None else (rendezvous, watched.descriptor)
+        present = stack.enter_context(attendance())
+        supervisor = stack.enter_context(
+            Supervisor(
+                signals, [*streams.consoles, *views], lifeline, present, lambda rank: blamed_ranks(streams.tails[rank])
+            )
+        )
+        inherited = [rendezvous, present.descriptor] + ([] if watched is None else [watched.descriptor])
         setup = ChildSetup()
         for local_rank, rank in enumerate(plan.group.ranks):
             environment = worker_environment(plan.group, local_rank, rendezvous, restarts=(number, plan.max_restarts))
-            environment |= width_of_terminal() | streams.environment
+            environment |= width_of_terminal() | streams.environment | present.variables(rank)
             if watched is not None:
                 environment |= watched.variables(local_rank)
             with pinned(plan.group.cores_of(local_rank)):
@@ -108,7 +114,7 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
 def _status(last: Attempt) -> int:
     if last.end.interrupted_by is not None:
         return shell_status(-last.end.interrupted_by)
-    return 0 if last.failure is None else shell_status(last.failure.exit_code)
+    return 0 if last.failure is None else failed_status(last.failure)
 
 
 def _say(text: str) -> None:

@@ -21,11 +21,12 @@ from string import Template
 
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.affinity import pinned
+from accelerate_cpp.launch.attendance import Attendance, attendance
 from accelerate_cpp.launch.board import Board, board
 from accelerate_cpp.launch.cells import FunctionFailed
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import WorkerGroup, worker_environment
-from accelerate_cpp.launch.failure import RunEnd, describe, first_failure
+from accelerate_cpp.launch.failure import Blames, RunEnd, account, describe, first_failure
 from accelerate_cpp.launch.forked_child import ErrorReport, run_child
 from accelerate_cpp.launch.live_view import CELL_DELAY_SECONDS, LiveView, in_cell
 from accelerate_cpp.launch.rendezvous import rendezvous_file
@@ -163,26 +164,36 @@ def _attempt(run: _Run) -> FunctionFailed | None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what is buffered is the parent's to print
     reports = [bytearray() for _ in run.group.ranks]
+
+    def blames(worker: int) -> Collection[int] | None:
+        report = ErrorReport.parse(bytes(reports[worker]))
+        if report is None or report.blames is None:
+            return None
+        return [rank - run.group.ranks.start for rank in report.blames]
+
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
         watched, views = None, []
         if run.parent.display is not None:
             watched = stack.enter_context(board(run.group.ranks))
             views.append(LiveView(watched, in_cell(run.parent.display), CELL_DELAY_SECONDS))
-        forks = stack.enter_context(_Forks(run, rendezvous, watched))
-        supervisor = stack.enter_context(Supervisor(run.parent.signals, views))
+        present = stack.enter_context(attendance())
+        forks = stack.enter_context(_Forks(run, rendezvous, watched, present))
+        supervisor = stack.enter_context(Supervisor(run.parent.signals, views, None, present, blames))
         forks.start(supervisor, reports)
         end = supervisor.run()
-    return _failure(run.group, end, [ErrorReport.parse(bytes(report)) for report in reports])
+    return _failure(run.group, end, blames, [bytes(report) for report in reports])
 
 
 class _Forks:
     """The thread that forks the workers. It lives until they have ended: the kernel kills them when it ends."""
 
-    def __init__(self, run: _Run, rendezvous: int, watched: Board | None) -> None:
+    def __init__(self, run: _Run, rendezvous: int, watched: Board | None, present: Attendance) -> None:
         self._asked = run
         workers = range(run.group.num_processes)
-        self._environments = [run.environment(worker, rendezvous, watched) for worker in workers]
+        self._environments = [
+            run.environment(worker, rendezvous, watched) | present.variables(worker) for worker in workers
+        ]
         self._setup = ChildSetup()
         self._finished = threading.Event()
         self._forked: Future[None] = Future()
@@ -245,20 +256,17 @@ class _Forks:
         os.setpgid(pid, pid)  # the child does the same; whoever is first, the group exists before it is signalled
 
 
-def _failure(group: WorkerGroup, end: RunEnd, reports: list[ErrorReport | None]) -> FunctionFailed | None:
-    """The error of the worker that failed first. KeyboardInterrupt is raised: it ends the attempts."""
+def _failure(group: WorkerGroup, end: RunEnd, blames: Blames, reports: Sequence[bytes]) -> FunctionFailed | None:
+    """The error of the worker that failed or left first. KeyboardInterrupt is raised: it ends the attempts."""
     if end.interrupted_by is not None:
         raise KeyboardInterrupt
-
-    def lost_a_peer(number: int) -> bool:
-        report = reports[number]
-        return report is not None and report.lost_a_peer
-
-    failure = first_failure(end.workers, lost_a_peer)
+    failure = first_failure(end, blames)
     if failure is None:
         return None
-    report, rank = reports[failure.rank], group.ranks[failure.rank]
-    if report is None:
+    report, rank = ErrorReport.parse(reports[failure.rank]), group.ranks[failure.rank]
+    if failure.exit_code == 0:
+        message = f"rank {rank} {account(failure, end)}"
+    elif report is None:
         message = f"rank {rank} failed: {describe(failure.exit_code)}"
     else:
         message = f"rank {rank} failed: {report.summary}\n\n{report.traceback}"

@@ -13,21 +13,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-from accelerate_cpp.errors import PeerLost
 from accelerate_cpp.launch.child import ChildSetup
 from accelerate_cpp.launch.environment import become_worker
 from accelerate_cpp.launch.results import send
+from accelerate_cpp.launch.worker_output import blamed_by
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """The exception that ended a worker, as text: it crosses to the parent without pickling."""
+    """The exception that ended a worker, as text: it crosses to the parent without pickling.
+
+    ``blames`` are the ranks that it names as its cause; ``None`` if it is the worker's own.
+    """
 
     summary: str
     traceback: str
-    lost_a_peer: bool
+    blames: tuple[int, ...] | None
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
@@ -35,10 +38,11 @@ class ErrorReport:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_LAUNCHING):
             frames = frames.tb_next
+        summary = "".join(traceback.format_exception_only(error)).strip()
         return cls(
-            "".join(traceback.format_exception_only(error)).strip(),
+            summary,
             "".join(traceback.format_exception(type(error), error, frames)).rstrip(),
-            isinstance(error, PeerLost),
+            blamed_by(summary.partition("\n")[0]),
         )
 
     def render(self) -> bytes:
@@ -49,7 +53,9 @@ class ErrorReport:
     def parse(cls, data: bytes) -> ErrorReport | None:
         """The report in ``data``; ``None`` when the worker sent none, or died before it had sent all of it."""
         try:
-            return cls(**json.loads(data))
+            known = json.loads(data)
+            blames = known.pop("blames")
+            return cls(**known, blames=None if blames is None else tuple(blames))
         except ValueError:
             return None
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch import host
 from accelerate_cpp.launch.child import ChildSetup
-from accelerate_cpp.launch.failure import describe, first_failure, shell_status
+from accelerate_cpp.launch.failure import account, failed_status, first_failure, shell_status
 from accelerate_cpp.launch.machines import DEFAULT_PORT
 from accelerate_cpp.launch.program import STDERR, start_program
 from accelerate_cpp.launch.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.supervisor import Supervisor
 from accelerate_cpp.launch.worker import Worker
-from accelerate_cpp.launch.worker_output import Descriptor, Tail, last_traceback, says_that_a_peer_was_lost, to_all
+from accelerate_cpp.launch.worker_output import Descriptor, Tail, blamed_ranks, last_traceback, to_all
 
 # What programs elsewhere need to know of this environment; ssh itself carries none of it.
 _CARRIED = re.compile(
@@ -165,14 +165,15 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
         end = supervisor.run()
     if end.interrupted_by is not None:
         return shell_status(-end.interrupted_by)
-    failure = first_failure(end.workers, lambda rank: says_that_a_peer_was_lost(tails[rank].text))
+    # A launcher says of ranks, of which it has several, whose error it was.
+    failure = first_failure(end, lambda rank: None if blamed_ranks(tails[rank].text) is None else ())
     if failure is None:
         return 0
     if not quiet:
         name = machines[failure.rank].name
-        print(f"\nthe launcher on {name} failed first: {describe(failure.exit_code)}", file=sys.stderr)
+        print(f"\nthe launcher on {name} {account(failure, end)}", file=sys.stderr)
         print(last_traceback(tails[failure.rank].text), file=sys.stderr, flush=True)
-    return shell_status(failure.exit_code)
+    return failed_status(failure)
 
 
 def _start(command: Sequence[str], rank: int, lifeline: int, setup: ChildSetup, tail: Tail) -> Worker:

@@ -13,8 +13,8 @@ from typing import Any
 
 from accelerate_cpp.config.file import replace_text
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.launch.failure import RunEnd, WorkerEnd, describe, first_failure
-from accelerate_cpp.launch.worker_output import last_error_line, last_traceback, says_that_a_peer_was_lost
+from accelerate_cpp.launch.failure import RunEnd, WorkerEnd, account, describe, first_failure
+from accelerate_cpp.launch.worker_output import blamed_ranks, last_error_line, last_traceback
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Attempt:
 
     @property
     def failure(self) -> WorkerEnd | None:
-        """The worker whose failure caused the others; ``None`` if every worker ended well."""
-        return first_failure(self.end.workers, lambda rank: says_that_a_peer_was_lost(self.tails[rank]))
+        """The worker whose end caused those of the others; ``None`` if every worker ended well."""
+        return first_failure(self.end, lambda rank: blamed_ranks(self.tails[rank]))
 
     def sentence(self) -> str:
-        """Who failed first, where, and how; empty if nobody did."""
+        """Who failed or left first, where, and how; empty if nobody did."""
         failure = self.failure
         if failure is None:
             return ""
         where = f"rank {failure.rank} (host {socket.gethostname()}, process {self.pids[failure.rank]})"
-        return f"{where} failed first: {describe(failure.exit_code)}"
+        return f"{where} {account(failure, self.end)}"
 
     def as_data(self) -> dict[str, Any]:
         """The attempt for JSON."""

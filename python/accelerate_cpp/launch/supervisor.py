@@ -13,12 +13,15 @@ from types import TracebackType
 from typing import Protocol
 
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.launch.failure import RunEnd, WorkerEnd
+from accelerate_cpp.launch.attendance import Absence, Attendance
+from accelerate_cpp.launch.failure import Blames, RunEnd, WorkerEnd
 from accelerate_cpp.launch.signals import INTERRUPTS
 from accelerate_cpp.launch.worker import Sink, Worker, exit_code_of_ended, living_members
 
 REPORT_SECONDS = 1.0
 """After the first failure the others get this long to fail on their own: their errors may name the lost rank."""
+CAUSE_SECONDS = 30.0
+"""A rank that the errors of the failed ones name gets this long to end: it may be first to fail and last to end."""
 GRACE_SECONDS = 5.0
 """How long workers get to end after each signal before a harder one follows."""
 _CHUNK_BYTES = 64 * 1024
@@ -43,13 +46,21 @@ class Supervisor:
     Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
     their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
     ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` is as
-    SIGTERM.
+    SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` tells whom the
+    error of a worker names as its cause.
     """
 
     def __init__(
-        self, signals: socket.socket | None = None, consoles: Sequence[Periodic] = (), lifeline: int | None = None
+        self,
+        signals: socket.socket | None = None,
+        consoles: Sequence[Periodic] = (),
+        lifeline: int | None = None,
+        attendance: Attendance | None = None,
+        blames: Blames = lambda rank: None,
     ) -> None:
         self._consoles = consoles
+        self._attendance = attendance
+        self._blames = blames
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._ends: list[WorkerEnd] = []
@@ -62,6 +73,8 @@ class Supervisor:
             self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signal, signals))
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ, partial(self._on_lifeline, lifeline))
+        if attendance is not None:
+            self._selector.register(attendance.incoming, selectors.EVENT_READ, attendance.read)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -82,12 +95,14 @@ class Supervisor:
 
     def run(self) -> RunEnd:
         """Returns when every worker and every process in its group has ended."""
-        self._wait(lambda: self._all_ended or self._any_failed or self._interrupts)
-        self._wait(lambda: self._all_ended or self._interrupts, REPORT_SECONDS)
+        self._wait(lambda: self._all_ended or self._any_failed or self._interrupts or self._absence())
+        absence = self._absence()
+        self._wait(lambda: self._all_ended or self._interrupts or absence, REPORT_SECONDS)
+        self._wait(lambda: self._all_ended or self._interrupts or not self._cause_lives(), CAUSE_SECONDS)
         interrupt = self._interrupts[0] if self._interrupts else None
         ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
         self._end(ladder)
-        return RunEnd(tuple(self._ends), interrupt)
+        return RunEnd(tuple(self._ends), interrupt, absence)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -114,6 +129,20 @@ class Supervisor:
     @property
     def _any_failed(self) -> bool:
         return any(end.exit_code != 0 for end in self._ends)
+
+    def _cause_lives(self) -> bool:
+        """Whether the errors of all that have failed name one that lives."""
+        blamed = [self._blames(end.rank) for end in self._ends if end.exit_code != 0]
+        living = {worker.rank for worker in self._workers}.difference(end.rank for end in self._ends)
+        named = {rank for ranks in blamed for rank in ranks or ()}
+        return None not in blamed and not living.isdisjoint(named)
+
+    def _absence(self) -> Absence | None:
+        """Whom living workers wait for in vain, if nobody has failed."""
+        if self._attendance is None or not self._ends or self._any_failed:
+            return None
+        self._attendance.read()  # what a worker announced is there before its end
+        return self._attendance.absence([end.rank for end in self._ends])
 
     def _wait(self, until: Callable[[], object], seconds: float | None = None) -> None:
         """Handles events until ``until()`` is true or ``seconds`` have passed."""

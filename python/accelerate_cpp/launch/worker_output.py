@@ -16,7 +16,13 @@ LONGEST_LINE_BYTES = 64 * 1024
 """What is longer without an end is taken for a line."""
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
-_PEER_LOST = "accelerate_cpp.errors.PeerLost"
+# Errors that come of what another rank did or left undone, and name it.
+_CONSEQUENCES = tuple(
+    f"accelerate_cpp.errors.{name}" for name in ("PeerLost", "OtherRankFailed", "Timeout", "MismatchedCollective")
+)
+# What torch's own backends and its store say then, without a name.
+_CLOSED_CONNECTION = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): .*(by (remote )?peer|Broken pipe)")
+_RANK = re.compile(r"\brank (\d+)")
 # What torch.distributed puts before each line of an uncaught exception.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
@@ -150,6 +156,16 @@ def last_error_line(tail: str) -> str:
     return next((line for line in tail[start:].splitlines()[1:] if line and not line[0].isspace()), "")
 
 
-def says_that_a_peer_was_lost(tail: str) -> bool:
-    """Whether the error in ``tail`` is the consequence of another rank's end."""
-    return last_error_line(tail).startswith(_PEER_LOST)
+def blamed_ranks(tail: str) -> tuple[int, ...] | None:
+    """:func:`blamed_by` for the last error in ``tail``."""
+    return blamed_by(last_error_line(tail))
+
+
+def blamed_by(error: str) -> tuple[int, ...] | None:
+    """The ranks that ``error``, a line ``module.Type: message``, names as its cause; ``None`` if it is one of its own.
+
+    Empty for an error that says only that another rank is the cause. The rank that raised it may be among them.
+    """
+    if error.startswith(_CONSEQUENCES):
+        return tuple(map(int, _RANK.findall(error)))
+    return () if _CLOSED_CONNECTION.match(error) else None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.checkpoint.ranks import Ranks
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.errors import OtherRankFailed
 
 
 def test_one_rank_is_alone() -> None:
@@ -27,7 +27,7 @@ class Pair(Ranks):
 def test_the_failure_of_another_rank_is_an_error_here() -> None:
     pair = Pair(0, 2)
     object.__setattr__(pair, "other", (None, "OSError: disk full"))
-    with pytest.raises(CheckpointError, match="saving: rank 1 failed with OSError: disk full"):
+    with pytest.raises(OtherRankFailed, match="saving: rank 1 failed with OSError: disk full"):
         pair.together("saving", lambda: 1)
 
 

@@ -104,6 +104,13 @@ def test_slot_on_the_board_is_a_descriptor_and_a_number() -> None:
     assert env_table.BOARD.get(env_table.render({env_table.BOARD: (7, 0)})) == (7, 0)
 
 
+def test_pipe_of_joins_is_a_descriptor_an_inode_and_a_number() -> None:
+    assert env_table.JOINING.get({}) is None
+    assert env_table.JOINING.get(env_table.render({env_table.JOINING: (7, 4711, 0)})) == (7, 4711, 0)
+    with pytest.raises(InvalidArgument, match="three numbers with colons between"):
+        env_table.JOINING.get({"ACCELERATE_CPP_JOINING": "7:0"})
+
+
 @pytest.mark.parametrize("text", ["7", "7:", ":1", "7:x", "-1:0"])
 def test_other_places_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="two numbers with a colon between"):

@@ -44,11 +44,13 @@ def test_report_survives_the_pipe() -> None:
     assert ErrorReport.parse(report.render()) == report
     assert report.summary == "ValueError: böom"
     assert report.traceback.startswith("Traceback (most recent call last)")
-    assert not report.lost_a_peer
+    assert report.blames is None
 
 
-def test_report_knows_a_lost_peer() -> None:
-    assert ErrorReport.of(_raised(PeerLost("rank 1 died"))).lost_a_peer
+def test_report_knows_whom_the_error_blames() -> None:
+    report = ErrorReport.of(_raised(PeerLost("rank 1 died")))
+    assert report.blames == (1,)
+    assert ErrorReport.parse(report.render()) == report
 
 
 @pytest.mark.parametrize("data", [b"", b'{"summary": "Val'])

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.comm.joining import BEGINS, MESSAGE
 from accelerate_cpp.launch import supervisor as supervisor_module
+from accelerate_cpp.launch.attendance import Absence, attendance
 from accelerate_cpp.launch.failure import WorkerEnd
 from accelerate_cpp.launch.supervisor import Supervisor
 from accelerate_cpp.launch.worker import Worker, living_members
@@ -21,6 +23,7 @@ SLEEP = ["sleep", "600"]
 @pytest.fixture(autouse=True)
 def patience_of_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 600.0)
     monkeypatch.setattr(supervisor_module, "REPORT_SECONDS", 0.0)
 
 
@@ -53,6 +56,27 @@ def test_others_are_ended_when_one_fails() -> None:
         end = supervisor.run()
     assert end.workers == (WorkerEnd(1, 7, False), WorkerEnd(0, -signal.SIGTERM, True))
     assert living_members({sleeping.pid}) == []
+
+
+def test_rank_that_the_failed_ones_name_may_end_on_its_own(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "failed")
+    survivor = _python(f"import os; open({str(tmp_path / 'failed')!r}, 'w').close(); os._exit(1)")
+    cause = _python(f"open({str(tmp_path / 'failed')!r}).close(); raise SystemExit(7)")
+    with Supervisor(blames=lambda rank: [1] if rank == 0 else None) as supervisor:
+        supervisor.add(_start(0, survivor))
+        supervisor.add(_start(1, cause))
+        end = supervisor.run()
+    assert WorkerEnd(1, 7, False) in end.workers
+
+
+def test_workers_that_wait_in_vain_are_ended() -> None:
+    with attendance() as present, Supervisor(attendance=present) as supervisor:
+        supervisor.add(_start(0, SLEEP))
+        supervisor.add(_start(1, ["true"]))
+        os.write(present.descriptor, MESSAGE.pack(0, BEGINS))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 0, False), WorkerEnd(0, -signal.SIGTERM, True))
+    assert end.absence == Absence(1, [0])
 
 
 def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from accelerate_cpp.launch.worker_output import (
     LogFile,
     PrefixedText,
     Tail,
+    blamed_ranks,
     last_error_line,
     last_traceback,
     to_all,
@@ -158,3 +159,25 @@ def test_rank_prefixes_of_torch_are_left_out_of_the_report() -> None:
         "m.PeerLost: rank 0",
     ]
     assert last_error_line(tail) == "m.PeerLost: rank 0"
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        ("ValueError: rank 3 is not mine", None),
+        ("RuntimeError: shapes differ", None),
+        ("accelerate_cpp.errors.CheckpointError: rank 3 has no file", None),
+        ("accelerate_cpp.errors.PeerLost: all_reduce on rank 0 of 4: rank 3 has ended", (0, 3)),
+        ("accelerate_cpp.errors.OtherRankFailed: save_state: rank 2 failed with ValueError: boom", (2,)),
+        ("accelerate_cpp.errors.Timeout: nobody came", ()),
+        ("RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:48300", ()),
+        ("torch.distributed.DistNetworkError: Connection reset by peer", ()),
+    ],
+)
+def test_error_that_comes_of_another_rank_names_it_if_it_knows(error: str, blamed: tuple[int, ...] | None) -> None:
+    tail = f"[rank0]: Traceback (most recent call last):\n[rank0]:   File 'a.py'\n[rank0]: {error}\n"
+    assert blamed_ranks(tail) == blamed
+
+
+def test_without_an_error_nobody_is_blamed() -> None:
+    assert blamed_ranks("rank 1 says hello") is None

@@ -1,0 +1,44 @@
+"""What a worker tells its launcher about process groups: that it begins to join one, and that it has joined.
+
+Over a pipe that all workers of a launcher inherit. So the launcher sees when a worker has ended that others wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accelerate_cpp.config import env_table
+
+MESSAGE = struct.Struct("=IB")
+"""The number by which its launcher knows the worker, and one of the following. It is written in one piece."""
+BEGINS, JOINED, GAVE_UP = range(3)
+
+
+@contextmanager
+def announced_joining() -> Iterator[None]:
+    """Within it, this process joins a process group, which the launcher is told, if there is one that asked."""
+    _announce(BEGINS)
+    try:
+        yield
+    except BaseException:
+        _announce(GAVE_UP)
+        raise
+    _announce(JOINED)
+
+
+def _announce(event: int) -> None:
+    place = env_table.JOINING.get()
+    if place is None:
+        return
+    descriptor, pipe, worker = place
+    try:
+        found = os.fstat(descriptor)
+        # A program that a worker starts may have inherited the variable without the descriptor.
+        if stat.S_ISFIFO(found.st_mode) and found.st_ino == pipe:
+            os.write(descriptor, MESSAGE.pack(worker, event))
+    except OSError:  # closed, or the launcher has gone: its end is not this module's to report
+        return
