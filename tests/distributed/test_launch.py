@@ -150,6 +150,59 @@ def test_killed_launcher_takes_its_workers_along(launch: Callable[..., Job]) -> 
     eventually(lambda: not any(map(lives, workers)))
 
 
+# The last says no to every signal that can be refused; the data loader's have been forked.
+STARTS_OTHERS = """
+import torch
+from torch.utils.data import DataLoader
+first = subprocess.Popen(['sleep', '600']).pid
+second = subprocess.Popen(['sh', '-c', 'trap "" HUP INT QUIT TERM; sleep 600; sleep 600']).pid
+batches = iter(DataLoader(range(100), num_workers=2))
+next(batches)
+pids = [first, second, *(worker.pid for worker in batches._workers)]
+leave(f'started-{RANK}', ' '.join(map(str, pids)))
+"""
+
+
+def _pids_of_others(folder: Path) -> list[int]:
+    for rank in range(2):
+        eventually((folder / f"started-{rank}").exists)
+    return [int(pid) for rank in range(2) for pid in (folder / f"started-{rank}").read_text().split()]
+
+
+def test_killed_launcher_takes_along_what_workers_have_started(launch: Callable[..., Job]) -> None:
+    job = launch(STARTS_OTHERS + WAITS)
+    others = _pids_of_others(job.folder)
+    assert all(map(lives, others))
+    job.process.kill()
+    eventually(lambda: not any(map(lives, [job.pid("pid-0"), job.pid("pid-1"), *others])))
+
+
+def test_sigquit_lets_workers_clean_up_and_takes_along_what_they_have_started(launch: Callable[..., Job]) -> None:
+    cleans_up = "signal.signal(signal.SIGTERM, lambda *_: (leave(f'cleaned-{RANK}', 1), sys.exit(1)))\n"
+    job = launch(cleans_up + STARTS_OTHERS + WAITS)
+    others = _pids_of_others(job.folder)
+    job.process.send_signal(signal.SIGQUIT)
+    assert job.end()[0] == 128 + signal.SIGQUIT
+    assert all((job.folder / f"cleaned-{rank}").exists() for rank in range(2))
+    assert not any(map(lives, others))
+
+
+def test_killed_notebook_takes_along_what_workers_have_started(tmp_path: Path) -> None:
+    (tmp_path / "function.py").write_text(f"{NAMES_ITSELF}\n{STARTS_OTHERS}\n{WAITS}")
+    (tmp_path / "notebook.py").write_text(
+        "import runpy\n"
+        "from accelerate_cpp import notebook_launcher\n"
+        "notebook_launcher(lambda: runpy.run_path('function.py'), num_processes=2)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "notebook.py"], cwd=tmp_path, env={**os.environ, "ACCELERATE_USE_CPU": "true"}
+    ) as notebook:
+        others = _pids_of_others(tmp_path)
+        assert all(map(lives, others))
+        notebook.kill()
+    eventually(lambda: not any(map(lives, others)))
+
+
 @pytest.mark.parametrize("script", [WAITS, "if RANK == '0': raise SystemExit(0)\n" + WAITS])
 def test_ctrl_c_ends_the_workers(launch: Callable[..., Job], script: str) -> None:
     job = launch(script)

@@ -15,6 +15,7 @@ from typing import Protocol
 from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.attendance import Absence, Attendance
 from accelerate_cpp.launch.failure import Blames, RunEnd, WorkerEnd
+from accelerate_cpp.launch.guard import Guard
 from accelerate_cpp.launch.signals import INTERRUPTS
 from accelerate_cpp.launch.worker import Sink, Worker, exit_code_of_ended, living_members
 
@@ -42,6 +43,8 @@ class Periodic(Protocol):
 
 class Supervisor:
     """Owns the workers added to it. Leaving the context ends whatever still runs, reads the pipes empty, and reaps.
+
+    If this process is killed, the kernel ends the workers, and a guard what they have started in their groups.
 
     Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
     their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
@@ -77,6 +80,7 @@ class Supervisor:
             self._selector.register(attendance.incoming, selectors.EVENT_READ, attendance.read)
 
     def __enter__(self) -> Supervisor:
+        self._guard = Guard()
         return self
 
     def add(self, worker: Worker) -> None:
@@ -88,6 +92,7 @@ class Supervisor:
             worker.reap()
             raise
         self._workers.append(worker)
+        self._guard.watch(worker.pid)
         for descriptor, sink in worker.outputs.items():
             os.set_blocking(descriptor, False)
             self._outputs[descriptor] = sink
@@ -114,6 +119,7 @@ class Supervisor:
             for console in self._consoles:
                 console.show_all()
         finally:
+            self._guard.dismiss()
             ended = {end.rank for end in self._ends}
             for worker in self._workers:
                 if worker.rank in ended:
