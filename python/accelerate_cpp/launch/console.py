@@ -14,7 +14,7 @@ from accelerate_cpp.launch.worker import Sink
 from accelerate_cpp.launch.worker_output import LONGEST_LINE_BYTES, Descriptor, visible
 
 HOLD_SECONDS = 0.2
-"""How long a line waits for other ranks to say the same."""
+"""How long a line waits for other ranks to say the same, and an unfinished one of the plain rank for its end."""
 _MOST_HELD_LINES = 1000
 _ERASE_LINE = b"\r\x1b[K"
 
@@ -33,8 +33,9 @@ class Console:
 
     Lines keep the order in which they came first. One that all ranks have said is shown as ``[×8] text``, one that only
     some say within :data:`HOLD_SECONDS` as ``[1,4-6 ×4] text``, or ``[1] text``. What only ``plain_rank`` says is shown
-    as it is; its unfinished line, such as a progress bar, is shown as it grows, and stays below the lines of others.
-    Unfinished lines of other ranks wait for their end.
+    as it is; its unfinished line is shown when it has waited as long for its end, a progress bar (with a carriage
+    return in it) at once. From then on it is shown as it grows, and stays below the lines of others. Unfinished lines
+    of other ranks wait for their end.
 
     Args:
         write: writes on the descriptor; ``None``: it is written to as it is.
@@ -51,6 +52,8 @@ class Console:
         self._write = write or Descriptor(descriptor)
         self._is_terminal = os.isatty(descriptor)
         self._unfinished = dict.fromkeys(ranks, b"")  # the plain rank's is on the descriptor
+        self._begun = b""  # of the plain rank's unfinished line, not on the descriptor yet
+        self._begun_due = 0.0
         self._plain_rank = plain_rank if plain_rank in self._unfinished else None
         self._clock = clock
         self._held: deque[_Line] = deque()
@@ -62,7 +65,10 @@ class Console:
 
     def seconds_left(self) -> float | None:
         """How long until :meth:`show_due` has something to do; ``None`` when nothing waits."""
-        return max(0.0, self._held[0].due - self._clock()) if self._held else None
+        due = [self._held[0].due] if self._held else []
+        if self._begun:
+            due.append(self._begun_due)
+        return max(0.0, min(due) - self._clock()) if due else None
 
     def show_due(self) -> None:
         """Shows the lines that have waited long enough, or for which there is no rank to wait for."""
@@ -72,18 +78,21 @@ class Console:
             or len(self._held) > _MOST_HELD_LINES
         ):
             self._show(self._held.popleft())
+        if self._begun and self._begun_due <= self._clock():
+            self._show_begun()
 
     def show_all(self) -> None:
-        """Shows every line that waits."""
-        while self._held:
-            self._show(self._held.popleft())
+        """Shows every line that waits, also an unfinished one."""
+        self._show_held()
+        self._show_begun()
 
     def announce(self, sentence: str) -> None:
-        """Shows a line of the launcher's own, after those that wait."""
-        self.show_all()
+        """Shows a line of the launcher's own, after those that wait, but before an unfinished one that does."""
+        self._show_held()
         self._put(sentence.encode() + b"\n")
 
     def _take_plain(self, rank: int, chunk: bytes) -> None:
+        ends = not chunk
         if self._is_interrupted and chunk:
             chunk, self._is_interrupted = chunk.removeprefix(b"\n"), False
         begun = self._unfinished[rank]
@@ -91,14 +100,26 @@ class Console:
             first, newline, chunk = chunk.partition(b"\n")
             self._write(first + newline)
             self._unfinished[rank] = b"" if newline else visible(begun + first)
-        *lines, rest = chunk.split(b"\n")
+        due = self._begun_due if self._begun and b"\n" not in chunk else self._clock() + HOLD_SECONDS
+        *lines, rest = (self._begun + chunk).split(b"\n")
+        self._begun = b""
         for line in lines:
             self._hold(rank, line)
-        if rest:
+        self._begun, self._begun_due = rest, due
+        if ends or b"\r" in rest or len(rest) > LONGEST_LINE_BYTES:
+            self._show_begun()
+
+    def _show_begun(self) -> None:
+        """Shows what there is of the plain rank's unfinished line, which then grows on the descriptor."""
+        if self._begun and self._plain_rank is not None:
             if not self._is_terminal:  # on a terminal lines can be put above it
-                self.show_all()
-            self._write(rest)
-            self._unfinished[rank] = visible(rest)
+                self._show_held()
+            self._write(self._begun)
+            self._unfinished[self._plain_rank], self._begun = visible(self._begun), b""
+
+    def _show_held(self) -> None:
+        while self._held:
+            self._show(self._held.popleft())
 
     def _take(self, rank: int, chunk: bytes) -> None:
         *lines, rest = (self._unfinished[rank] + chunk).split(b"\n")

@@ -207,4 +207,52 @@ def test_line_of_the_launchers_own_comes_after_those_that_wait(screen: Screen) -
     screen.say(1, "said before\n")
     screen.say(0, "begun")
     screen.console.announce("by the way")
-    assert screen.shown() == "[1] said before\nbegun\nby the way\n"
+    assert screen.shown() == "[1] said before\nby the way\n"
+    screen.say(0, " and done\n")
+    screen.pass_time()
+    assert screen.shown() == "begun and done\n"
+
+
+def test_line_that_comes_in_pieces_is_not_cut_by_lines_of_others(screen: Screen) -> None:
+    screen.say(0, "loss")
+    screen.say(1, "look\n")
+    screen.say(0, " ")
+    screen.say(2, "look\n")
+    screen.say(0, "0.5")
+    screen.say(0, "\n")
+    screen.pass_time()
+    assert screen.shown() == "[1-2 ×2] look\nloss 0.5\n"
+
+
+def test_line_that_comes_in_pieces_can_be_said_by_all(screen: Screen) -> None:
+    for rank in range(3):
+        for piece in ("care", "ful", "\n"):
+            screen.say(rank, piece)
+    assert screen.shown() == "[×3] careful\n"
+
+
+def test_line_without_an_end_is_shown_after_a_moment_and_then_as_it_grows(terminal: Screen) -> None:
+    terminal.say(0, "name")
+    terminal.say(0, "?")
+    assert terminal.shown() == ""
+    assert terminal.console.seconds_left() == HOLD_SECONDS
+    terminal.now += HOLD_SECONDS / 2
+    terminal.say(0, " ")
+    assert terminal.console.seconds_left() == pytest.approx(HOLD_SECONDS / 2)
+    terminal.pass_time()
+    assert terminal.shown() == "name? "
+    assert terminal.console.seconds_left() is None
+    terminal.say(0, "me")
+    terminal.say(1, "look\n")
+    terminal.pass_time()
+    assert terminal.shown() == "me\r\x1b[K[1] look\nname? me"
+
+
+def test_next_line_waits_its_own_time(screen: Screen) -> None:
+    screen.say(0, "first")
+    screen.now += HOLD_SECONDS / 2
+    screen.say(0, "\nsecond")
+    screen.console.show_all()
+    assert screen.shown() == "first\nsecond"
+    screen.say(0, "\nthird")
+    assert screen.console.seconds_left() == pytest.approx(HOLD_SECONDS)
