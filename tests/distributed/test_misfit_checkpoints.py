@@ -111,6 +111,7 @@ def test_a_model_that_does_not_fit_on_one_rank_leaves_all_ranks_as_they_were(tmp
     ranks = run_processes(misfitting, 2, str(tmp_path / "c"))
     assert [rank["unchanged"] for rank in ranks] == [True, True]
     assert all(
-        "model 1 does not fit Linear: shapes differ: weight (1, 2) for (3, 2)" in rank["error"] for rank in ranks
+        "model_1.safetensors does not fit Linear: shapes differ: weight (1, 2) for (3, 2)" in rank["error"]
+        for rank in ranks
     )
     assert "rank 1 failed" in ranks[0]["error"]

@@ -144,7 +144,7 @@ MISFITS: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
     "shape of the last model": (
         {"last_width": 5},
         rewritten("optimizer_1.bin", lambda state: {**state, "state": {}}),
-        r"model 1 does not fit Linear: shapes differ: weight",
+        r"model_1.safetensors does not fit Linear: shapes differ: weight",
     ),
     "name in the first model": (
         {},

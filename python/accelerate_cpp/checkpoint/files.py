@@ -5,6 +5,7 @@ from __future__ import annotations
 import _codecs
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 # In messages of torch.load about what it was asked for, not about the file.
 _OF_THE_CALLER = ("deserialize object on", "unexpected keyword argument", "map_location", "CUDA error")
+# What torch.load says of a pickle that names what may not be called.
+_REFUSED = re.compile(
+    r"(?:unsupported global: |unsupported )GLOBAL (?P<name>\S+)"
+    r"|(?:reduce for unrecognized function |allowlisted via `add_safe_globals`,? but got )(?P<object>.+)",
+    re.IGNORECASE,
+)
 _np_core: Any = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined,unused-ignore]
 # What the states of NumPy's generators need beside what torch lets a pickle load without asking.
 SAFE_GLOBALS: list[Any] = [_np_core.multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode]
@@ -181,11 +188,14 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if "Weights only load failed" in str(error) and "Unsupported" in str(error):
+        refused = _REFUSED.search(str(error))
+        if refused is not None:
+            called = refused["name"] or refused["object"]
             raise CheckpointError(
                 f"{path}: expected {holds}, made of tensors and plain values; loading it would call functions of the "
-                f"file's choice ({_reason(error)}). If you trust whoever wrote it, pass "
-                "load_kwargs={'weights_only': False} to load_state"
+                f"file's choice: it names {called}. Nothing was called. Load another checkpoint; only if you trust "
+                "whoever wrote this one, torch.load(..., weights_only=False) reads the file, and for optimizers, "
+                "schedulers and loaders load_state(..., load_kwargs={'weights_only': False})"
             ) from error
         if any(text in str(error) for text in _OF_THE_CALLER):
             raise InvalidArgument(

@@ -6,6 +6,7 @@ What an object with loading code of its own accepts, only that code knows: it ca
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from accelerate_cpp.errors import CheckpointError
 
 _NAMED = 5  # names in a message
 _TORCHS_OWN = "torch.nn.modules."
+_TORCHS_OPTIMIZERS = "torch.optim."
 # What torch lets a state lack that was saved without the versions of its modules.
 _OPTIONAL = "num_batches_tracked"
 # What optimizers keep for each element of a parameter.
@@ -40,6 +42,12 @@ def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = 
         if name in state and not _fits(state[name], value)
     ]
     wrong += _listed("shapes differ:", shapes)
+    others = [
+        f"{name} (a {type(state[name]).__name__})"
+        for name, value in own.items()
+        if name in state and isinstance(value, torch.Tensor) and not isinstance(state[name], torch.Tensor)
+    ]
+    wrong += _listed("these are no tensors:", others)
     if wrong:
         raise CheckpointError(
             f"{source} does not fit {type(model).__name__}: {'; '.join(wrong)}. Prepare the model that the checkpoint "
@@ -54,7 +62,7 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     _ask(inner, state)
     if type(inner).load_state_dict is not torch.optim.Optimizer.load_state_dict or _has_hooks(inner):
         return
-    _require_entries(state, ("state", "param_groups"), source)
+    _require_form_of_optimizer(state, source)
     sizes = [len(group["params"]) for group in inner.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if saved != sizes:
@@ -76,6 +84,57 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
             f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Give it the "
             "parameters that it was saved with; nothing has been changed"
         )
+    are_plain = all(type(parameter) in (torch.Tensor, torch.nn.Parameter) for parameter in parameters)
+    if are_plain and type(inner).__module__.startswith(_TORCHS_OPTIMIZERS):
+        _try_on_a_double(inner, state, source)
+
+
+def _require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:
+    _require_entries(state, ("state", "param_groups"), source)
+    groups = state["param_groups"]
+    is_sound = (
+        isinstance(state["state"], Mapping)
+        and isinstance(groups, list)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+        and all(isinstance(number, int | str) for group in groups for number in group["params"])
+    )
+    if not is_sound:
+        raise CheckpointError(
+            f"{source}: expected the state of an optimizer, with a dict 'state' and a list 'param_groups' of dicts "
+            "with lists 'params' of numbers; found other types there. It is damaged or of another program: load "
+            "another checkpoint; nothing has been changed"
+        )
+
+
+def _try_on_a_double(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
+    """Has an optimizer of the same class load ``state``, for parameters without memory.
+
+    Raises:
+        CheckpointError: it cannot, or it would lack settings that it needs for a step.
+    """
+    double = object.__new__(type(optimizer))
+    double.__dict__.update(optimizer.__dict__)
+    double.state = defaultdict(dict)
+    double.param_groups = [
+        {**group, "params": [parameter.detach().to("meta") for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    double._optimizer_load_state_dict_post_hooks = OrderedDict()
+    name = type(optimizer).__name__
+    try:
+        double.load_state_dict(dict(state))
+    except Exception as error:
+        raise CheckpointError(
+            f"{source} is not the state of {name}, which cannot load it ({type(error).__name__}: {error}); prepare the "
+            "kind of optimizer that it was saved with, or load another checkpoint; nothing has been changed"
+        ) from error
+    groups = zip(double.param_groups, optimizer.param_groups, strict=True)
+    lacking = sorted({key for group, own in groups for key in optimizer.defaults if key in own and key not in group})
+    if lacking:
+        raise CheckpointError(
+            f"{source} is not the state of {name}: {_listed('its groups lack', lacking)[0]}; prepare the kind of "
+            "optimizer that it was saved with, or load another checkpoint; nothing has been changed"
+        )
 
 
 def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
@@ -85,7 +144,10 @@ def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
     _ask(inner, state)
     if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
         own = vars(inner)
-        _require_entries(state, [name for name in _OF_SCHEDULES if name in own], source)
+        needed = [name for name in _OF_SCHEDULES if name in own]
+        if "last_epoch" in own and type(inner).__module__.startswith(_TORCHS_OPTIMIZERS):
+            needed.append("last_epoch")
+        _require_entries(state, needed, source)
 
 
 def check_scaler(state: Any, scaler: Any, source: str) -> None:

@@ -19,6 +19,7 @@ from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
+from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import CheckpointError
 
 MANIFEST_NAME = "accelerate_cpp.json"
@@ -69,12 +70,14 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        body = json.loads(path.read_bytes())
+        body = parsed_json(path.read_bytes())
+        if not isinstance(body, dict):
+            raise ValueError(f"a {type(body).__name__} instead of an object")
         checksum, version = body.pop("xxh3"), body["format"]
         if version == _FORMAT and checksum == _checksum(body):
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
             return Manifest(body["iteration"], body["world_size"], files, body["cursors"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected the manifest of a checkpoint, found {error}; {_ADVICE}") from error
     if version != _FORMAT:
         raise CheckpointError(

@@ -207,7 +207,7 @@ def read_models(folder: Path, models: Sequence[torch.nn.Module], strict: bool = 
     for index, model in enumerate(models):
         state = read_model(folder, index)
         fitted.append(fit_names(state, model))
-        check_model(fitted[-1], model, f"{folder}: the state of model {index}", strict)
+        check_model(fitted[-1], model, str(_file_of_model(folder, index)), strict)
     return fitted
 
 
@@ -258,11 +258,22 @@ def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
 
 def read_model(folder: Path, index: int = 0) -> dict[str, Any]:
     """The state of model ``index`` on the CPU: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
+    path, holds = _file_of_model(folder, index), f"the weights of model {index}"
+    if path.suffix == ".safetensors":
+        return read_safetensors(path, holds)
+    state = dict(_mapping_in(path, holds))
+    foreign = next((name for name in state if not isinstance(name, str)), None)
+    if foreign is not None:
+        raise CheckpointError(
+            f"{path}: expected {holds}, a dict with names, found the key {foreign!r}; it is no state of a model: load "
+            "another checkpoint"
+        )
+    return state
+
+
+def _file_of_model(folder: Path, index: int) -> Path:
     safe, pickled = (folder / numbered_name(name, index) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
-    holds = f"the weights of model {index}"
-    if not safe.is_file() and pickled.is_file():
-        return dict(_mapping_in(pickled, holds))
-    return read_safetensors(safe, holds)
+    return pickled if pickled.is_file() and not safe.is_file() else safe
 
 
 def fit_names(state: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:

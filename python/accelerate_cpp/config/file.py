@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.config.text import parsed_json, parsed_yaml
 from accelerate_cpp.errors import InvalidArgument
 
 NAME = "default_config.yaml"
@@ -182,18 +183,11 @@ def content_of(path: Path, kind: str = "a file of keys and values", hint: str = 
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
-    if path.suffix == ".json":
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise InvalidArgument(f"{path} is no JSON: {error}") from error
-    else:
-        import yaml  # here, as most launches read no file
-
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InvalidArgument(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    kind, parsed = ("JSON", parsed_json) if path.suffix == ".json" else ("YAML", parsed_yaml)
+    try:
+        content = parsed(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{path} is no {kind} that can be read: {error}") from error
     if not isinstance(content, dict):
         raise InvalidArgument(f"{path}: expected keys and values, found {type(content).__name__}")
     return content

@@ -5,7 +5,6 @@ Files are mapped, so that a tensor takes memory only when it is copied or conver
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 from accelerate_cpp.checkpoint.files import read_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
+from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
 __all__ = ["CheckpointFile", "checkpoint_files", "open_checkpoint"]
@@ -51,6 +51,9 @@ class CheckpointFile:
             content = read_pickle(path, "a state dict", map_location="cpu", mmap=mapped)
             if not isinstance(content, Mapping):
                 raise CheckpointError(f"{path}: expected a state dict, found a {type(content).__name__}")
+            foreign = next((name for name in content if not isinstance(name, str)), None)
+            if foreign is not None:
+                raise CheckpointError(f"{path}: expected a state dict, with names; found the key {foreign!r}")
             self._content, self._names = content, list(content)
 
     def __iter__(self) -> Iterator[str]:
@@ -135,7 +138,7 @@ def _in_folder(folder: Path) -> Path:
 
 def _of_index(path: Path) -> tuple[list[Path], dict[str, Path]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(path.read_text(encoding="utf-8"))
         where = {name: path.parent / file for name, file in content.get("weight_map", content).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: expected the index of a checkpoint in several files ({error})") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import InvalidArgument
 
 __all__ = ["HfDeepSpeedConfig"]
@@ -102,7 +102,7 @@ def _read(found: Any) -> dict[str, Any]:
     path = Path(found)
     try:
         text = path.read_text(encoding="utf-8") if _is_file(path) else _inline(str(found))
-        config = json.loads(text)
+        config = parsed_json(text)
     except ValueError as error:
         raise InvalidArgument(
             f"configuration of DeepSpeed: {os.fspath(found)!r} is neither a file with JSON nor JSON ({error})"

@@ -6,7 +6,6 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.utils.model_memory import Inputs
 
@@ -142,7 +142,7 @@ def _downloaded(name: str) -> Path:
 
 def _library_of(name: str, path: Path) -> str:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as a model's configuration ({error})") from error
     if isinstance(content, dict) and "model_type" in content:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
+from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.utils.module_tensors import as_dtype
 from accelerate_cpp.utils.placement import prefixes
@@ -115,7 +116,7 @@ def read_offload_index(offload_folder: Folder) -> Index:
     """
     path = Path(offload_folder) / INDEX_NAME
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected the index of offloaded weights, found none ({error})") from error
     if not isinstance(index, dict):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
+import pickletools
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +72,34 @@ class Hostile:
 
     def __reduce__(self) -> object:
         return Path.touch, (self.victim,)
+
+
+class Calling:
+    def __init__(self, function: Callable[..., object], argument: object) -> None:
+        self.call = function, (argument,)
+
+    def __reduce__(self) -> object:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(os.system, r"posix\.system"), (eval, "eval"), (sys.exit, r"sys\.exit"), (len, "len")]
+)
+def test_what_a_pickle_would_have_called_is_named(tmp_path: Path, function: Callable[..., object], name: str) -> None:
+    torch.save([Calling(function, "1")], tmp_path / "optimizer.bin")
+    words = rf"optimizer\.bin: .* call functions .* it names (\w+\.)?{name}\."
+    with pytest.raises(CheckpointError, match=words) as refused:
+        read_pickle(tmp_path / "optimizer.bin", "the state of optimizer 0")
+    assert "damaged" not in str(refused.value)
+
+
+def test_reduce_of_an_allowed_class_that_is_no_function_is_named(tmp_path: Path) -> None:
+    # A pickle that calls what it has built itself: torch names the object.
+    content = pickletools.optimize(b"\x80\x02ccollections\nOrderedDict\n)R)R.")
+    (tmp_path / "optimizer.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin: ") as refused:
+        read_pickle(tmp_path / "optimizer.bin", "the state of optimizer 0")
+    assert "call functions" in str(refused.value)
 
 
 def test_a_pickle_that_calls_functions_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:

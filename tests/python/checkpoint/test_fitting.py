@@ -80,7 +80,9 @@ def adam(*shapes: tuple[int, ...], kind: Any = torch.optim.Adam) -> torch.optim.
     return optimizer
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adafactor, torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.Adafactor, torch.optim.SGD, torch.optim.NAdam, torch.optim.LBFGS]
+)
 def test_an_optimizer_fits_the_state_of_its_like_and_none_with_more_or_fewer_parameters(kind: Any) -> None:
     if kind is torch.optim.LBFGS:
         weight = torch.nn.Parameter(torch.ones(2))
@@ -99,6 +101,33 @@ def test_an_optimizer_fits_the_state_of_its_like_and_none_with_more_or_fewer_par
 def test_moments_of_another_shape_are_refused_which_torch_would_take() -> None:
     with pytest.raises(CheckpointError, match=r"exp_avg of parameter 0 \(2, 3\) for \(3, 2\)"):
         check_optimizer(adam((2, 3)).state_dict(), adam((3, 2)), "the file")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"state": [1], "param_groups": 3},
+        {"state": {0: 3}, "param_groups": [3]},
+        {"state": {}, "param_groups": [{"lr": 1}]},
+        {"state": {}, "param_groups": [{"params": [[1]]}]},
+        {"state": {0: {"exp_avg": 1}}, "param_groups": [{"params": [0]}]},
+    ],
+)
+def test_a_state_that_torch_stumbles_over_is_refused_with_its_file(state: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, KeyError, ValueError)):
+        adam((2,)).load_state_dict(copy.deepcopy(state))
+    with pytest.raises(CheckpointError, match=r"^the file.* nothing has been changed$"):
+        check_optimizer(state, adam((2,)), "the file")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_a_state_of_another_optimizer_is_refused_and_the_own_is_not_touched(kind: Any) -> None:
+    own = adam((2, 3), (3,))
+    before = copy.deepcopy(own.state_dict())
+    with pytest.raises(CheckpointError, match="the file is not the state of Adam"):
+        check_optimizer(adam((2, 3), (3,), kind=kind).state_dict(), own, "the file")
+    torch.testing.assert_close(own.state_dict()["state"], before["state"])
+    assert own.state_dict()["param_groups"] == before["param_groups"]
 
 
 def test_an_optimizer_that_loads_in_a_way_of_its_own_is_asked() -> None:
@@ -121,6 +150,8 @@ def test_schedules_loaders_and_scalers_need_what_they_take_out() -> None:
     check_scheduler(by_lambda.state_dict(), by_lambda, "the file")
     with pytest.raises(CheckpointError, match="the file lacks lr_lambdas"):
         check_scheduler(plain.state_dict(), by_lambda, "the file")
+    with pytest.raises(CheckpointError, match="the file lacks last_epoch"):
+        check_scheduler({"state": {}, "param_groups": []}, plain, "the file")
     scaler = torch.amp.GradScaler("cpu")
     check_scaler(scaler.state_dict(), scaler, "the file")
     with pytest.raises(CheckpointError, match="the file lacks growth_factor"):

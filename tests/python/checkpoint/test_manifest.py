@@ -39,7 +39,9 @@ def test_a_folder_of_the_original_has_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1', '{"format": 1, "xxh3": 5}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, "1" * 5000, "{}", '{"format": 1', '{"format": 1, "xxh3": 5}']
+)
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=MANIFEST_NAME):

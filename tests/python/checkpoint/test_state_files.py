@@ -162,6 +162,22 @@ def test_random_states_of_another_kind_are_refused(tmp_path: Path) -> None:
             read_states(tmp_path, Parts(), rank)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([1], "a dict, found list"),
+        (3, "a dict, found int"),
+        ({0: torch.zeros(1)}, "a dict with names, found the key 0"),
+        ({"weight": 3, "bias": torch.zeros(1)}, r"these are no tensors: weight \(a int\)"),
+        ({"state": {}, "param_groups": []}, "it lacks weight, bias"),
+    ],
+)
+def test_weights_of_another_kind_are_refused(tmp_path: Path, content: Any, words: str) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin.*{words}"):
+        read_models(tmp_path, [torch.nn.Linear(1, 1)])
+
+
 def test_names_that_do_not_fit_stay_for_torch_to_complain_about() -> None:
     assert fit_names({"other": torch.zeros(1)}, torch.nn.Linear(1, 1)).keys() == {"other"}
 

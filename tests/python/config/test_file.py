@@ -92,6 +92,9 @@ def test_a_missing_file_and_one_that_is_no_json_are_refused(tmp_path: Path) -> N
         file.load(tmp_path / "absent.yaml")
     with pytest.raises(InvalidArgument, match=r"c\.json is no JSON"):
         file.load(written(tmp_path, "{", "c.json"))
+    for name in ("c.json", "c.yaml"):
+        with pytest.raises(InvalidArgument, match=rf"{name} is no (JSON|YAML) that can be read: .* nested more deeply"):
+            file.load(written(tmp_path, "[" * 100_000, name))
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(InvalidArgument, match=r"bytes\.yaml: cannot be read"):
         file.load(tmp_path / "bytes.yaml")

@@ -108,7 +108,7 @@ def test_an_index_must_fit_its_files(tmp_path: Path) -> None:
         open_checkpoint(index)
 
 
-@pytest.mark.parametrize("content", ["{nonsense", "[1]", '{"weight_map": {"a": 5}}'])
+@pytest.mark.parametrize("content", ["{nonsense", "[1]", "[" * 100_000, '{"weight_map": {"a": 5}}'])
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.index.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"x\.index\.json: expected the index"):
