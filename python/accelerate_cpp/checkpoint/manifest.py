@@ -15,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.ranks import Ranks
@@ -64,7 +65,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of ``folder``; ``None`` where there is none, as in checkpoints of the original.
 
     Raises:
-        CheckpointError: it is damaged, or from a later version of this package.
+        CheckpointError: it is damaged, from a later version of this package, or names files outside of ``folder``.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -75,6 +76,8 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise ValueError(f"a {type(body).__name__} instead of an object")
         checksum, version = body.pop("xxh3"), body["format"]
         if version == _FORMAT and checksum == _checksum(body):
+            for name in body["files"]:
+                path_within(folder, name, path)
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
             return Manifest(body["iteration"], body["world_size"], files, body["cursors"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

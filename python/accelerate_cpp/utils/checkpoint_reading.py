@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
@@ -110,7 +111,7 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, Path]]:
 
     Raises:
         InvalidArgument: there is none, or there are several indices.
-        CheckpointError: the index cannot be read, or names a file that is not there.
+        CheckpointError: the index cannot be read, or names a file that is not there, or not in its folder.
     """
     if path.is_dir():
         path = _in_folder(path)
@@ -139,7 +140,9 @@ def _in_folder(folder: Path) -> Path:
 def _of_index(path: Path) -> tuple[list[Path], dict[str, Path]]:
     try:
         content = parsed_json(path.read_text(encoding="utf-8"))
-        where = {name: path.parent / file for name, file in content.get("weight_map", content).items()}
+        named = content.get("weight_map", content)
+        within = {file: path_within(path.parent, file, path) for file in set(named.values())}
+        where = {name: within[file] for name, file in named.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: expected the index of a checkpoint in several files ({error})") from error
     paths = sorted(set(where.values()))

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
@@ -142,7 +144,12 @@ def _merge(source: Path, target: Path, safe_serialization: bool) -> None:
     whole = target / f"merging-{os.getpid()}.tmp"
     try:
         try:
+            stored = FileSystemReader(source).read_metadata().storage_data or {}
+            for part in {place.relative_path for place in stored.values()}:
+                path_within(source, part, source / _METADATA)
             dcp_to_torch_save(source, whole)
+        except CheckpointError:
+            raise
         except (Exception, CheckpointException) as error:  # the latter, of torch, is none of the former
             reasons = [str(cause) for cause, _ in getattr(error, "failures", {}).values()] or [str(error)]
             raise CheckpointError(

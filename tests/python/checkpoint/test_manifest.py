@@ -49,6 +49,20 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     assert why_not_whole(tmp_path, Ranks()) is not None
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link"])
+def test_a_manifest_that_names_files_outside_of_its_folder_is_refused_before_they_are_read(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    record = write_bytes(tmp_path / "secret", b"secret")
+    (folder / "link").symlink_to("../secret")
+    Manifest(1, 1, {name: record}, []).write(folder)
+    with pytest.raises(CheckpointError, match=r"out of (it|the folder)"):
+        read_manifest(folder)
+    assert "Nothing was read" in str(why_not_whole(folder, Ranks()))
+
+
 def test_a_manifest_that_was_changed_is_noticed(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / MANIFEST_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import resource
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from accelerate_cpp import load_checkpoint_and_dispatch
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.utils.checkpoint_loading import load_checkpoint_in_model, load_state_dict
 from accelerate_cpp.utils.empty_init import init_empty_weights
@@ -144,6 +146,18 @@ def test_a_truncated_shard_is_named_and_nothing_is_loaded(saved: Net, tmp_path: 
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors: expected tensors .* cut short"):
         load_checkpoint_in_model(model, folder, device_map={"": "cpu"})
     assert {tensor.device.type for tensor in model.parameters()} == {"meta"}
+
+
+def test_an_index_that_leads_out_of_its_folder_is_refused_and_nothing_is_loaded(saved: Net, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    save_file(saved.state_dict(), tmp_path / "elsewhere.safetensors")
+    where = dict.fromkeys(saved.state_dict(), "../elsewhere.safetensors")
+    (tmp_path / "folder" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    for load in (load_checkpoint_in_model, load_checkpoint_and_dispatch):
+        model = empty()
+        with pytest.raises(CheckpointError, match=r"index\.json names '\.\./elsewhere\.safetensors': .* leads out"):
+            load(model, tmp_path / "folder", device_map={"": "cpu"})
+        assert {tensor.device.type for tensor in model.parameters()} == {"meta"}
 
 
 def test_a_full_disk_leaves_neither_files_nor_half_a_model(tmp_path: Path) -> None:

@@ -108,6 +108,26 @@ def test_an_index_must_fit_its_files(tmp_path: Path) -> None:
         open_checkpoint(index)
 
 
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_an_index_names_no_files_outside_of_its_folder(tmp_path: Path, is_absolute: bool) -> None:
+    elsewhere = write(tmp_path / "c.safetensors", {"c": torch.zeros(1)})
+    (tmp_path / "folder").mkdir()
+    index = shards(tmp_path / "folder", c=str(elsewhere) if is_absolute else "../c.safetensors")
+    with pytest.raises(CheckpointError, match=r"index\.json names '.*c\.safetensors': .* leads out of it"):
+        open_checkpoint(index)
+
+
+def test_an_index_in_a_hubs_cache_names_links(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    shards(snapshot)
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(blobs / str(number))
+        path.symlink_to(f"../../blobs/{number}")
+    assert sorted(name for file in open_checkpoint(snapshot) for name in file) == ["a", "b"]
+
+
 @pytest.mark.parametrize("content", ["{nonsense", "[1]", "[" * 100_000, '{"weight_map": {"a": 5}}'])
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.index.json").write_text(content)

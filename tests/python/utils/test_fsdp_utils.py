@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_a_damaged_checkpoint_leaves_nothing_behind(tmp_path: Path) -> None:
         merge_fsdp_weights(source, tmp_path / "out", remove_checkpoint_dir=True)
     assert list((tmp_path / "out").iterdir()) == []
     assert source.is_dir()
+
+
+def test_shards_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
+    source = sharded(tmp_path / "sharded", {"model": {"weight": torch.ones(3)}})
+    metadata = pickle.loads((source / ".metadata").read_bytes())
+    for stored in metadata.storage_data.values():
+        (source / stored.relative_path).rename(tmp_path / "elsewhere")
+        stored.relative_path = "../elsewhere"
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"\.metadata names '\.\./elsewhere': .* leads out of it"):
+        merge_fsdp_weights(source, tmp_path / "merged")
+    assert list((tmp_path / "merged").iterdir()) == []
 
 
 def test_transformers_reads_weights_on_one_rank_while_that_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,41 @@
+"""Files that a checkpoint names: they are in its folder, wherever the checkpoint is from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePath
+
+from accelerate_cpp.errors import CheckpointError
+
+# Caches of hubs keep the contents of models/…/snapshots/<revision>/<name> in models/…/blobs.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+def path_within(folder: Path, name: str, source: Path) -> Path:
+    """The path of the file ``name``, relative to ``folder``, which the file ``source`` asks for. It may be missing.
+
+    Raises:
+        CheckpointError: the name is absolute or leads out of ``folder``, or it is a link that does, to another place
+            than the blobs of the hub's cache that ``folder`` is in.
+    """
+    named = PurePath(name)
+    if named.is_absolute() or ".." in named.parts:
+        raise CheckpointError(
+            f"{source} names {name!r}: expected the name of a file in {folder}, found one that leads out of it. "
+            "Nothing was read; put the file into the folder and name it by its relative path, or load another "
+            "checkpoint"
+        )
+    path = folder / name
+    target = Path(os.path.realpath(path))
+    if not any(target.is_relative_to(root) for root in _roots(Path(os.path.realpath(folder)))):
+        raise CheckpointError(
+            f"{path}, which {source.name} names, is a link to {target}, out of the folder. Nothing was read; if that "
+            "file belongs to the checkpoint, copy it into the folder, or make a hard link"
+        )
+    return path
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where files of ``folder``, a path without links, may be."""
+    caches = [parent.parent / _BLOBS for parent in (folder, *folder.parents) if parent.name == _SNAPSHOTS]
+    return [folder, *caches[:1]]

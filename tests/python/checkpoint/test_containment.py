@@ -1,0 +1,63 @@
+"""Which files a checkpoint may name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoint" / "part").mkdir(parents=True)
+    for path in ("secret", "checkpoint/one", "checkpoint/part/two"):
+        (tmp_path / path).write_text(path)
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize("name", ["one", "./one", "part/two", "missing", "..one"])
+def test_files_of_the_folder_may_be_named(folder: Path, name: str) -> None:
+    assert path_within(folder, name, folder / "index.json") == folder / name
+
+
+@pytest.mark.parametrize("name", ["../secret", "part/../../secret", "part/../one", "..", "/etc/passwd"])
+def test_names_that_lead_out_are_refused(folder: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"index\.json names '.*': expected the name of a file in .*leads out"):
+        path_within(folder, name, folder / "index.json")
+
+
+def test_links_may_lead_to_other_files_of_the_folder_and_no_further(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.symlink("part/two", folder / "inside")
+    os.symlink("../secret", folder / "outside")
+    os.symlink("..", folder / "up")
+    assert path_within(folder, "inside", folder / "index.json").read_text() == "checkpoint/part/two"
+    for name in ("outside", "up/secret"):
+        with pytest.raises(CheckpointError, match=r"which index\.json names, is a link to .*secret, out of the folder"):
+            path_within(folder, name, folder / "index.json")
+    monkeypatch.chdir(folder)
+    assert path_within(Path("."), "inside", Path("index.json")) == Path("inside")
+
+
+def test_folder_that_is_a_link_itself_is_a_folder(folder: Path) -> None:
+    os.symlink(folder, folder.parent / "link")
+    assert path_within(folder.parent / "link", "one", folder / "index.json").is_file()
+
+
+@pytest.mark.parametrize("inner", [".", "part"])
+def test_snapshots_of_a_hubs_cache_have_links_to_its_blobs(tmp_path: Path, inner: str) -> None:
+    blob = tmp_path / "models--a--b" / "blobs" / "0123"
+    blob.parent.mkdir(parents=True)
+    blob.write_text("weights")
+    folder = tmp_path / "models--a--b" / "snapshots" / "main" / inner
+    folder.mkdir(parents=True)
+    os.symlink(os.path.relpath(blob, folder), folder / "one")
+    os.symlink("/etc/passwd", folder / "two")
+    assert path_within(folder, "one", folder / "index.json").read_text() == "weights"
+    with pytest.raises(CheckpointError, match="out of the folder"):
+        path_within(folder, "two", folder / "index.json")
