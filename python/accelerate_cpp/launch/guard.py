@@ -51,23 +51,38 @@ class Guard:
             self._process.stdin.write(_GROUP.pack(number))
 
 
+def _take_in(groups: list[int]) -> bool:
+    """Adds to ``groups`` what the launcher has named since; returns whether it can name no more."""
+    while True:
+        try:
+            chunk = os.read(0, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return True
+        groups += [group for (group,) in _GROUP.iter_unpack(chunk)]
+
+
 def main(launcher: int) -> None:
     """Waits for the end of the process ``launcher``, the parent, and kills the groups that it has named until then."""
     groups: list[int] = []
+    os.set_blocking(0, False)
+    pidfd = -1
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(launcher)
-        if os.getppid() == launcher:  # else it has ended, and its number may be another's
-            while True:
-                readable, _, _ = select.select([0, pidfd], [], [])
-                if 0 in readable:
-                    chunk = os.read(0, _CHUNK_BYTES)
-                    groups += [group for (group,) in _GROUP.iter_unpack(chunk)]
-                    if _DISMISSED in groups:
-                        return
-                    if not chunk:
-                        break
-                elif pidfd in readable:
-                    break
+    if os.getppid() != launcher:  # it has ended before this process got here, and its number may be another's
+        pidfd = -1
+    running = True
+    while running:
+        # Looked at first, so that all that was named before the end is taken in after it.
+        running = pidfd >= 0 and not select.select([pidfd], [], [], 0)[0]
+        closed = _take_in(groups)
+        if _DISMISSED in groups:
+            return
+        if closed:
+            break
+        if running:
+            select.select([0, pidfd], [], [])
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):  # all have ended, or have another user now
             os.killpg(group, signal.SIGKILL)
