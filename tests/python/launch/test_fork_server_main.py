@@ -62,7 +62,7 @@ def server() -> Iterator[_Server]:
     assert receive(server.channel) == (READY, [])
     with server.channel:
         yield server
-    assert server.process.wait() == 0  # the end of the socket is its end
+    assert server.process.wait() == 0, server.process.stderr.read()  # the end of the socket is its end
 
 
 def test_runs_are_answered_one_after_another(server: _Server) -> None:

@@ -126,7 +126,8 @@ def test_half_in_memory_and_half_on_the_disk(tmp_path: Path, row: torch.Tensor, 
         model = layers()
     device_map = {str(n): "cpu" if n < 3 else "disk" for n in range(6)}
     load_checkpoint_and_dispatch(model, path, device_map=device_map, offload_folder=tmp_path / "off")
-    assert torch.equal(model(row), trained(row))
+    # Not to the last bit: how torch multiplies depends on how weights are aligned, and those in files are as they come.
+    torch.testing.assert_close(model(row), trained(row))
     hook = offload_hook(model[3])
     assert hook is not None
     assert hook._unit is not None
