@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import distribute_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.sharded_models import is_sharded, require_whole
@@ -17,7 +18,8 @@ from accelerate_cpp.utils.sharded_models import is_sharded, require_whole
 
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    # Not Gloo's: torch keeps groups of DTensors for good, and one with threads never ends in workers forked later.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
