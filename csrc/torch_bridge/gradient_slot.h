@@ -57,7 +57,6 @@ class GradientSlot {
   at::Tensor gradient_in_order() const;
 
   const at::Tensor& memory() const { return memory_; }
-  const at::Tensor& parameter() const { return parameter_; }
 
  private:
   void copy_in(const at::Tensor& gradient) const;

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults import end_zygote
+from network_namespaces import Host, Unavailable, two_hosts
 from rank_process import end_zygotes
 
 FOLDER = Path(__file__).parent
@@ -24,3 +25,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _no_process_outlives_these_tests() -> Iterator[None]:
     yield
     end_zygote()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    """Two namespaces of this machine; tests that ask for them are skipped where it gives none."""
+    try:
+        with two_hosts() as both:
+            yield both
+    except Unavailable as reason:
+        pytest.skip(f"two hosts cannot be made of this machine: {reason}")

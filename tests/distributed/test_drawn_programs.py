@@ -8,7 +8,7 @@ ACCELERATE_CPP_TEST_PROGRAM names a file with such a text, which then is all tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from drawn_programs import Pass, Program, Step, draw, is_allowed, parse, shrink, smaller, text
-from network_namespaces import ADDRESSES, Host, Unavailable, two_hosts
+from network_namespaces import ADDRESSES, Host
 from processes import run_processes
 
 # Torch is imported inside the functions: they run in processes of their own, and the collecting one needs none of it.
@@ -65,15 +65,6 @@ def test_over_shared_memory() -> None:
 @pytest.mark.parametrize(("way", "ranks"), WAYS, ids=lambda value: str(value))
 def test_many(way: str, ranks: int) -> None:
     all_do_what_plain_torch_does(way, ranks, PROGRAMS, timeout=1100)
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[Host, Host]]:
-    try:
-        with two_hosts() as both:
-            yield both
-    except Unavailable as reason:
-        pytest.skip(f"two hosts cannot be made of this machine: {reason}")
 
 
 @pytest.mark.long

@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from network_namespaces import ADDRESSES, Host, Unavailable, two_hosts
+from network_namespaces import ADDRESSES, Host
 from processes import Outcome, run_processes, start_processes
 from scenarios import outlive_the_others
 
@@ -66,15 +66,6 @@ def run_scenarios(hosts: tuple[Host, Host], layout: Layout) -> dict[str, str]:
         dist.destroy_process_group()
     outlive_the_others(store, rank, size)
     return failures
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[Host, Host]]:
-    try:
-        with two_hosts() as both:
-            yield both
-    except Unavailable as reason:
-        pytest.skip(f"two hosts cannot be made of this machine: {reason}")
 
 
 ENVIRONMENT = {"MASTER_ADDR": ADDRESSES[0]}
