@@ -1,11 +1,14 @@
 // What communicators and backends ask of the Python program around them.
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <pybind11/gil_safe_call_once.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/interrupt_watch.h"
@@ -106,6 +109,18 @@ void leave_all() {
   await_background_threads();
 }
 
+// torch keeps a Python object with each backward pass, and Gloo's work of the pass refers to it. A thread of Gloo that
+// is the last to let go of it asks for the interpreter; where that is ending, the process ends by SIGABRT. So a pass
+// gives the object to this function, which holds it until nothing else does.
+void hold_object_of_pass() {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  static auto* const held = new std::vector<std::shared_ptr<c10::SafePyObject>>;  // the interpreter ends before these
+  std::erase_if(*held, [](const auto& object) { return object.use_count() == 1; });
+  if (const std::string key = "context"; Objects::get_state().contains(key)) {
+    held->push_back(Objects::get(key));
+  }
+}
+
 }  // namespace
 
 comm::WaitHooks wait_hooks(milliseconds warn_after) {
@@ -136,8 +151,10 @@ c10::intrusive_ptr<C10dBackend> make_backend(std::shared_ptr<comm::Communicator>
                                           comm::BackendHooks{hooks.probe, hooks.call_site, rethrow, remember, forget});
 }
 
-void bind_hooks(py::module_&) {
+void bind_hooks(py::module_& module) {
   py::module_::import("atexit").attr("register")(py::cpp_function(leave_all));
+  module.def("hold_object_of_pass", hold_object_of_pass,
+             "Holds the object that torch keeps with this backward pass until nothing else does.");
 }
 
 }  // namespace accelerate_cpp::bindings

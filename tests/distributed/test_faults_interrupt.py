@@ -21,14 +21,19 @@ from waits import WAITS
 Record = Callable[[str, object], None]
 # What is aimed at is a tenth of a second; machines may be busy.
 SOON = 20.0
-# A thread that is at the same instruction so often, a hundredth of a second apart, is in a call that does not return.
+# A thread that sleeps at the same instruction so often, a hundredth of a second apart, is in a call that waits.
 LOOKS = 30
 
 
 def interrupt_when_stuck(sent: list[float]) -> None:
-    """Sends this process Ctrl-C as soon as its main thread no longer moves; puts the time into ``sent``."""
+    """Sends this process Ctrl-C as soon as its main thread waits; puts the time into ``sent``."""
     main = threading.main_thread().ident
     assert main is not None
+
+    def sleeps() -> bool:
+        """Not one that has no core for a while, and may not have come to its wait."""
+        with open("/proc/self/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
 
     def place() -> tuple[FrameType, int]:
         frame = sys._current_frames()[main]
@@ -39,7 +44,7 @@ def interrupt_when_stuck(sent: list[float]) -> None:
         while same < LOOKS:
             time.sleep(0.01)
             now = place()
-            same, last = (same + 1 if now == last else 0), now
+            same, last = (same + sleeps() if now == last else 0), now
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -206,6 +206,8 @@ class _Forks:
 
     def __exit__(self, *error: object) -> None:
         self._finished.set()
+        if self._thread.ident is not None:
+            self._thread.join()  # a thread that the end of the interpreter finds at work can abort the process
 
     def start(self, supervisor: Supervisor, reports: list[bytearray]) -> None:
         """Forks every worker and hands it to ``supervisor``; its error report will be in ``reports``."""

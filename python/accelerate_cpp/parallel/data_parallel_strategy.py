@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from accelerate_cpp._native import hold_object_of_pass
 from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.comm_hooks import hook_for
@@ -77,6 +78,8 @@ class DataParallelStrategy(SingleStrategy):
             model.expect_backward()
             if model in totals:
                 model.set_weight(totals[model])
+        if loss.requires_grad and self._device.type == "cpu" and self._of_torch:
+            loss.register_hook(_hold_object)
         try:
             loss.backward(**kwargs)
             for model in models:
@@ -153,6 +156,11 @@ class DataParallelStrategy(SingleStrategy):
         if hook is not None:
             wrapped.register_comm_hook(*hook)
         return wrapped
+
+
+def _hold_object(_: torch.Tensor) -> None:
+    """A hook at the beginning of a backward pass."""
+    hold_object_of_pass()
 
 
 def _is_trained(model: torch.nn.Module) -> bool:
