@@ -74,6 +74,14 @@ void bind_comm(py::module_& module) {
            "around it.")
       .def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"), py::arg("timeout"), release,
            "Copies the tensors of rank `root` into those of every rank, in place.")
+      .def(
+          "meet",
+          [](Communicator& communicator, const std::string& topic, milliseconds timeout) {
+            return communicator.meet(topic, comm::Call(Deadline::after(timeout)));
+          },
+          py::arg("topic"), py::arg("timeout"), release,
+          "The ranks that call this with the same topic, once it is known of all whether they do. A rank that is in "
+          "another collective, or gone, does not, and notices nothing.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,
            "Makes current and later operations of every rank raise PeerLost with the reason.");
 

@@ -807,8 +807,10 @@ class Accelerator:
         blocking: bool = True,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Saves everything that was prepared or registered, and the random states, into one folder. A collective.
+        """Saves everything that was prepared or registered, and the random states, into one folder.
 
+        Call it on all processes, and each continues exactly where it was; or on the main process alone, and the random
+        states are its own.
         The folder appears, or changes, in one step when all files are on the disk; a process that is killed before
         leaves it as it was. With ``automatic_checkpoint_naming`` it is
         ``<project_dir>/checkpoints/checkpoint_<iteration>``, and older ones are removed afterwards, beyond
@@ -837,7 +839,7 @@ class Accelerator:
         load_kwargs: dict[str, Any] | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Restores what :meth:`save_state`, or that of the original, saved. A collective.
+        """Restores what :meth:`save_state`, or that of the original, saved: on all processes, or on one for itself.
 
         All is read and compared, names and shapes, with what is to load it, on all processes, before anything is
         changed on any; what objects and hooks of your own refuse, only they know. What the checkpoint does not have
@@ -858,7 +860,7 @@ class Accelerator:
         checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
 
     def resume(self) -> bool:
-        """Restores the newest whole checkpoint of the project, if it has any. A collective.
+        """Restores the newest whole checkpoint of the project, if it has any: on all processes, or on one for itself.
 
         For scripts that may be started again: call it after everything is prepared and registered.
 

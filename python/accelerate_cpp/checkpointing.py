@@ -171,7 +171,7 @@ def _check_cursors(accelerator: Accelerator, cursors: list[Cursor]) -> None:
 def resume(accelerator: Accelerator) -> bool:
     """:meth:`Accelerator.resume`."""
     accelerator._checkpoints.wait()
-    if not common_numbers(accelerator.project_configuration, _ranks(accelerator)):
+    if not common_numbers(accelerator.project_configuration, _ranks(accelerator).those_in("resume")):
         return False
     accelerator.load_state()
     return True
@@ -203,7 +203,13 @@ def _device_of(map_location: str | None) -> str | torch.device:
 
 def _ranks(accelerator: Accelerator) -> Ranks:
     topology = accelerator._session.topology
-    return Ranks(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
+    return Ranks(
+        topology.rank,
+        topology.world_size,
+        topology.local_rank,
+        topology.local_world_size,
+        meet=accelerator._session.meet,
+    )
 
 
 def _parts(accelerator: Accelerator) -> Parts:

@@ -21,15 +21,37 @@ std::vector<T> values_of(const std::string& bytes) {
   return values;
 }
 
+// Who has the meeting that the lowest rank of any meeting has.
+std::vector<int> first_meeting(const KnownCalls& calls) {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    const bool meets = calls[r] && calls[r]->kind == CallKind::kMeeting;
+    if (meets && (ranks.empty() || calls[r]->count == calls[static_cast<std::size_t>(ranks.front())]->count)) {
+      ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return ranks;
+}
+
 }  // namespace
 
-void CallCheck::check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange) {
-  ++sequence_;
+std::vector<int> CallCheck::check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange) {
   if (record.gives.empty()) {
     record.shape = call.shape;
   }
-  if (!agree(CallDigest(record, rank_))) {
-    throw_mismatch(std::move(record), call, exchange);
+  while (true) {
+    ++sequence_;
+    if (agree(CallDigest(record, rank_))) {
+      return {};
+    }
+    const KnownCalls calls = exchange_records(record, call, exchange);
+    std::vector<int> meeting = first_meeting(calls);
+    if (meeting.empty()) {
+      throw_mismatch(calls);
+    }
+    if (std::find(meeting.begin(), meeting.end(), rank_) != meeting.end()) {
+      return meeting;
+    }
   }
 }
 
@@ -40,7 +62,7 @@ void CallCheck::check(CallRecord record, const Call& call, const Exchange& excha
   check(std::move(record), call, agree, exchange);
 }
 
-void CallCheck::throw_mismatch(CallRecord record, const Call& call, const Exchange& exchange) const {
+KnownCalls CallCheck::exchange_records(CallRecord record, const Call& call, const Exchange& exchange) const {
   record.location = call.location.empty() ? call_site_() : std::string(call.location);
   std::string own = record.encode();
   const auto lengths = values_of<std::uint64_t>(exchange(bytes_of(static_cast<std::uint64_t>(own.size()))));
@@ -51,6 +73,10 @@ void CallCheck::throw_mismatch(CallRecord record, const Call& call, const Exchan
   for (std::size_t r = 0; r < lengths.size(); ++r) {
     calls.push_back(CallRecord::decode(all.substr(r * longest, lengths[r])));
   }
+  return calls;
+}
+
+void CallCheck::throw_mismatch(const KnownCalls& calls) const {
   throw MismatchedCollective("ranks called different collectives as operation #" + std::to_string(sequence_) + ": " +
                              find_contradiction(calls).value_or("their arguments differ") + table_of(calls) +
                              "\nEvery rank must call the same collectives in the same order, with equal shapes and "

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/comm/call.h"
 #include "core/comm/call_record.h"
@@ -25,11 +26,15 @@ class CallCheck {
 
   // Collective. Throws MismatchedCollective, with the same table on every rank, when the records do not fit together.
   // Returns when every rank has entered it. While all is well it does nothing but `agree`, or exchange 16 bytes.
-  void check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange);
+  //
+  // Where some ranks have a meeting, those of the one that the lowest rank has return who they are, and the others go
+  // on waiting for all to agree. Empty where all agree.
+  std::vector<int> check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange);
   void check(CallRecord record, const Call& call, const Exchange& exchange);
 
  private:
-  [[noreturn]] void throw_mismatch(CallRecord record, const Call& call, const Exchange& exchange) const;
+  KnownCalls exchange_records(CallRecord record, const Call& call, const Exchange& exchange) const;
+  [[noreturn]] void throw_mismatch(const KnownCalls& calls) const;
 
   int rank_;
   std::function<std::string()> call_site_;

@@ -28,6 +28,8 @@ const char* name(CallKind kind) {
       return "barrier";
     case CallKind::kSplit:
       return "split";
+    case CallKind::kMeeting:
+      return "meeting";
   }
   return "unknown operation";
 }
@@ -37,7 +39,7 @@ bool reduces(CallKind kind) {
 }
 
 bool moves_data(CallKind kind) {
-  return kind != CallKind::kBarrier && kind != CallKind::kSplit;
+  return kind != CallKind::kBarrier && kind != CallKind::kSplit && kind != CallKind::kMeeting;
 }
 
 // Whether two ranks ask for the same operation, sizes of pairs aside.

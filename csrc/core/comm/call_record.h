@@ -23,6 +23,7 @@ enum class CallKind : std::uint8_t {
   kAllToAll,
   kBarrier,
   kSplit,
+  kMeeting,  // on the topic whose fingerprint is `count`
 };
 
 struct CallRecord {

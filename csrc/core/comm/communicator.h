@@ -115,6 +115,12 @@ class Communicator {
   // happens.
   virtual void leave() noexcept {}
 
+  // Waits until it is known of every rank whether it is in a meeting on this topic, too, and returns those that are, in
+  // order. A rank is not that is in a collective, in a meeting on another topic, gone, or waits for one that is; it
+  // notices nothing. With meetings on several topics the one that the lowest rank is in goes first.
+  // Where ranks cannot see what others call, all are expected, as in a barrier.
+  virtual std::vector<int> meet(const std::string& topic, const Call& call);
+
   // How many collectives have ended in an error that all ranks raised alike, and that left the communicator usable.
   // Equal on all ranks between collectives.
   virtual std::uint64_t interruptions() const noexcept { return 0; }

@@ -62,6 +62,7 @@ class Hierarchical final : public Communicator {
                                                       Deadline deadline) override;
   double cores_per_rank() const override { return parts_.inside->cores_per_rank(); }
   void leave() noexcept override;
+  std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override;
 
  private:
@@ -85,6 +86,8 @@ class Hierarchical final : public Communicator {
 
   // Runs `body` as one operation: alone in this process, after the check, its failure made known to all ranks.
   void run(const CallRecord& record, const Call& call, const Action& body);
+  void run_alone(const CallRecord& record, const Action& action);
+  std::vector<int> check(const CallRecord& record, const Call& call);
   // An operation of `inside` or of the rail; its errors say whom their rank numbers mean.
   void inside(const Action& action) const;
   void between(const Action& action) const;

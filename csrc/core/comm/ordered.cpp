@@ -62,6 +62,10 @@ std::shared_ptr<Communicator> OrderedCommunicator::split(int color, int key, con
   return in_turn().split(color, key, call);
 }
 
+std::vector<int> OrderedCommunicator::meet(const std::string& topic, const Call& call) {
+  return in_turn().meet(topic, call);
+}
+
 void OrderedCommunicator::withdraw(const std::string& reason, const Call& call) {
   in_turn().withdraw(reason, call);
 }

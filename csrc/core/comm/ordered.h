@@ -39,6 +39,7 @@ class OrderedCommunicator final : public Communicator {
   void leave() noexcept override { inner_->leave(); }
   std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override;
+  std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 
  private:

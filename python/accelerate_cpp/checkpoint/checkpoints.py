@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections import OrderedDict
@@ -38,6 +39,7 @@ from accelerate_cpp.checkpoint.state_files import (
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
+_log = logging.getLogger(__name__)
 Weights = list[dict[str, Any]]
 _THREADS = 2  # model and optimizer, while training waits
 
@@ -94,7 +96,10 @@ class Checkpoints:
         safe_serialization: bool = True,
         blocking: bool = True,
     ) -> Path:
-        """Writes everything into one folder, which appears when it is whole. A collective.
+        """Writes everything into one folder, which appears when it is whole.
+
+        A collective if all ranks call it; the main process (of each host, if the project saves there) may do so alone,
+        and then the random states are its own. Of others alone there is nothing to be saved, and they say so.
 
         Args:
             output_dir: the folder, unless ``project`` numbers its checkpoints.
@@ -108,16 +113,26 @@ class Checkpoints:
             The folder.
         """
         self.wait()
+        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}")
+        is_main = (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0
 
+        if project.automatic_checkpoint_naming:
+            project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
         # All ranks look for the folder before any of them lets hooks write into it.
-        targets = ranks.together("save_state", lambda: finding.target_of(project, output_dir))
-        target = targets[ranks.rank]
+        target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
+        if ranks.alone and not is_main:
+            _log.warning(
+                "save_state was called on rank %d and not on all ranks: it saves nothing, as a checkpoint is the main "
+                "process's; call it on all ranks, or on the main process alone",
+                ranks.rank,
+            )
+            return target
         existed = any(ranks.gather(target.exists()))
 
         def prepared() -> Checkpoint:
             states = self._after_hooks(parts, weights(), target)
             files = [random_states_file(ranks.rank, step)]
-            if (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0:
+            if is_main:
                 files += shared_files(parts, states, safe_serialization) + self._custom_files()
             manifest = Manifest(project.iteration + 1, ranks.world_size, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
@@ -127,7 +142,7 @@ class Checkpoints:
         try:
             checkpoint = self._agreed("save_state", prepared, ranks)
         except BaseException:
-            if not existed and ranks.local_rank == 0:
+            if not existed and ranks.share[0] == 0:
                 remove_unfinished(target)
             raise
         if blocking:
@@ -150,11 +165,11 @@ class Checkpoints:
         load_kwargs: Mapping[str, Any] | None = None,
         **load_model_kwargs: Any,
     ) -> tuple[dict[str, Any], list[dict[str, int | str]]]:
-        """Restores everything from a folder, and the number of the project's next checkpoint. A collective.
+        """Restores everything from a folder, and the number of the project's next checkpoint.
 
-        All files are read and compared with what is to load them, on all ranks, before anything is changed on any.
-        Then hooks are called, which may take models away; only what they change themselves is changed when the state of
-        a model that they left does not fit.
+        A collective if all ranks call it; one that does so alone loads for itself. All files are read and compared with
+        what is to load them, on all ranks, before anything is changed on any. Then hooks are called, which may take
+        models away; only what they change themselves is changed when the state of a model that they left does not fit.
 
         Args:
             input_dir: ``None`` takes the newest checkpoint that is whole.
@@ -169,6 +184,7 @@ class Checkpoints:
             CheckpointError: a file is missing, damaged or does not fit.
         """
         self.wait()
+        ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
         folder, states = self._read(input_dir, project, ranks, parts, map_location, load_kwargs)
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
@@ -202,7 +218,7 @@ class Checkpoints:
             ranks.together("load_state", phase)
         everyones = ranks.together("load_state", restore)
         project.iteration = max(iteration for _, iteration in everyones)
-        return everyones[ranks.rank][0], cursors
+        return everyones[ranks.place][0], cursors
 
     def _read(
         self,
@@ -268,7 +284,7 @@ class Checkpoints:
 
     def _apart(self, ranks: Ranks) -> Ranks:
         """The same processes over a group of their own, as the training loop goes on using the default one."""
-        if ranks.world_size > 1 and self._group is None:
+        if ranks.num_together > 1 and self._group is None:
             # Objects are gathered on the CPU: another thread has no current GPU of its own.
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
             self._group = dist.new_group(backend="gloo" if on_gpus else None)

@@ -143,7 +143,7 @@ def why_not_whole(folder: Path, ranks: Ranks, by_outline: bool = True) -> str | 
     try:
         manifest = read_manifest(folder)
         if manifest is not None:
-            check_files(folder, manifest, ranks.local_rank, ranks.local_world_size)
+            check_files(folder, manifest, *ranks.share)
         elif by_outline:
             check_structure(folder, ranks.rank)
     except (CheckpointError, OSError) as error:

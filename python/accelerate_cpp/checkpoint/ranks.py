@@ -1,9 +1,9 @@
-"""The processes that save or load a checkpoint together."""
+"""The processes that save or load a checkpoint: all of them together, or one for itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -21,6 +21,9 @@ class Ranks:
         local_rank: on its host; rank 0 of a host moves what is written there.
         local_world_size: the number of processes on this host.
         group: what the processes talk over; ``None`` is the default group.
+        meet: returns the ranks that call it with the same topic, where that can be known before all of them do; they
+            may be in other collectives.
+        alone: whether this process acts for itself: the others take no part.
     """
 
     rank: int = 0
@@ -28,10 +31,37 @@ class Ranks:
     local_rank: int = 0
     local_world_size: int = 1
     group: dist.ProcessGroup | None = None
+    meet: Callable[[str], list[int]] | None = None
+    alone: bool = False
+
+    @property
+    def num_together(self) -> int:
+        """How many take part."""
+        return 1 if self.alone else self.world_size
+
+    @property
+    def place(self) -> int:
+        """Of this process among those that take part."""
+        return 0 if self.alone else self.rank
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which share of work on files of this host is this process's, and out of how many."""
+        return (0, 1) if self.alone else (self.local_rank, self.local_world_size)
+
+    def those_in(self, call: str) -> Ranks:
+        """The same processes if all of them are in ``call``, else this one alone.
+
+        Where nobody can tell, all are expected.
+        """
+        if self.world_size == 1 or self.meet is None:
+            return self
+        here = self.meet(call)
+        return self if len(here) == self.world_size else replace(self, alone=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in order, on every rank. A collective."""
-        if self.world_size == 1:
+        """The values of all that take part, in order, on every rank. A collective."""
+        if self.num_together == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)

@@ -66,14 +66,14 @@ class Checkpoint:
             for written in ranks.together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads)):
                 records |= written
             ranks.together(
-                f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.rank == 0)
+                f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.place == 0)
             )
-            if ranks.world_size > ranks.local_world_size:
+            if not ranks.alone and ranks.world_size > ranks.local_world_size:
                 # Hosts whose disks are their own have a folder of their own; on a common disk it has moved already.
                 here = ranks.local_rank == 0 and temporary.is_dir()
                 ranks.together(f"moving {self.target} to its place", lambda: self._move(temporary, records, here))
         except BaseException:
-            if ranks.local_rank == 0:
+            if ranks.share[0] == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
                 if not self.existed:
                     remove_unfinished(self.target)
@@ -81,7 +81,7 @@ class Checkpoint:
         _log.info("saved %s", self.target)
 
     def _write(self, temporary: Path, ranks: Ranks, threads: int) -> dict[str, FileRecord]:
-        if ranks.local_rank == 0:
+        if ranks.share[0] == 0:
             remove_leftovers(self.target, keep=temporary)
         temporary.mkdir(parents=True, exist_ok=True)
         if threads == 1:

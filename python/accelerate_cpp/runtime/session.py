@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp.comm.process_group import connect
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
+from accelerate_cpp.comm.whereabouts import whereabouts
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.launch.affinity import pin_process
+from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.precision import Precision, precision_for
@@ -30,6 +33,7 @@ class Session:
     strategy: Strategy
     precision: Precision
     progress: Progress | None = None  # where a launcher shows it
+    meet: Callable[[str], list[int]] | None = None  # tells which ranks are in the same call; None in one process
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
@@ -55,11 +59,22 @@ def build_session(config: SessionConfig) -> Session:
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
     precision = precision_for(config.mixed_precision, device, config.fp8)
-    return Session(config, topology, device, _strategy(config, topology, device), precision, open_progress(device))
+    strategy, meet = _strategy(config, topology, device), _meet(config, topology, device)
+    return Session(config, topology, device, strategy, precision, open_progress(device), meet)
 
 
 def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:
     return strategy_for(world_size=topology.world_size, device=device, ddp_kwargs=config.ddp_kwargs)
+
+
+def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:
+    """What finds out which ranks are in a call: our communicator where every collective goes through it, on CPUs."""
+    if topology.world_size == 1:
+        return None
+    backend = core_backend() if device.type == "cpu" else None
+    if backend is None:
+        return whereabouts(config.timeout or DEFAULT_TIMEOUT).meet
+    return lambda call: backend.communicator.meet(call, backend.timeout)
 
 
 def _destroy_group(group: dist.ProcessGroup | None, owner: int) -> None:

@@ -37,3 +37,20 @@ def test_a_failure_here_is_raised_as_it_is() -> None:
     with pytest.raises(KeyError, match="mine"):
         pair.together("saving", lambda: {}["mine"])
     assert pair.together("saving", lambda: 2) == [2, 3]
+
+
+@pytest.mark.parametrize(("here", "alone"), [([0, 1, 2, 3], False), ([2], True), ([0, 2], True)])
+def test_ranks_act_together_only_if_all_are_there(here: list[int], alone: bool) -> None:
+    asked: list[str] = []
+    ranks = Ranks(2, 4, 0, 2, meet=lambda call: asked.append(call) or here).those_in("save_state a")
+    assert asked == ["save_state a"]
+    assert (ranks.rank, ranks.world_size, ranks.alone) == (2, 4, alone)
+    assert (ranks.num_together, ranks.place, ranks.share) == ((1, 0, (0, 1)) if alone else (4, 2, (0, 2)))
+
+
+def test_nobody_is_asked_in_one_process_or_where_nobody_can_tell() -> None:
+    def never(_: str) -> list[int]:
+        raise AssertionError
+
+    assert not Ranks(meet=never).those_in("save_state").alone
+    assert not Ranks(1, 2).those_in("save_state").alone

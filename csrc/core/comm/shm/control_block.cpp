@@ -26,6 +26,8 @@ const char* name(OperationKind kind) {
       return "gradient averaging";
     case OperationKind::kWithdrawal:
       return "withdrawal";
+    case OperationKind::kMeeting:
+      return "meeting";
   }
   return "unknown operation";
 }
@@ -35,6 +37,7 @@ std::string describe(const Operation& operation) {
   switch (operation.kind) {
     case OperationKind::kBarrier:
     case OperationKind::kWithdrawal:
+    case OperationKind::kMeeting:
       return text;
     case OperationKind::kGradients:
       return (operation.reduce_op == ReduceOp::kPreMulSum ? "weighted " : "") + text + " of " +

@@ -231,7 +231,6 @@ std::string Group::loss_during_wait(int peer, bool look_closely) {
 
 void Group::check_wait(int peer, const Deadline& deadline) {
   hooks_.probe();
-  own().awaited_in_collective.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
   const auto now = std::chrono::steady_clock::now();
   if (!stalled_since_) {
     stalled_since_ = now;

@@ -134,6 +134,7 @@ class Group {
       const bool look_closely = now - last_check >= std::chrono::milliseconds(40);
       if (look_closely) {
         last_check = now;
+        own().awaited_in_collective.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
         check_wait(peer, deadline);
       }
       check_withdrawals();
@@ -150,6 +151,10 @@ class Group {
 
   // The segment `id` of `peer`, waiting for its arrival if need be.
   std::shared_ptr<Segment> peer_segment(int peer, std::uint32_t id, const Deadline& deadline);
+
+  // Communicator::meet(). No operation: it changes no sequence number, and what happens in it fails no group. In a
+  // group that has failed nobody meets anybody.
+  std::vector<int> meet(const std::string& topic, const Call& call);
 
   // Publishes that this rank takes part no more. Does nothing in a forked child.
   void leave() noexcept;
@@ -211,6 +216,15 @@ class Group {
   // Why a wait for `peer` is in vain: the peer, this rank itself, or another rank without which nobody will get through
   // this operation is lost. Empty while there is hope.
   std::string loss_during_wait(int peer, bool look_closely);
+  enum class Whereabouts { kHere, kElsewhere, kUnknown };
+  // That a rank was in a meeting, and which time it was.
+  struct Met {
+    int rank;
+    std::uint64_t attendance;
+  };
+  // Whether `peer` is in `meeting`, in which this rank is. Only with `look_closely` are processes looked at.
+  Whereabouts whereabouts(int peer, std::uint64_t meeting, bool look_closely);
+  Whereabouts await_whereabouts(int peer, std::uint64_t meeting, const Deadline& deadline);
   // As abort(), for operation number `sequence` and later ones: those that were complete before stay so for every rank.
   void fail(const std::string& reason, std::uint64_t sequence) noexcept;
   bool usable() const;
@@ -219,7 +233,9 @@ class Group {
   std::uint64_t* counts(int rank, std::uint64_t sequence) const;
   // Interrupts, the deadline, and the report of a long wait.
   void check_wait(int peer, const Deadline& deadline);
-  // Lets peers know where the user's program called the current operation.
+  // Where the user's program called the current operation.
+  std::string own_place() const;
+  // Lets peers know.
   void publish_place();
   void await_places();
   [[noreturn]] void throw_mismatch();
@@ -251,7 +267,8 @@ class Group {
   std::optional<std::chrono::steady_clock::time_point> stalled_since_;
   bool warned_ = false;
   bool may_withdraw_ = false;
-  bool behind_ = false;  // an operation ended before all ranks had announced it
+  std::vector<Met> met_;  // in the last meeting
+  bool behind_ = false;   // an operation ended before all ranks had announced it
 };
 
 }  // namespace accelerate_cpp::comm

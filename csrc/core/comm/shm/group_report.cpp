@@ -44,12 +44,16 @@ Operation torn_copy(const Operation& shared) {
 
 }  // namespace
 
+std::string Group::own_place() const {
+  return location_.empty() ? hooks_.call_site() : std::string(location_);
+}
+
 void Group::publish_place() {
   auto& place = own().places[number_ & 1];
-  if (place.is_of(number_)) {
+  if (current_.kind == OperationKind::kMeeting || place.is_of(number_)) {
     return;
   }
-  place.write(number_, (location_.empty() ? hooks_.call_site() : std::string(location_)).c_str());
+  place.write(number_, own_place().c_str());
   own().event.notify();
 }
 
@@ -88,8 +92,11 @@ std::string Group::describe_counts(int rank) const {
 }
 
 std::string Group::describe_wait(int peer) const {
-  return describe(current_) + " (operation #" + std::to_string(number_) + ")" + place_of(control(rank_), number_) +
-         " on rank " + std::to_string(rank_) + " waited for rank " + std::to_string(peer) + ": ";
+  const bool meets = current_.kind == OperationKind::kMeeting;
+  const std::string which = meets ? " at " + own_place()
+                                  : " (operation #" + std::to_string(number_) + ")" + place_of(control(rank_), number_);
+  return describe(current_) + which + " on rank " + std::to_string(rank_) + " waited for rank " + std::to_string(peer) +
+         ": ";
 }
 
 std::string Group::standing(int peer) const {

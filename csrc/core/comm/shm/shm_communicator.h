@@ -47,6 +47,7 @@ class ShmCommunicator final : public Communicator {
   void leave() noexcept override;
   std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
+  std::vector<int> meet(const std::string& topic, const Call& call) override { return group_->meet(topic, call); }
   void abort(const std::string& reason) noexcept override;
 
  private:

@@ -7,6 +7,7 @@
 #include "core/base/check.h"
 #include "core/base/round_up.h"
 #include "core/base/view_parts.h"
+#include "core/comm/fingerprint.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/slices.h"
@@ -20,14 +21,13 @@ constexpr std::size_t kMeasuredBytes = std::size_t{8} << 10;
 
 // A fingerprint of the bucket layout, so that ranks with different models are told apart before they exchange anything.
 std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-  const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
+  Fingerprint fingerprint;
   for (const BucketSpec& spec : buckets) {
-    mix(static_cast<std::uint64_t>(spec.dtype));
-    mix(spec.count);
-    mix(spec.slots.size());
+    fingerprint.mix(static_cast<std::uint64_t>(spec.dtype));
+    fingerprint.mix(spec.count);
+    fingerprint.mix(spec.slots.size());
   }
-  return hash;
+  return fingerprint.value();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,37 @@ TEST(CallCheck, ComparesWhatIsGivenWithWhatIsExpectedAndNotTheShapes) {
     EXPECT_THAT(
         message_of<MismatchedCollective>([&] { check.check(gather(3, rank == 0 ? 4 : 5), call, std::ref(exchange)); }),
         HasSubstr("disagree about a size"));
+  });
+}
+
+CallRecord meeting_on(std::uint64_t topic) {
+  CallRecord record{CallKind::kMeeting};
+  record.count = topic;
+  return record;
+}
+
+TEST(CallCheck, TellsThoseWhoMeetWhoTheyAreWhileTheOthersGoOnWithWhatTheyAskFor) {
+  testing::run_threads(4, [](Store& store, int rank) {
+    StoreExchange exchange(store, rank, 4);
+    CallCheck check(rank, [] { return std::string(); });
+    const auto agree = [&](const CallDigest& own) {
+      std::string all = exchange(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
+      std::vector<CallDigest> digests(4);
+      std::memcpy(digests.data(), all.data(), all.size());
+      return fit_together(digests);
+    };
+    const auto ask = [&](const CallRecord& record) {
+      return check.check(record, testing::soon(), agree, std::ref(exchange));
+    };
+    EXPECT_TRUE(ask(meeting_on(5)).empty());  // all agree
+    if (rank == 1 || rank == 3) {
+      EXPECT_EQ(ask(meeting_on(5)), (std::vector<int>{1, 3}));
+    }
+    if (rank == 2) {  // at the same time, but a higher rank's
+      EXPECT_EQ(ask(meeting_on(6)), std::vector<int>{2});
+    }
+    EXPECT_TRUE(ask(all_reduce_of(5)).empty());
+    EXPECT_THROW(ask(all_reduce_of(static_cast<std::uint64_t>(rank))), MismatchedCollective);
   });
 }
 

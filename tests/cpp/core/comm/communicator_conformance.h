@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "core/base/view_parts.h"
@@ -246,6 +247,12 @@ inline void check_reductions(Communicator& communicator) {
   }
 }
 
+inline void check_meeting(Communicator& communicator) {
+  std::vector<int> all(static_cast<std::size_t>(communicator.size()));
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(communicator.meet("all of us", soon()), all);
+}
+
 inline void check_all(Communicator& communicator) {
   const std::vector<std::size_t> counts = {0, 1, 17, 5000, 70001, 400000};
   for (const std::size_t count : counts) {
@@ -267,6 +274,7 @@ inline void check_all(Communicator& communicator) {
   check_reductions(communicator);
   communicator.barrier(soon());
   check_split(communicator);
+  check_meeting(communicator);
   check_gradient_exchange(communicator);
   EXPECT_THROW(communicator.broadcast(Operand(1, DType::kInt8).view(), communicator.size(), soon()), InvalidArgument);
   EXPECT_THROW(communicator.send(Operand(1, DType::kInt8).view(), communicator.rank(), 0, soon()), InvalidArgument);

@@ -27,6 +27,14 @@ TEST(OrderedCommunicator, RunsWhatWasIssuedBefore) {
   EXPECT_TRUE(pending->ended());
 }
 
+TEST(OrderedCommunicator, MeetsAfterWhatWasIssuedBefore) {
+  const auto queue = std::make_shared<WorkQueue>();
+  OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), queue);
+  const auto pending = queue->issue([] {});
+  EXPECT_EQ(communicator.meet("a topic", soon()), std::vector<int>{0});
+  EXPECT_TRUE(pending->ended());
+}
+
 TEST(OrderedCommunicator, FinishesGradientsAfterWhatWasIssuedBefore) {
   const auto queue = std::make_shared<WorkQueue>();
   OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), queue);

@@ -1,0 +1,126 @@
+// Meetings of the ranks of a Group: a rank looks where the others are, and nothing that they do changes.
+//
+// While one is in a meeting, nobody can complete the next operation, so whoever has announced it stays there. Ranks
+// that meet therefore come to the same answer, if none of them goes on before all of them have looked, or comes again
+// before all of them have left.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/comm/fingerprint.h"
+#include "core/comm/shm/group.h"
+#include "core/comm/shm/wait_graph.h"
+
+namespace accelerate_cpp::comm {
+namespace {
+
+// The number of a meeting after operation `sequence`; never 0.
+std::uint64_t number_of(const std::string& topic, std::uint64_t sequence) {
+  Fingerprint fingerprint;
+  fingerprint.mix(sequence);
+  fingerprint.mix(topic);
+  return fingerprint.value() | 1;
+}
+
+// Says, for as long as it lives, that the owner is in a meeting.
+class Attendance {
+ public:
+  Attendance(RankControl& own, std::uint64_t meeting) : own_(own) {
+    own_.counted.store(0, std::memory_order_relaxed);
+    own_.attendances.fetch_add(1, std::memory_order_relaxed);
+    own_.meeting.store(meeting, std::memory_order_release);
+    own_.event.notify();
+  }
+  ~Attendance() {
+    own_.meeting.store(0, std::memory_order_release);
+    own_.attendances.fetch_add(1, std::memory_order_release);
+    own_.awaited_in_collective.store(RankControl::kNobody, std::memory_order_seq_cst);
+    own_.event.notify();
+  }
+  Attendance(const Attendance&) = delete;
+  Attendance& operator=(const Attendance&) = delete;
+
+ private:
+  RankControl& own_;
+};
+
+}  // namespace
+
+Group::Whereabouts Group::whereabouts(int peer, std::uint64_t meeting, bool look_closely) {
+  const RankControl& control = this->control(peer);
+  const std::uint64_t theirs = control.meeting.load(std::memory_order_acquire);
+  if (theirs == meeting) {
+    return Whereabouts::kHere;
+  }
+  if (control.announced.load(std::memory_order_acquire) > sequence_ || (theirs != 0 && peer > rank_) ||
+      own().state.load(std::memory_order_acquire) == RankState::kFailed || !loss_of(peer, look_closely).empty()) {
+    return Whereabouts::kElsewhere;
+  }
+  for (int other = 0; other < size_ && look_closely && theirs == 0; ++other) {
+    const bool here = this->control(other).meeting.load(std::memory_order_acquire) == meeting;
+    if (here && waits_for(*this, peer, other)) {
+      return Whereabouts::kElsewhere;
+    }
+  }
+  return Whereabouts::kUnknown;
+}
+
+std::vector<int> Group::meet(const std::string& topic, const Call& call) {
+  const std::lock_guard lock(mutex_);
+  if (forked()) {
+    throw_unusable(describe({OperationKind::kMeeting}));
+  }
+  current_ = {OperationKind::kMeeting};
+  location_ = call.location;
+  stalled_since_.reset();
+  warned_ = false;
+  number_ = next_sequence();
+  const auto still_there = [this](const Met& met) {
+    return control(met.rank).attendances.load(std::memory_order_acquire) == met.attendance;
+  };
+  for (const Met& met : std::exchange(met_, {})) {
+    wait(met.rank, call.deadline,
+         [&] { return met.rank == rank_ || !still_there(met) || !loss_of(met.rank, false).empty(); });
+  }
+  const std::uint64_t meeting = number_of(topic, sequence_);
+  const Attendance attendance(own(), meeting);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || await_whereabouts(peer, meeting, call.deadline) == Whereabouts::kHere) {
+      met_.push_back({peer, control(peer).attendances.load(std::memory_order_acquire)});
+    }
+  }
+  own().counted.store(meeting, std::memory_order_release);
+  own().event.notify();
+  std::vector<int> here;
+  for (const Met& met : met_) {
+    const RankControl& control = this->control(met.rank);
+    wait(met.rank, call.deadline,
+         [&] { return control.counted.load(std::memory_order_acquire) == meeting || !still_there(met); });
+    here.push_back(met.rank);
+  }
+  return here;
+}
+
+Group::Whereabouts Group::await_whereabouts(int peer, std::uint64_t meeting, const Deadline& deadline) {
+  Whereabouts found = whereabouts(peer, meeting, false);
+  if (found != Whereabouts::kUnknown) {
+    return found;
+  }
+  const Waiting waiting;
+  const auto known = [&](bool look_closely) {
+    found = found == Whereabouts::kUnknown ? whereabouts(peer, meeting, look_closely) : found;
+    return found != Whereabouts::kUnknown;
+  };
+  control(peer).event.wait_until([&] { return known(false); }, spin_limits_,
+                                 [&] {
+                                   if (!known(true)) {
+                                     check_wait(peer, deadline);
+                                   }
+                                 });
+  return found;
+}
+
+}  // namespace accelerate_cpp::comm

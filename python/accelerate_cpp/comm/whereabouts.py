@@ -1,0 +1,168 @@
+"""Which ranks are in a call, where collectives are those of torch's backends, which nobody can look at: over the store.
+
+A rank that meets the others writes a *call* into the store: its topic, and how many collectives it has issued. A thread
+of each rank answers for it: here, if the rank is in a call on that topic; elsewhere, if it has issued another
+collective since, or ends, or is in a call on another topic, when the lower rank goes first. Nobody leaves a call before
+all that are in it know so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from accelerate_cpp.comm.slow_wait import SlowWait
+from accelerate_cpp.errors import Timeout
+
+_ELSEWHERE = "elsewhere"
+_FAST_SECONDS = 0.005
+_SLOW_SECONDS = 0.1
+_SECONDS_PER_RANK = 0.0005  # of the pause between looks: one process answers all of them
+_LAST_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    rank: int
+    topic: str
+    issued: int
+
+
+class Whereabouts:
+    """Of the ranks of one group. Made once by each of them; :meth:`end` before the interpreter ends.
+
+    Args:
+        store: common to all ranks, and used for nothing else.
+        issued: how many collectives this rank has issued, ``None`` when there will be no more. Called by a thread.
+        timeout: of a meeting.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, issued: Callable[[], int | None], timeout: timedelta
+    ) -> None:
+        # Two, as a blocked operation of one does not block the other.
+        self._stores: list[dist.Store] = [store, store.clone()]  # type: ignore[attr-defined]
+        self._rank, self._world_size, self._issued, self._timeout = rank, world_size, issued, timeout
+        self._pause_seconds = max(_SLOW_SECONDS, world_size * _SECONDS_PER_RANK)
+        self._own: _Call | None = None
+        self._ended, self._wake = False, threading.Event()
+        self._thread = threading.Thread(target=self._answer_all, name="accelerate-cpp-whereabouts", daemon=True)
+        self._thread.start()
+
+    def meet(self, topic: str) -> list[int]:
+        """The ranks that are in a call on ``topic``, in order. Waits until that is known of all.
+
+        Raises:
+            Timeout: it is not known of a rank within the timeout.
+        """
+        store = self._stores[0]
+        own = _Call(store.add("calls", 1) - 1, self._rank, topic, self._issued() or 0)
+        self._own = own
+        self._wake.set()
+        try:
+            store.set(f"call/{own.number}", json.dumps([own.rank, own.topic, own.issued]))
+            answers = {peer: self._answer_of(own, peer, store) for peer in range(self._world_size) if peer != own.rank}
+            here = {peer: int(number) for peer, number in answers.items() if number != _ELSEWHERE}
+            store.set(f"done/{own.number}", "")
+            for peer, number in here.items():
+                self._await(partial(store.check, [f"done/{number}"]), peer)
+        finally:
+            self._own = None
+        return sorted([*here, self._rank])
+
+    def end(self) -> None:
+        """Nobody needs to ask for this rank any more."""
+        self._ended = True
+        self._wake.set()
+        self._thread.join(_LAST_SECONDS)  # the store may be out of reach
+
+    def _answer_of(self, call: _Call, peer: int, store: dist.Store) -> str:
+        key = f"answer/{call.number}/{peer}"
+        self._await(lambda: store.check([key]) or store.check([f"gone/{peer}"]), peer)
+        return store.get(key).decode() if store.check([key]) else _ELSEWHERE
+
+    def _await(self, condition: Callable[[], bool], peer: int) -> None:
+        wait = SlowWait(self._rank, self._world_size)
+        while not condition():
+            wait.report(f"rank {peer}")
+            if wait.seconds > self._timeout.total_seconds():
+                raise Timeout(wait.sentence(f"rank {peer}") + ", which neither came nor called another collective")
+            time.sleep(_FAST_SECONDS)
+
+    def _answer_all(self) -> None:
+        store = self._stores[1]
+        open_calls: list[_Call] = []
+        number = 0
+        try:
+            while not self._ended and (issued := self._issued()) is not None:
+                while store.check([f"call/{number}"]):
+                    rank, topic, then = json.loads(store.get(f"call/{number}"))
+                    open_calls += [_Call(number, rank, topic, then)] if rank != self._rank else []
+                    number += 1
+                open_calls = [call for call in open_calls if not self._answered(call, issued, store)]
+                self._wake.wait(_FAST_SECONDS if open_calls or self._own else self._pause_seconds)
+                self._wake.clear()
+            store.set(f"gone/{self._rank}", "")
+        except RuntimeError:
+            return  # the store has gone, with the process that had it: nobody asks any more
+        finally:
+            self._stores.clear()  # one of them may keep a port open
+
+    def _answered(self, call: _Call, issued: int, store: dist.Store) -> bool:
+        own = self._own
+        if own is not None and (own.topic, own.issued) == (call.topic, call.issued):
+            answer = str(own.number)
+        elif issued > call.issued or (own is not None and call.rank < self._rank):
+            answer = _ELSEWHERE
+        else:
+            return False
+        store.set(f"answer/{call.number}/{self._rank}", answer)
+        return True
+
+
+_of_group: tuple[weakref.ref[Any], Whereabouts] | None = None
+
+
+@atexit.register
+def end_whereabouts() -> None:
+    """Ends those of the default group, if there are any."""
+    global _of_group
+    if _of_group is not None:
+        _of_group[1].end()
+        _of_group = None
+
+
+def whereabouts(timeout: timedelta) -> Whereabouts:
+    """Of the ranks of the default group. The first call for a group is a collective."""
+    global _of_group
+    world: Any = dist.group.WORLD
+    if _of_group is not None and _of_group[0]() is world:
+        return _of_group[1]
+    end_whereabouts()
+    group, rank = weakref.ref(world), dist.get_rank()
+    shared = dist.distributed_c10d._get_default_store()
+    number = shared.add(f"accelerate_cpp/whereabouts/{rank}", 1)  # groups may follow one another in a store
+    store = dist.PrefixStore(f"accelerate_cpp/whereabouts/{number}/", shared)
+
+    def issued() -> int | None:
+        current = group()
+        return None if current is None else _issued_by(current)
+
+    _of_group = group, Whereabouts(store, rank, dist.get_world_size(), issued, timeout)
+    return _of_group[1]
+
+
+def _issued_by(group: Any) -> int:
+    backends = {id(backend): backend for backend in (group._get_backend(device) for device in group._device_types)}
+    return sum(backend._get_sequence_number_for_group() for backend in backends.values())

@@ -1,0 +1,96 @@
+"""Ranks are threads that share a store, and count the collectives that they would issue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from accelerate_cpp.comm.whereabouts import Whereabouts
+from accelerate_cpp.errors import Timeout
+
+PATIENCE = timedelta(seconds=120)
+
+
+class Rank:
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        self.number = rank
+        self.issued: int | None = 0
+        self.place = Whereabouts(store, rank, size, lambda: self.issued, timeout)
+
+
+@contextmanager
+def ranks(size: int, timeout: timedelta = PATIENCE) -> Iterator[list[Rank]]:
+    store = dist.HashStore()
+    all_ranks = [Rank(store, rank, size, timeout) for rank in range(size)]
+    try:
+        yield all_ranks
+    finally:
+        for rank in all_ranks:
+            rank.place.end()
+        assert not [thread for thread in threading.enumerate() if thread.name == "accelerate-cpp-whereabouts"]
+
+
+def on_all(all_ranks: list[Rank], action: Callable[[Rank], object]) -> list[object]:
+    """What ``action`` returns on each, run side by side."""
+    results: list[object] = [None] * len(all_ranks)
+
+    def run(rank: Rank) -> None:
+        results[rank.number] = action(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in all_ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_all_that_are_there_know_it_however_often_they_meet() -> None:
+    with ranks(3) as all_ranks:
+        for _ in range(10):
+            assert on_all(all_ranks, lambda rank: rank.place.meet("save")) == [[0, 1, 2]] * 3
+
+
+def test_a_rank_that_has_issued_another_collective_is_elsewhere() -> None:
+    def action(rank: Rank) -> object:
+        if rank.number == 1:
+            rank.issued = 1
+            return None
+        return rank.place.meet("save")
+
+    with ranks(3) as all_ranks:
+        assert on_all(all_ranks, action) == [[0, 2], None, [0, 2]]
+
+
+def test_calls_on_two_topics_come_one_after_the_other() -> None:
+    def action(rank: Rank) -> object:
+        alone = rank.place.meet("mine") if rank.number == 0 else []
+        return alone, rank.place.meet("ours")
+
+    with ranks(2) as all_ranks:
+        assert on_all(all_ranks, action) == [([0], [0, 1]), ([], [0, 1])]
+
+
+@pytest.mark.parametrize("leave", ["ends", "has no group any more"])
+def test_a_rank_that_goes_is_elsewhere(leave: str) -> None:
+    def action(rank: Rank) -> object:
+        if rank.number == 0:
+            return rank.place.meet("save")
+        if leave == "ends":
+            rank.place.end()
+        else:
+            rank.issued = None
+        return None
+
+    with ranks(2) as all_ranks:
+        assert on_all(all_ranks, action) == [[0], None]
+
+
+def test_who_did_not_come_is_named() -> None:
+    with ranks(2, timedelta(0)) as all_ranks, pytest.raises(Timeout, match=r"rank 0 waited 0 s for rank 1, which"):
+        all_ranks[0].place.meet("save")
