@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_cpp import checkpointing
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.checkpoint.checkpoints import Checkpoints
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze
@@ -39,6 +40,7 @@ from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.master_weights import master_dtypes
 from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
+from accelerate_cpp.preparation import PreparationSteps
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 from accelerate_cpp.runtime.reading import OnUneven
@@ -92,13 +94,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Accelerator"]
 
+__getattr__ = lending("accelerator")
+
 T = TypeVar("T")
-_NOT_GIVEN = object()
+# Subclasses of the original's Accelerator take these as the defaults of arguments that it no longer has, but the first.
+_split_batches, _dispatch_batches, _even_batches, _use_seedable_sampler = (object() for _ in range(4))
 _ACCELERATORS = frozenset(TYPE_OF_SEVERAL_PROCESSES.values()) - {DistributedType.MULTI_CPU, DistributedType.XLA}
 _RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs)
 
 
-class Accelerator:
+class Accelerator(PreparationSteps):
     """Trains a model on one or many processes with the same script.
 
     Args:
@@ -144,7 +149,7 @@ class Accelerator:
     def __init__(
         self,
         device_placement: bool = True,
-        split_batches: bool = _NOT_GIVEN,  # type: ignore[assignment]
+        split_batches: bool = _split_batches,  # type: ignore[assignment]
         mixed_precision: PrecisionType | str | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
@@ -237,7 +242,7 @@ class Accelerator:
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return self._session.device
+        return self.state.device
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -247,17 +252,17 @@ class Accelerator:
     @property
     def num_processes(self) -> int:
         """The number of processes on all hosts."""
-        return self._session.topology.world_size
+        return self.state.num_processes
 
     @property
     def process_index(self) -> int:
         """The rank of this process among all."""
-        return self._session.topology.rank
+        return self.state.process_index
 
     @property
     def local_process_index(self) -> int:
         """The rank of this process on its host."""
-        return self._session.topology.local_rank
+        return self.state.local_process_index
 
     @property
     def use_distributed(self) -> bool:
@@ -570,22 +575,6 @@ class Accelerator:
         """Whether an optimizer of the package ``lomo_optim`` was prepared, whose fused backward is not supported."""
         return any(_is_of_package(wrapped.optimizer, "lomo_optim") for wrapped in self._optimizers)
 
-    @property
-    def _models(self) -> list[torch.nn.Module]:
-        return self._prepared.models
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return self._prepared.optimizers
-
-    @property
-    def _dataloaders(self) -> list[Any]:
-        return self._prepared.dataloaders
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return self._prepared.schedulers
-
     # Training
 
     @property
@@ -628,7 +617,8 @@ class Accelerator:
             models: those whose backward passes run in the block.
         """
         current.accumulation = self._accumulation
-        synchronises = self._accumulation.advance() or self._accumulation.sync_each_batch
+        self._do_sync()
+        synchronises = self.sync_gradients or self._accumulation.sync_each_batch
         with ExitStack() as stack:
             for model in () if synchronises else models:
                 stack.enter_context(self.no_sync(model))
@@ -897,10 +887,6 @@ class Accelerator:
         """Whether this process is the one of its host that holds a model to be saved: rank 0 of the host."""
         return self.is_local_main_process
 
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self._checkpoints.custom_objects
-
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Saves ``obj`` once, or once per host with ``save_on_each_node``; see :func:`accelerate_cpp.utils.save`."""
         save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
@@ -1069,7 +1055,7 @@ def _uneven(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterato
 
 def _refuse_arguments(split_batches: object, **plugins: Any) -> None:
     unsupported.refuse_given(plugins)
-    if split_batches is not _NOT_GIVEN:
+    if split_batches is not _split_batches:
         warnings.warn(
             "Accelerator(split_batches=...) has no effect; pass "
             "dataloader_config=DataLoaderConfiguration(split_batches=...)",
@@ -1253,7 +1239,10 @@ def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placemen
     models = _models_to_prepare(accelerator, unique)
     optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
     session, dynamo = accelerator._session, _dynamo(accelerator)
-    converted, stepping = convert_to_fp8(session.config.fp8, [*models.values()], optimizers, session.device.type)
+    replaced = globals().get("convert_model_to_fp8_ao")  # by a program, as this module only lends it
+    converted, stepping = convert_to_fp8(
+        session.config.fp8, [*models.values()], optimizers, session.device.type, replaced
+    )
     placed = [_place(accelerator, new, placement_of[key]) for key, new in zip(models, converted, strict=True)]
     ready = session.strategy.prepare(
         Bundle(

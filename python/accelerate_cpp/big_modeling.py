@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.hooks import (
     AlignDevicesHook,
     CpuOffload,
@@ -38,6 +39,8 @@ __all__ = [
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
 ]
+
+__getattr__ = lending("big_modeling")
 
 _CASTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.checkpoint.finding import common_numbers
 from accelerate_cpp.checkpoint.ranks import Ranks
 from accelerate_cpp.checkpoint.shards import save_in_shards
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from accelerate_cpp.accelerator import Accelerator
 
 __all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
+
+__getattr__ = lending("checkpointing")
 
 
 def save_accelerator_state(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.data import loaders, sharding
 from accelerate_cpp.data.adapter import DataLoaderAdapter
 from accelerate_cpp.data.cursor import Pass, opened
@@ -43,6 +44,8 @@ __all__ = [
     "prepare_data_loader",
     "skip_first_batches",
 ]
+
+__getattr__ = lending("data_loader")
 
 
 class DataLoaderShard(TrackedLoader):

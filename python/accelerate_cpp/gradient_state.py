@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.config.session_config import AccumulationConfig
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 from accelerate_cpp.utils.dataclasses import GradientAccumulationPlugin
+
+_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
 
 def begin_accumulation(config: AccumulationConfig) -> Accumulation:
@@ -38,6 +40,37 @@ def accumulation_of(wrapper: Any) -> Accumulation:
     """That of the ``Accelerator`` which prepared ``wrapper``; of one that was made by hand, the current one."""
     own: Accumulation | None = wrapper.__dict__.get("_accumulation")
     return current.accumulation if own is None else own
+
+
+class AccumulationSettings(dict[str, Any]):
+    """The settings of an accumulation as they are now; one that is set is set there, after the check of a plugin's.
+
+    Raises:
+        InvalidArgument: there is no such setting, or its value is none that it may have.
+    """
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        super().__init__({name: getattr(accumulation, name) for name in _SETTINGS})
+        self._accumulation = accumulation
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS:
+            raise InvalidArgument(
+                f"plugin_kwargs: there is no setting {name!r} of gradient accumulation; expected one of "
+                f"{', '.join(_SETTINGS)}"
+            )
+        checked = getattr(compile_accumulation(plugin={name: value}), name)
+        setattr(self._accumulation, name, checked)
+        super().__setitem__(name, checked)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of a ``dict``."""
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a plain ``dict``, which sets nothing."""
+        return dict, (dict(self),)
 
 
 def set_accumulation(config: AccumulationConfig) -> None:
@@ -111,17 +144,9 @@ class GradientState:
         return self._accumulation.sync_with_dataloader
 
     @property
-    def plugin_kwargs(self) -> Mapping[str, Any]:
-        """The settings of the accumulation under the names of ``GradientAccumulationPlugin``; read-only."""
-        accumulation = self._accumulation
-        return MappingProxyType(
-            {
-                "num_steps": accumulation.num_steps,
-                "adjust_scheduler": accumulation.adjust_scheduler,
-                "sync_with_dataloader": accumulation.sync_with_dataloader,
-                "sync_each_batch": accumulation.sync_each_batch,
-            }
-        )
+    def plugin_kwargs(self) -> AccumulationSettings:
+        """The settings of the accumulation under the names of ``GradientAccumulationPlugin``; what is set counts."""
+        return AccumulationSettings(self._accumulation)
 
     @property
     def active_dataloader(self) -> Any | None:

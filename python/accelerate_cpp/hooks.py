@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.utils.align_devices import AlignDevicesHook, Device, SkipKeys
 from accelerate_cpp.utils.memory import clear_device_cache
 from accelerate_cpp.utils.module_hooks import (
@@ -39,6 +40,8 @@ __all__ = [
     "remove_hook_from_module",
     "remove_hook_from_submodules",
 ]
+
+__getattr__ = lending("hooks")
 
 # Modules whose forward reads weights of modules in them without calling these, so that hooks of those come too late.
 _READING_THEIR_PARTS = (nn.MultiheadAttention,)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils.operations import (
@@ -25,6 +26,8 @@ from accelerate_cpp.utils.operations import (
 from accelerate_cpp.utils.pipeline_stages import choose_split_points
 
 __all__ = ["prepare_pippy"]
+
+__getattr__ = lending("inference")
 
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.launch import first_use
@@ -26,6 +27,8 @@ from accelerate_cpp.launch.tpu import run_on_tpus
 from accelerate_cpp.launch.variables import variables_reached
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
+
+__getattr__ = lending("launchers")
 
 _IMPORTED_BY_THE_FORK_SERVER = ("torch", "accelerate_cpp.accelerator", "accelerate_cpp.launchers")
 

@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.precision.grad_scaler import overflowed
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
 
+__getattr__ = lending("optimizer")
+
 # What is set on the wrapper even where the wrapped optimizer has an attribute of the same name.
 _OWN = frozenset(
-    {"optimizer", "scaler", "device_placement", "_step_was_skipped", "_takes_set_to_none"}
+    {"optimizer", "scaler", "device_placement", "_is_overflow", "_accelerate_step_called", "_takes_set_to_none"}
     | {"_is_accelerate_prepared", "_accumulation"}
 )
 
@@ -31,6 +34,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             finite.
     """
 
+    _accelerate_step_called = False  # in the original, whether the scaler has stepped, while it does
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -40,7 +45,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
-        self._step_was_skipped: bool | torch.Tensor = False
+        self._is_overflow: bool | torch.Tensor = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement and optimizer.state:
             # torch moves loaded state to where the parameters are.
@@ -133,7 +138,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             result = self.optimizer.step(closure)
         else:
             result = self.scaler.step(self.optimizer, closure)
-            self._step_was_skipped = overflowed(self.scaler, self.optimizer)
+            self._is_overflow = overflowed(self.scaler, self.optimizer)
             self.scaler.update()
         if current.session is not None and current.session.progress is not None:
             current.session.progress.step_ended()
@@ -155,8 +160,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
         On an accelerator the first look at it after a step waits for the device.
         """
-        self._step_was_skipped = bool(self._step_was_skipped)
-        return self._step_was_skipped
+        self._is_overflow = bool(self._is_overflow)
+        return self._is_overflow
 
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler that was made for the wrapper has put a local function, which cannot be pickled, before its step.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import plugin_variables
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.parallelism import (
@@ -19,7 +21,11 @@ from accelerate_cpp.utils.parallelism import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from accelerate_cpp.accelerator import Accelerator
+
 __all__ = ["ParallelismConfig"]
+
+__getattr__ = lending("parallelism_config")
 
 _DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 # Outermost first: neighbouring ranks, which talk fastest, split layers, then sequences.
@@ -58,8 +64,9 @@ class ParallelismConfig:
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
 
-    # The mesh, once it has been asked for; no field, so it is not annotated.
+    # The mesh, once it has been asked for, and sizes by dimension; no fields, so they are not annotated.
     device_mesh = None  # type: DeviceMesh | None
+    _sizes = None  # type: dict[str, int]
 
     def __post_init__(self) -> None:
         plugin_variables.fill(self, plugin_variables.PARALLELISM)
@@ -77,6 +84,45 @@ class ParallelismConfig:
         if self.sp_enabled:
             self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()
             _require_kind("sp_handler", self.sp_handler, DeepSpeedSequenceParallelConfig)
+        self._sizes = {name: self._size_of(name) for name in _DIMENSIONS}
+
+    def _set_size(self, parallelism: str, size: int) -> None:
+        """Gives the dimension ``parallelism`` another size, checked only for being one."""
+        if parallelism not in self._sizes:
+            raise InvalidArgument(
+                f"ParallelismConfig: there is no dimension {parallelism!r}; expected one of {', '.join(self._sizes)}"
+            )
+        self._sizes[parallelism] = _size(f"{parallelism}_size", size)
+        setattr(self, f"{parallelism}_size", self._sizes[parallelism])
+
+    def _get_mesh(self) -> tuple[Any, ...]:
+        """The names of the active dimensions and their sizes, outermost first; ``()`` if there is none."""
+        names = sorted(self.active_mesh_dims, key=_ORDER_IN_MESH.index)
+        return (tuple(names), tuple(map(self._size_of, names))) if names else ()
+
+    def _validate_accelerator(self, accelerator: Accelerator) -> None:
+        """Settles sizes that nobody gave, and refuses those that do not fit the processes of ``accelerator``.
+
+        Raises:
+            InvalidArgument: the sizes come to another number of processes.
+        """
+        if self.total_size == 1:
+            if accelerator.multi_device:
+                self._set_size("dp_replicate", accelerator.num_processes)
+        elif not self.sp_enabled and self.total_size != accelerator.num_processes:
+            raise InvalidArgument(
+                f"ParallelismConfig total_size ({self.total_size}) does not match num_processes "
+                f"({accelerator.num_processes}); make the product of the sizes equal the number of processes"
+            )
+        self._warn_of_idle_handlers()
+
+    def _warn_of_idle_handlers(self) -> None:
+        for name in ("tp", "cp", "sp"):
+            if self._size_of(name) == 1 and getattr(self, f"{name}_handler") is not None:
+                warnings.warn(
+                    f"ParallelismConfig.{name}_handler is set, but {name}_size is set to 1: it has no effect",
+                    stacklevel=3,
+                )
 
     def _require_composable(self) -> None:
         if self.cp_enabled and self.sp_enabled:
@@ -135,12 +181,12 @@ class ParallelismConfig:
     @property
     def non_data_parallel_size(self) -> int:
         """The number of processes that work on one batch together."""
-        return self.total_size // self.data_parallel_size
+        return math.prod(self._size_of(name) for name in ("tp", "cp", "sp"))
 
     @property
     def active_mesh_dims(self) -> list[str]:
         """The dimensions with more than one process."""
-        return self._active(_DIMENSIONS)
+        return [*self.dp_dim_names, *self.non_dp_dim_names]
 
     @property
     def dp_dim_names(self) -> list[str]:
@@ -178,20 +224,20 @@ class ParallelismConfig:
         Returns:
             ``None`` if no dimension is active, and for sequence parallelism, for which DeepSpeed makes its own groups.
         """
-        dimensions = self._active(_ORDER_IN_MESH)
-        if not dimensions or self.sp_enabled:
+        found = self._get_mesh()
+        if not found or self.sp_enabled:
             return None
+        dimensions, shape = found
         from torch.distributed.device_mesh import init_device_mesh  # takes a while to import
 
-        shape = tuple(self._size_of(name) for name in dimensions)
-        mesh = init_device_mesh(device_type, shape, mesh_dim_names=tuple(dimensions))
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=dimensions)
         for joint, parts in (
             ("dp", self.dp_dim_names),
             ("dp_shard_cp", self.dp_shard_cp_dim_names),
             ("dp_cp", self.dp_cp_dim_names),
         ):
             if parts:
-                mesh[tuple(parts)]._flatten(joint)
+                mesh[parts]._flatten(joint)
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
@@ -217,9 +263,7 @@ class ParallelismConfig:
         return self.device_mesh
 
     def _differs_from(self, mesh: DeviceMesh) -> bool:
-        dimensions = self._active(_ORDER_IN_MESH)
-        sizes = tuple(self._size_of(name) for name in dimensions)
-        return (tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape)) != (tuple(dimensions), sizes)
+        return (tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape)) != (self._get_mesh() or ((), ()))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, those of the handlers inside, as ``json`` can write them."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.gradient_state import GradientState, GradientStateOf, accumulation_of
 from accelerate_cpp.utils.operations import world_size
+
+__getattr__ = lending("scheduler")
 
 # What is set on the wrapper even where the wrapped scheduler has an attribute of the same name.
 _OWN = frozenset(

@@ -6,25 +6,23 @@ device; ``AcceleratorState`` adds the precision; ``GradientState`` tells where a
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import unsupported
 from accelerate_cpp.config.compile import compile_precision, compile_process
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.gradient_state import GradientState
+from accelerate_cpp.processes import Processes
 from accelerate_cpp.runtime import current
-from accelerate_cpp.runtime.partition import part_of
 from accelerate_cpp.runtime.remembered import Remembered, remember
 from accelerate_cpp.runtime.session import Session, build_session
 from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
@@ -32,6 +30,8 @@ from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedTyp
 from accelerate_cpp.utils.plain_parallelism import PluginViews, require_plain
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
+
+__getattr__ = lending("state")
 
 
 def enter_session(config: SessionConfig) -> Session:
@@ -46,6 +46,14 @@ def enter_session(config: SessionConfig) -> Session:
     return current.session
 
 
+def _session_here() -> Session | None:
+    return current.session
+
+
+# What was prepared, or prepares, and then is pickled belongs to the session of the process that loads it.
+copyreg.pickle(Session, lambda _: (_session_here, ()))
+
+
 def view_of(kind: type[Any], remembered: Remembered | None) -> Any:
     """An object of a class of states that shows this process's session, of which none is opened, or what is known."""
     view = object.__new__(kind)
@@ -54,7 +62,12 @@ def view_of(kind: type[Any], remembered: Remembered | None) -> Any:
     return view
 
 
-class PartialState:
+def is_initialized() -> bool:
+    """Whether there is a session with a precision, as an ``Accelerator`` makes it."""
+    return bool(AcceleratorState._shared_state)
+
+
+class PartialState(Processes):
     """The processes of a run and their devices.
 
     The first instance connects the processes that the environment describes (``RANK``, ``WORLD_SIZE``, …); later ones,
@@ -66,6 +79,11 @@ class PartialState:
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attrs: ClassVar[list[str]] = [
+        *("_cpu", "_mixed_precision", "_shared_state", "backend", "debug", "device", "distributed_type"),
+        *("fork_launched", "local_process_index", "num_processes", "process_index"),
+    ]
+    """What is missing only after a reset, besides properties; an error says so."""
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
@@ -88,10 +106,11 @@ class PartialState:
         if name in self._shared_state:
             return self._shared_state[name]
         owner = type(self).__name__
-        if current.session is None and isinstance(inspect.getattr_static(type(self), name, None), property):
+        known = name in self._known_attrs or isinstance(inspect.getattr_static(type(self), name, None), property)
+        if known and not self.initialized:
             raise AttributeError(
-                f"{owner} has no {name!r} now: it was reset by _reset_state(); create an Accelerator or a PartialState "
-                "again"
+                f"`{owner}` object has no attribute `{name}`. This happens if `{owner}._reset_state()` was called: "
+                "create an Accelerator or a PartialState again"
             )
         raise AttributeError(f"{owner!r} object has no attribute {name!r}")
 
@@ -178,6 +197,18 @@ class PartialState:
         """Whether collectives compare their shapes over the ranks first."""
         return self._session.config.debug
 
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        if current.session is None:
+            raise AttributeError("debug cannot be set of a state that was reset: create an Accelerator again")
+        current.session = replace(current.session, config=replace(current.session.config, debug=debug))
+
+    def _prepare_backend(
+        self, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, DistributedType]:
+        """The backend, ``backend`` or that of the run, and the kind of run; the arguments choose nothing any more."""
+        return backend or self.backend, self.distributed_type
+
     @property
     def fork_launched(self) -> bool:
         """Whether a notebook launcher forked this process."""
@@ -186,95 +217,6 @@ class PartialState:
     @property
     def _cpu(self) -> bool:
         return self._session.config.cpu
-
-    def wait_for_everyone(self) -> None:
-        """Returns when every process has called it."""
-        if not self.use_distributed:
-            return
-        dist.barrier(device_ids=None if self.device.index is None else [self.device.index])
-
-    @contextmanager
-    def _goes_first(self, is_main: bool) -> Iterator[None]:
-        if not is_main:
-            self.wait_for_everyone()
-        try:
-            yield
-        finally:
-            if is_main:
-                self.wait_for_everyone()
-
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
-        with self._goes_first(self.is_main_process):
-            yield
-
-    @contextmanager
-    def local_main_process_first(self) -> Iterator[None]:
-        """Rank 0 of each host runs the block before the others do."""
-        with self._goes_first(self.is_local_main_process):
-            yield
-
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Gives each process its consecutive part of ``inputs``; the first ranks take what does not divide.
-
-        Args:
-            inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``; or a dict of them
-                with equal lengths, whose values are replaced in place. One process gets ``inputs`` itself.
-            apply_padding: repeat the last item until all parts are equally long, so that they can be gathered.
-
-        A rank for which nothing is left gets the last item.
-
-        Raises:
-            ValueError: the values of a dict have different lengths.
-            TypeError: a tuple would have to be padded.
-        """
-        if self.num_processes == 1:
-            yield inputs
-            return
-        topology = self._session.topology
-        yield part_of(inputs, topology.world_size, topology.rank, pad_to=self.device if apply_padding else None)
-
-    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """``function`` on rank 0; elsewhere a function that returns ``None``."""
-        return self.on_process(function, process_index=0)
-
-    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """``function`` on rank 0 of each host; elsewhere a function that returns ``None``."""
-        return self.on_local_process(function, local_process_index=0)
-
-    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` on the highest rank; elsewhere a function that returns ``None``."""
-        return function if self.is_last_process else _nothing
-
-    def on_process(
-        self, function: Callable[..., Any] | None = None, process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """``function`` on rank ``process_index``; elsewhere a function that returns ``None``."""
-        if function is None:
-            return partial(self.on_process, process_index=process_index)
-        return function if not self.use_distributed or self.process_index == process_index else _nothing
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """``function`` on rank ``local_process_index`` of each host; elsewhere a function that returns ``None``."""
-        if function is None:
-            return partial(self.on_local_process, local_process_index=local_process_index)
-        return function if not self.use_distributed or self.local_process_index == local_process_index else _nothing
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on rank 0 of each host."""
-        if self.is_local_main_process:
-            print(*args, **kwargs)
-
-    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Destroys ``group``, or the default one; not the default one of a process that a notebook forked."""
-        if self.fork_launched and group is None:
-            return
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
         backend = f"  Backend: {self.backend}" if self.backend else ""
@@ -305,6 +247,10 @@ class AcceleratorState(PluginViews, PartialState):
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attrs: ClassVar[list[str]] = [
+        *PartialState._known_attrs,
+        *("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "dynamo_plugin"),
+    ]
 
     dynamo_plugin: TorchDynamoPlugin
     """How models are compiled while they are prepared; what it says then counts."""
@@ -335,7 +281,7 @@ class AcceleratorState(PluginViews, PartialState):
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         running = None if current.session is None else current.session.config
         if running is not None:
-            self._require_agreement(mixed_precision, cpu, kwargs)
+            self._require_agreement(current.session, mixed_precision, cpu, kwargs)
         if running is None or running.mixed_precision is None:
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
@@ -343,8 +289,8 @@ class AcceleratorState(PluginViews, PartialState):
         self.dynamo_plugin = plugin
         self._keep_parallelism(parallelism)
 
-    def _require_agreement(self, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
-        config, device = self._session.config, self._session.device
+    def _require_agreement(self, session: Any, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
+        config, device = session.config, session.device
         settled = config.mixed_precision
         if settled is not None and mixed_precision is not None and str(mixed_precision) != settled:
             raise InvalidArgument(
@@ -356,7 +302,7 @@ class AcceleratorState(PluginViews, PartialState):
                 f"cpu=True: this process already has a state on device {device}; pass it to the first state"
             )
         asked = compile_process(**kwargs)
-        for name, running in (("timeout", config.timeout), ("backend", config.backend or self.backend)):
+        for name, running in (("timeout", config.timeout), ("backend", config.backend or session.topology.backend)):
             value = getattr(asked, name)
             if value is not None and value != running:
                 warnings.warn(
@@ -375,6 +321,13 @@ class AcceleratorState(PluginViews, PartialState):
             PartialState._reset_state()
 
     @property
+    def _session(self) -> Any:
+        session = current.session if self.initialized else self.__dict__.get("_remembered")
+        if session is None:
+            raise AttributeError("AcceleratorState was reset by _reset_state()")
+        return session
+
+    @property
     def initialized(self) -> bool:
         """Whether there is a session with a precision."""
         return current.session is not None and current.session.config.mixed_precision is not None
@@ -386,7 +339,3 @@ class AcceleratorState(PluginViews, PartialState):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """What a function decorated for another process does here."""

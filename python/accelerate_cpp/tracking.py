@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.trackers.aim import AimTracker
 from accelerate_cpp.trackers.clearml import ClearMLTracker
 from accelerate_cpp.trackers.comet import CometMLTracker
@@ -40,6 +41,8 @@ __all__ = [
     "on_main_process",
     "register_tracker_class",
 ]
+
+__getattr__ = lending("tracking")
 
 
 def get_available_trackers() -> list[LoggerType]:

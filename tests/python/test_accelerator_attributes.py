@@ -70,10 +70,10 @@ def test_one_process_saves_models_and_has_one_device() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
-def test_the_first_process_of_each_host_saves_models(rank: int) -> None:
+def test_the_first_process_of_each_host_saves_models(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     topology = replace(accelerator._session.topology, rank=rank, local_rank=rank % 2, world_size=4)
-    accelerator._session = replace(accelerator._session, topology=topology)
+    monkeypatch.setattr(current, "session", replace(accelerator._session, topology=topology))
     assert accelerator.should_save_model is (rank in (0, 2))
 
 

@@ -125,7 +125,7 @@ def test_a_model_that_was_spread_over_devices_is_not_copied_to_several_processes
     accelerator, model = Accelerator(cpu=True), torch.nn.Linear(1, 1)
     model.hf_device_map = {"a": 0, "b": 1}
     alone, several = accelerator._session, replace(accelerator._session.topology, world_size=2)
-    accelerator._session = replace(alone, topology=several)
+    monkeypatch.setattr(current, "session", replace(alone, topology=several))
     with pytest.raises(InvalidArgument, match="Linear was spread over devices by a device_map, and none of the 2"):
         accelerator.prepare(model)
     monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "true")

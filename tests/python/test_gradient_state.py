@@ -67,6 +67,25 @@ def test_a_plugin_changes_the_settings_and_none_leaves_them() -> None:
     }
 
 
+def test_a_setting_that_is_set_counts() -> None:
+    state = GradientState()
+    state.plugin_kwargs["num_steps"] = 5
+    state.plugin_kwargs.update({"adjust_scheduler": True}, sync_with_dataloader=False)
+    assert (state.num_steps, state.adjust_scheduler, state.sync_with_dataloader) == (5, True, False)
+    assert state.plugin_kwargs["num_steps"] == 5
+    for wrong, message in (({"num_steps": 0}, "at least 1"), ({"steps": 2}, "no setting 'steps'")):
+        with pytest.raises(InvalidArgument, match=message):
+            state.plugin_kwargs.update(wrong)
+    assert state.num_steps == 5
+
+
+def test_settings_are_copied_as_a_dict() -> None:
+    copied = pickle.loads(pickle.dumps(GradientState().plugin_kwargs))
+    copied["num_steps"] = 7
+    assert type(copied) is dict
+    assert GradientState().num_steps == 1
+
+
 def test_a_plugin_with_no_steps_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at least 1"):
         GradientState(GradientAccumulationPlugin(num_steps=0))

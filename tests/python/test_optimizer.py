@@ -228,3 +228,14 @@ def test_the_states_of_the_run_are_at_hand(parameter, accumulation):
     accumulation.sync_gradients = False
     assert optimizer.gradient_state.sync_gradients is False
     assert optimizer.accelerator_state.num_processes == 1
+
+
+def test_a_program_can_say_that_the_last_step_was_left_out(parameter):
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=0.5))
+    for value in (True, False):
+        optimizer._is_overflow = value
+        assert optimizer.step_was_skipped is value
+    assert optimizer._accelerate_step_called is False
+    optimizer._accelerate_step_called = True
+    assert optimizer._accelerate_step_called is True
+    assert not hasattr(optimizer.optimizer, "_accelerate_step_called")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -110,6 +111,62 @@ def test_a_size_that_is_changed_later_counts() -> None:
     config.tp_size, config.dp_shard_size = 2, 3
     assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (6, 3, 2)
     assert (config.active_mesh_dims, config.tp_enabled, config.dp_shard_enabled) == (["dp_shard", "tp"], True, True)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_names_and_sizes_of_the_mesh_are_the_originals(sizes: dict[str, int]) -> None:
+    ours, theirs = ParallelismConfig(**sizes), accelerate.ParallelismConfig(**sizes)
+    assert ours._get_mesh() == theirs._get_mesh()
+    assert ours._sizes == theirs._sizes
+
+
+def test_joint_dimensions_are_asked_for_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Mesh(dict[Any, Any]):
+        def __getitem__(self, names: Any) -> Any:
+            asked.append(names)
+            return SimpleNamespace(_flatten=lambda joint: None)
+
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: Mesh())
+    ParallelismConfig(dp_shard_size=2, cp_size=2).build_device_mesh("cpu")
+    assert asked == [["dp_shard"], ["dp_shard", "cp"], ["dp_shard", "cp"]]
+
+
+def test_a_mesh_of_ones_own_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        "torch.distributed.device_mesh.init_device_mesh", lambda *args, **names: made.append((args, names)) or {}
+    )
+    monkeypatch.setattr(ParallelismConfig, "_get_mesh", lambda self: (("ep",), (4,)))
+    ParallelismConfig().build_device_mesh("cpu")
+    assert made == [(("cpu", (4,)), {"mesh_dim_names": ("ep",)})]
+
+
+def test_a_size_can_be_set_by_its_dimension() -> None:
+    config = ParallelismConfig()
+    config._set_size("tp", 4)
+    assert (config.tp_size, config._sizes["tp"]) == (4, 4)
+    with pytest.raises(InvalidArgument, match="no dimension 'ep'; expected one of dp_replicate, "):
+        config._set_size("ep", 2)
+    with pytest.raises(InvalidArgument, match="tp_size=0; expected"):
+        config._set_size("tp", 0)
+
+
+def test_sizes_are_compared_with_the_processes() -> None:
+    two = SimpleNamespace(num_processes=2, multi_device=True)
+    settled = ParallelismConfig()
+    settled._validate_accelerator(two)  # type: ignore[arg-type]
+    assert settled.dp_replicate_size == 2
+    alone = ParallelismConfig()
+    alone._validate_accelerator(SimpleNamespace(num_processes=1, multi_device=False))  # type: ignore[arg-type]
+    assert alone.total_size == 1
+    expected = r"ParallelismConfig total_size \(4\) does not match num_processes \(2\)"
+    with pytest.raises(InvalidArgument, match=expected):
+        ParallelismConfig(dp_shard_size=4)._validate_accelerator(two)  # type: ignore[arg-type]
+    idle = ParallelismConfig(dp_shard_size=2, cp_handler=TorchContextParallelConfig())
+    with pytest.warns(UserWarning, match="cp_handler is set, but cp_size is set to 1"):
+        idle._validate_accelerator(two)  # type: ignore[arg-type]
 
 
 def test_handlers_of_the_users_own_are_kept() -> None:

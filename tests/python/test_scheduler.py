@@ -82,7 +82,7 @@ def test_the_schedule_stands_still_while_gradients_accumulate(accumulation, opti
 
 def test_a_skipped_optimizer_step_is_a_skipped_schedule_step(optimizer):
     schedule = halving(optimizer)
-    optimizer._step_was_skipped = True
+    optimizer._is_overflow = True
     schedule.step()
     assert schedule.get_last_lr() == [1.0]
 

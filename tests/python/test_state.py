@@ -9,10 +9,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import accelerate.state as original
 import pytest
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp import Accelerator
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.single import SingleStrategy
@@ -20,7 +22,7 @@ from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.runtime.topology import Topology
-from accelerate_cpp.state import AcceleratorState, GradientState, PartialState
+from accelerate_cpp.state import AcceleratorState, GradientState, PartialState, is_initialized
 from accelerate_cpp.utils.dataclasses import DistributedType, TorchDynamoPlugin
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
@@ -78,6 +80,50 @@ def test_a_reset_of_the_precision_alone_keeps_the_processes() -> None:
     assert PartialState().initialized
     assert AcceleratorState._shared_state == {}
     assert AcceleratorState().mixed_precision == "no"
+
+
+def test_a_state_whose_precision_was_reset_is_gone_until_there_is_another_accelerator() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.state._reset_state()
+    for ask in (lambda: accelerator.num_processes, lambda: accelerator.device, lambda: accelerator.state.backend):
+        with pytest.raises(AttributeError, match=r"`AcceleratorState` object has no attribute .* create an Acc"):
+            ask()
+    accelerator.state.note = "kept"  # type: ignore[attr-defined]
+    assert accelerator.state.note == "kept"  # type: ignore[attr-defined]
+    assert PartialState().num_processes == 1
+    assert Accelerator(cpu=True).num_processes == accelerator.num_processes == 1
+
+
+def test_the_module_says_whether_there_is_an_accelerator() -> None:
+    assert not is_initialized()
+    PartialState(cpu=True)
+    assert not is_initialized()
+    AcceleratorState()
+    assert is_initialized()
+    AcceleratorState._reset_state()
+    assert not is_initialized()
+
+
+def test_debugging_can_be_set() -> None:
+    state = AcceleratorState(cpu=True)
+    session = current.session
+    assert session is not None
+    assert not state.debug
+    state.debug = True
+    assert PartialState().debug
+    assert current.session is not None
+    assert current.session.strategy is session.strategy
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(AttributeError, match="create an Accelerator again"):
+        state.debug = True
+
+
+def test_names_that_the_original_knows_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(original.PartialState._known_attrs) == set(PartialState._known_attrs)
+    assert set(original.AcceleratorState._known_attrs) == set(AcceleratorState._known_attrs)
+    state = PartialState(cpu=True)
+    assert state._prepare_backend() == original.PartialState._prepare_backend(state) == (None, DistributedType.NO)
+    assert state._prepare_backend(backend="gloo") == ("gloo", DistributedType.NO)
 
 
 def test_the_precision_is_open_until_an_accelerator_state_settles_it() -> None:
@@ -146,7 +192,8 @@ def test_what_a_reset_took_is_explained_and_what_never_was_is_not(kind: type[Par
         _ = state.colour  # type: ignore[attr-defined]
     AcceleratorState._reset_state(reset_partial_state=True)
     for name in ("device", "num_processes", "is_main_process"):
-        with pytest.raises(AttributeError, match=f"^{kind.__name__} has no '{name}' now: it was reset"):
+        expected = f"^`{kind.__name__}` object has no attribute `{name}`. This happens if `{kind.__name__}._reset_state"
+        with pytest.raises(AttributeError, match=expected):
             getattr(state, name)
     with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute 'colour'$"):
         _ = state.colour  # type: ignore[attr-defined]
@@ -169,7 +216,7 @@ def test_on_the_cpu_the_device_is_what_it_is() -> None:
     state.set_device()
     assert state.device == torch.device("cpu")
     AcceleratorState._reset_state(reset_partial_state=True)
-    with pytest.raises(AttributeError, match="it was reset"):
+    with pytest.raises(AttributeError, match="`PartialState` object has no attribute `_cpu`"):
         state.set_device()
 
 
@@ -281,7 +328,7 @@ def test_copy_shows_the_session_of_the_process_it_is_in(kind: type[PartialState]
     AcceleratorState._reset_state(reset_partial_state=True)
     alone = duplicate(state)
     assert not alone.initialized
-    with pytest.raises(AttributeError, match="was reset"):
+    with pytest.raises(AttributeError, match=f"`{kind.__name__}` object has no attribute `device`. This happens if"):
         _ = alone.device
 
 

@@ -49,10 +49,18 @@ class Checkpoints:
 
     def __init__(self) -> None:
         self.custom_objects: list[Any] = []
-        self._save_hooks: dict[int, Callable[..., None]] = OrderedDict()
-        self._load_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self.save_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self.load_hooks: dict[int, Callable[..., None]] = OrderedDict()
         self._writer, self._memory = BackgroundWriter(), SnapshotMemory()
         self._group: dist.ProcessGroup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the same hooks and objects, and a writer of its own."""
+        return {name: vars(self)[name] for name in ("custom_objects", "save_hooks", "load_hooks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Checkpoints.__init__(self)
+        vars(self).update(state)
 
     def register(self, objects: Sequence[Any]) -> None:
         """Adds objects with ``state_dict`` and ``load_state_dict``; ``InvalidArgument`` names those without."""
@@ -70,11 +78,11 @@ class Checkpoints:
 
     def add_save_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Calls ``hook(models, weights, folder)`` before each save."""
-        return _added(self._save_hooks, hook)
+        return _added(self.save_hooks, hook)
 
     def add_load_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Calls ``hook(models, folder)`` before each load."""
-        return _added(self._load_hooks, hook)
+        return _added(self.load_hooks, hook)
 
     def release_memory(self) -> None:
         """Frees what copies for the background were made into."""
@@ -201,7 +209,7 @@ class Checkpoints:
 
         def check_models() -> None:
             left = list(parts.models)
-            for hook in list(self._load_hooks.values()):
+            for hook in list(self.load_hooks.values()):
                 hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
             models.extend(unwrap(model) for model in left)
             weights.extend(read_models(folder, models, strict))
@@ -261,7 +269,7 @@ class Checkpoints:
 
     def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
         """Calls the hooks, which may take weights out of the list, and write into ``target``."""
-        hooks = list(self._save_hooks.values())
+        hooks = list(self.save_hooks.values())
         if hooks:
             target.mkdir(parents=True, exist_ok=True)
         for hook in hooks:

@@ -22,8 +22,8 @@ _HINT = "; `accelerate-cpp config default` writes one"
 
 
 def __getattr__(name: str) -> Any:
-    """``default_config_file`` and the folder ``cache_dir`` that it is in, as the environment says now."""
-    if name == "default_config_file":
+    """``default_config_file``, by two names, and its folder ``cache_dir``, as the environment says now."""
+    if name in ("default_config_file", "default_yaml_config_file"):
         return str(config_file.default_path())
     if name == "cache_dir":
         return str(config_file.default_path().parent)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from shutil import which
 
-from accelerate_cpp.commands.utils import CustomArgumentParser
+from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.launch import host
+
+__getattr__ = lending("commands.env")
 
 _PACKAGES = ("accelerate-cpp", "torch", "numpy", "safetensors", "transformers")
 
 
-def env_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentParser]) -> CustomArgumentParser:
-    """The parser of the command, as one of ``subparsers``."""
+def env_command_parser(
+    subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
+) -> CustomArgumentParser:
+    """The parser of the command, by itself or as one of ``subparsers``."""
     description = "Show versions, hardware and configuration, for bug reports."
-    parser = subparsers.add_parser("env", description=description, help=description)
+    parser = command_parser(subparsers, "env", description)
     parser.add_argument("--config_file", metavar="PATH", help="configuration file to show; default: the one in use")
     parser.set_defaults(func=_env)
     return parser
@@ -32,6 +37,12 @@ def _env(args: argparse.Namespace) -> int:
     return 0
 
 
+def env_command(args: argparse.Namespace) -> dict[str, str]:
+    """Shows what ``args`` asks for, and returns it, the path of the command under the original's name for it, too."""
+    _env(args)
+    return {**facts(args.config_file), "`accelerate` bash location": which("accelerate-cpp") or "Not found"}
+
+
 def facts(path: str | None) -> dict[str, str]:
     """Versions, hardware and the configuration file, in the order in which they are shown. Loads no torch."""
     found = {name: _version(name) for name in _PACKAGES}
@@ -41,7 +52,7 @@ def facts(path: str | None) -> dict[str, str]:
     return {
         **found,
         "Python": f"{platform.python_version()}, {sys.executable}",
-        "command": shutil.which("accelerate-cpp") or "not in PATH",
+        "command": which("accelerate-cpp") or "not in PATH",
         "platform": platform.platform(),
         "cores": f"{host.usable_cores()} of {os.cpu_count()}",
         "memory": f"{memory:.1f} GiB",

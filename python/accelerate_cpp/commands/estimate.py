@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.commands import memory_report
 from accelerate_cpp.commands.launch import run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 
 if TYPE_CHECKING:
     from accelerate_cpp.utils.empty_models import EmptyModel
+
+__getattr__ = lending("commands.estimate")
 
 _DTYPES = ["float32", "float16", "int8", "int4"]
 _OPTIMIZERS = ("adam", "adamw", "sgd", "sgd_momentum")
@@ -69,6 +72,29 @@ def estimate_command(args: argparse.Namespace) -> int:
         memory_report.draw(report, picture)
         print(f"accelerate-cpp estimate-memory: wrote {picture}")
     return 0
+
+
+def add_timm_hub_prefix(model_name: str) -> str:
+    """The name by which timm finds a model: of one on the Hub, with a slash and no source yet, with ``hf-hub:``."""
+    return f"hf-hub:{model_name}" if "/" in model_name and ":" not in model_name else model_name
+
+
+def verify_on_hub(repo: str, token: str | None = None) -> Any:
+    """What the Hugging Face Hub tells of ``repo``; ``"repo"`` if it knows none, ``"gated"`` if it is not for ``token``.
+
+    ``"gated"`` also stands for a Hub that cannot be reached.
+    """
+    from huggingface_hub import model_info  # here, as it takes a while to import
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        return model_info(repo, token=token)
+    except GatedRepoError:
+        return "gated"
+    except RepositoryNotFoundError:
+        return "repo"
+    except OSError:
+        return "gated"
 
 
 def gather_data(args: argparse.Namespace) -> list[list[Any]]:

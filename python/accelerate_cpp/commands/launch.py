@@ -11,12 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
+from accelerate_cpp.config import file as files
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
 from accelerate_cpp.launch.executed import execute
 from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.settings import FP8_FLAGS
+
+__getattr__ = lending("commands.launch")
 
 _SSH = "ssh -o BatchMode=yes"
 _DYNAMO_BACKENDS = (
@@ -216,6 +220,26 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said[f"fp8_{name}"] not in (None, False)}
     return LaunchOptions(**{name: said[name] for name in names} | {"fp8": fp8} | others)
+
+
+def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, Any, bool]:
+    """Gives ``args`` what the command line leaves open, from the environment, the configuration file and defaults.
+
+    Returns:
+        ``args``, the content of the configuration file, ``None`` without one, and whether the precision is of it.
+
+    Raises:
+        InvalidArgument: settings do not go together, or something does not work yet.
+    """
+    from accelerate_cpp.commands.config_args import load_config_from_file
+
+    plan = resolve(launch_options(args, training_script_args=tuple(args.training_script_args)))
+    for name, setting in plan.settings.items():
+        setattr(args, name, setting.value)
+    args.num_processes, args.use_cpu = plan.group.world_size, args.cpu
+    path = files.path_of(args.config_file)
+    defaults = load_config_from_file(path) if args.config_file is not None or path.is_file() else None
+    return args, defaults, plan.settings["mixed_precision"].source.startswith(f"{path}:")
 
 
 def launch_command(args: argparse.Namespace) -> int:

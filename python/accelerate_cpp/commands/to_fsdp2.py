@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
-from accelerate_cpp.config import file as config_file
+from accelerate_cpp.config import file as files
 from accelerate_cpp.errors import InvalidArgument
 
 _RESHARDS = {
@@ -45,11 +46,20 @@ def to_fsdp2_command(args: argparse.Namespace) -> int:
     """Converts the file that ``args`` names."""
     source = Path(args.config_file).expanduser()
     target = source if args.output_file is None else Path(args.output_file).expanduser()
-    given = config_file.load(source).given
+    given = load_config(source)
     if target.exists() and not args.overwrite:
         raise InvalidArgument(f"{target} is there already: pass --overwrite, or another --output_file")
-    config_file.save(target, convert_config_to_fsdp2(given, str(source)))
+    files.save(target, convert_config_to_fsdp2(given, str(source)))
     return 0
+
+
+def load_config(config_file: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a configuration file.
+
+    Raises:
+        InvalidArgument: it is missing, cannot be read, or has a key or a value that it may not have.
+    """
+    return dict(files.load(Path(config_file)).given)
 
 
 def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the configuration") -> dict[str, Any]:

@@ -47,6 +47,14 @@ METHODS: tuple[Unsupported, ...] = (
     Unsupported("pipeline_parallel_rank", "pipelines over several processes", "leave it out"),
     Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
 )
+# Steps of the original's ``prepare`` that programs call or replace, by their private names.
+STEPS: tuple[Unsupported, ...] = (
+    Unsupported("_prepare_cp", "context parallelism", "call prepare"),
+    Unsupported("_prepare_tp", "tensor parallelism", "call prepare"),
+    Unsupported("_prepare_fsdp2", "sharding parameters over the processes", "call prepare"),
+    Unsupported("_prepare_deepspeed", "training through DeepSpeed", "call prepare"),
+    Unsupported("_prepare_megatron_lm", "training through Megatron-LM", "call prepare"),
+)
 
 
 def _functions(asked: str, instead: str, *names: str) -> tuple[Unsupported, ...]:
@@ -99,7 +107,7 @@ def switch(name: str) -> Variable[bool]:
     return next(variable for variable, row in SWITCHES if row.name == name)
 
 
-_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *METHODS, *FUNCTIONS)}
+_BY_NAME: Mapping[str, Unsupported] = {row.name: row for row in (*ARGUMENTS, *METHODS, *STEPS, *FUNCTIONS)}
 
 
 def refuse(name: str, found: str) -> NoReturn:

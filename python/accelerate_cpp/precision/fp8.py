@@ -46,13 +46,24 @@ def convert_to_fp8(
     models: Sequence[nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     device_type: str,
+    convert_by_torchao: Callable[..., Any] | None = None,
 ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     """The models and optimizers to train in place of those given, in the same order; without ``config`` these.
+
+    Args:
+        convert_by_torchao: what a program has put in the place of ``convert_model_to_fp8_ao``, if it has: called with
+            a model, ``config`` and ``module_filter_func``, it converts the model in place.
 
     Raises:
         InvalidArgument: the library needs one model and its optimizer together, and found others.
     """
     if config is None or not (models or optimizers):
+        return list(models), list(optimizers)
+    if config.backend == "AO" and convert_by_torchao is not None:
+        for model in models:
+            convert_by_torchao(
+                model, config=config.options["config"], module_filter_func=config.options["module_filter"]
+            )
         return list(models), list(optimizers)
     if config.backend == "AO":
         return [fp8_torchao.convert(model, config.options, device_type) for model in models], list(optimizers)

@@ -53,11 +53,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "skip",
         "slow",
     ),
+    "scripts": ("test_ops", "test_script", "test_sync"),
     "testing": ("are_the_same_tensors", "assert_exception", "capture_call_output"),
     "training": ("RegressionDataset", "RegressionModel"),
 }
 _MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
-_SUBMODULES = frozenset({*_NAMES, "examples", "scripts"})
+_SUBMODULES = frozenset({*_NAMES, "examples"})
 
 __all__ = sorted(_MODULE_OF)
 

@@ -63,4 +63,7 @@ from accelerate_cpp.test_utils.processes import run_command as run_command
 from accelerate_cpp.test_utils.requirements import run_first as run_first
 from accelerate_cpp.test_utils.requirements import skip as skip
 from accelerate_cpp.test_utils.requirements import slow as slow
+from accelerate_cpp.test_utils.scripts import test_ops as test_ops
+from accelerate_cpp.test_utils.scripts import test_script as test_script
+from accelerate_cpp.test_utils.scripts import test_sync as test_sync
 from accelerate_cpp.test_utils.backend import torch_device as torch_device

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.test_utils.backend import *  # noqa: F403
 from accelerate_cpp.test_utils.cases import *  # noqa: F403
 from accelerate_cpp.test_utils.processes import *  # noqa: F403
@@ -16,6 +17,8 @@ from accelerate_cpp.test_utils.requirements import *  # noqa: F403
 from accelerate_cpp.utils.imports import is_hpu_available as is_hpu_available
 from accelerate_cpp.utils.imports import is_xpu_available as is_xpu_available
 from accelerate_cpp.utils.operations import gather
+
+__getattr__ = lending("test_utils.testing")
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:

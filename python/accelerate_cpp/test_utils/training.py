@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from accelerate_cpp.borrowed_names import lending
+
 if TYPE_CHECKING:
     from accelerate_cpp import Accelerator
 
@@ -20,6 +22,8 @@ __all__ = [
     "mocked_dataloaders",
     "mocked_dataloaders_for_autoregressive_models",
 ]
+
+__getattr__ = lending("test_utils.training")
 
 
 class RegressionDataset:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import fp8
 from accelerate_cpp.precision import fp8_torchao
 
-__all__ = ["convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "has_ao_layers"]
+__all__ = [
+    "convert_model_to_fp8_ao",
+    "filter_first_and_last_linear_layers",
+    "filter_linear_layers",
+    "find_first_last_linear_layers",
+    "has_ao_layers",
+]
+
+__getattr__ = lending("utils.ao")
 
 
 def convert_model_to_fp8_ao(
@@ -41,8 +50,21 @@ def filter_first_and_last_linear_layers(module: nn.Module, fqn: str) -> bool:
 
     Called with a linear layer and its name in a model, as torchao calls filters: whether its sizes are multiples of 16.
     """
-    linears = [name for name, found in module.named_modules() if isinstance(found, nn.Linear)]
-    if fqn in (*linears[:1], *linears[-1:]):
+    return filter_linear_layers(module, fqn, find_first_last_linear_layers(module))
+
+
+def find_first_last_linear_layers(model: nn.Module) -> tuple[str | None, str | None]:
+    """The dotted names of the first and the last linear layer of ``model``; ``None`` where there is none."""
+    linears = [name for name, found in model.named_modules() if isinstance(found, nn.Linear)]
+    return (linears[0], linears[-1]) if linears else (None, None)
+
+
+def filter_linear_layers(module: nn.Module, fqn: str, layers_to_filter: Collection[str | None]) -> bool:
+    """Whether the layer ``fqn``, which is ``module``, computes in fp8.
+
+    It does unless its name is one of ``layers_to_filter``, or its sizes are no multiples of 16.
+    """
+    if fqn in layers_to_filter:
         return False
     return not isinstance(module, nn.Linear) or fp8_torchao.has_sizes_for_fp8(module)
 

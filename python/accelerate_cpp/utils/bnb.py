@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.big_modeling import dispatch_model
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.utils.bnb_layers import kept_by_default, layers_replaced, quantizable_layers
@@ -29,6 +30,8 @@ from accelerate_cpp.utils.quantized_parameters import quantizes
 from accelerate_cpp.utils.tied_parameters import find_tied_parameters
 
 __all__ = ["BnbQuantizationConfig", "has_4bit_bnb_layers", "load_and_quantize_model"]
+
+__getattr__ = lending("utils.bnb")
 
 _logger = logging.getLogger(__name__)
 

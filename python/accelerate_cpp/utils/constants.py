@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from accelerate_cpp.checkpoint.names import MODEL_NAME as MODEL_NAME
@@ -20,6 +22,20 @@ from accelerate_cpp.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATT
 
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
+FSDP_MODEL_NAME = "pytorch_model_fsdp"
+SAGEMAKER_PYTORCH_VERSION = "1.10.2"
+SAGEMAKER_PYTHON_VERSION = "py38"
+SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
+SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
+STR_OPERATION_TO_FUNC = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
 # What options of sharded training may be.
 FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
@@ -27,7 +43,15 @@ FSDP_BACKWARD_PREFETCH = ["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 FSDP_STATE_DICT_TYPE = ["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"]
 FSDP2_STATE_DICT_TYPE = ["SHARDED_STATE_DICT", "FULL_STATE_DICT"]
 
-# The first versions with sharding of the second generation, meshes, and profiles of Meta's and Intel's accelerators.
+# Other launchers, and how torch.compile may tune.
+DEEPSPEED_MULTINODE_LAUNCHERS = ["pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm"]
+TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
+
+# The first versions with sharding of both generations, meshes, prefixes of lines of an elastic agent, and profiles of
+# Meta's and Intel's accelerators.
+FSDP_PYTORCH_VERSION = "2.1.0.a0+32f93b1"
+DTENSOR_PYTORCH_VERSION = "2.5.0"
+ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION = "2.2.0"
 FSDP2_PYTORCH_VERSION = "2.6.0"
 BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"
 BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
@@ -43,9 +67,11 @@ TORCH_LAUNCH_PARAMS = [
     *("log_dir", "r", "redirects", "t", "tee", "node_rank", "master_addr", "master_port"),
 ]
 
-# The values of ``DistributedType`` whose processes talk through ``torch.distributed``.
+# The values of ``DistributedType`` that mean GPUs of NVIDIA, and those whose processes talk by ``torch.distributed``.
+CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
 TORCH_DISTRIBUTED_OPERATION_TYPES = [
-    *("DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA"),
+    *CUDA_DISTRIBUTED_TYPES,
+    *("MULTI_NPU", "MULTI_MLU", "MULTI_SDAA"),
     *("MULTI_MUSA", "MULTI_XPU", "MULTI_CPU", "MULTI_HPU", "MULTI_NEURON"),
 ]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config.compile import DYNAMO_DEFAULTS, compile_dynamo, compile_dynamo_field
 from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.errors import InvalidArgument
@@ -78,6 +79,8 @@ __all__ = [
     "get_module_class_from_name",
 ]
 
+__getattr__ = lending("utils.dataclasses")
+
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
@@ -142,12 +145,17 @@ class GradScalerKwargs(KwargsHandler):
     enabled: bool = True
 
 
+class _Unset(timedelta):
+    """A timeout that nobody has passed."""
+
+
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
     """Arguments of the default process group.
 
-    ``backend="nccl"`` is the default and means: the right one for the device. ``timeout=None`` leaves the default of
-    the process group in place; any other value applies, also one that happens to equal a default.
+    ``backend="nccl"`` is the default and means: the right one for the device. Without a ``timeout`` the field has the
+    one that torch's group of that backend would have, and the default of the process group stays in place; any value
+    that is passed applies, also one that happens to equal a default.
     """
 
     backend: str | None = "nccl"
@@ -156,7 +164,13 @@ class InitProcessGroupKwargs(KwargsHandler):
 
     def to_kwargs(self) -> dict[str, Any]:
         """Every field that is set."""
-        return {name: value for name, value in self.to_dict().items() if value is not None}
+        return {
+            name: value for name, value in self.to_dict().items() if value is not None and not isinstance(value, _Unset)
+        }
+
+    def __post_init__(self) -> None:
+        if self.timeout is None:
+            self.timeout = _Unset(minutes=10 if self.backend == "nccl" else 30)
 
 
 _ACTIVITIES = {

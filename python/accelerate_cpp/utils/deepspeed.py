@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.scheduler import AcceleratedScheduler
@@ -22,6 +23,8 @@ __all__ = [
     "get_active_deepspeed_plugin",
     "map_pytorch_optim_to_deepspeed",
 ]
+
+__getattr__ = lending("utils.deepspeed")
 
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:

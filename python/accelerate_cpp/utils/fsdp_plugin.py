@@ -158,7 +158,7 @@ class FullyShardedDataParallelPlugin:
         if self.auto_wrap_policy is transformer_auto_wrap_policy:
             if self.transformer_cls_names_to_wrap is None:
                 self.transformer_cls_names_to_wrap = list(getattr(model, "_no_split_modules", None) or [])
-            classes = {_class_of(model, name) for name in self.transformer_cls_names_to_wrap}
+            classes = {class_to_wrap(model, name) for name in self.transformer_cls_names_to_wrap}
             self.auto_wrap_policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
         elif self.auto_wrap_policy is size_based_auto_wrap_policy:
             smallest = self.min_num_params or 0
@@ -355,7 +355,8 @@ def _allocate(module: torch.nn.Module) -> torch.nn.Module:
     return module.to_empty(device=device)
 
 
-def _class_of(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:
+def class_to_wrap(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:
+    """The class called ``name`` of a layer of ``model``; ``InvalidArgument`` if there is none."""
     found = get_module_class_from_name(model, name)
     if found is None:
         raise InvalidArgument(

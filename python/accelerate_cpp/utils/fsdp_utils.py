@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.config import env_table, plugin_variables, unsupported
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.utils.fsdp_plugin import FullyShardedDataParallelPlugin, class_to_wrap
 from accelerate_cpp.utils.not_yet import (
     fsdp2_apply_ac,
     fsdp2_load_full_state_dict,
@@ -41,6 +44,7 @@ __all__ = [
     "fsdp2_apply_ac",
     "fsdp2_canonicalize_names",
     "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_auto_wrap_policy",
     "fsdp2_prepare_model",
     "fsdp2_switch_optimizer_parameters",
     "get_fsdp2_grad_scaler",
@@ -51,6 +55,8 @@ __all__ = [
     "save_fsdp_model",
     "save_fsdp_optimizer",
 ]
+
+__getattr__ = lending("utils.fsdp_utils")
 
 _METADATA = ".metadata"
 _PARTS = ("pytorch_model_fsdp_0", "optimizer_0")
@@ -93,6 +99,32 @@ def get_parameters_from_modules(
 def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
     """``named_params`` under the names that they have in the user's model, without those of wrappers."""
     return {_WRAPPERS.sub("", name): value for name, value in named_params.items()}
+
+
+def fsdp2_prepare_auto_wrap_policy(
+    fsdp2_plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module
+) -> Callable[[torch.nn.Module], bool] | None:
+    """Which modules of ``model`` are sharded on their own; ``None`` if the plugin has no policy, or the user's own.
+
+    Layers whose activations are computed again are seen through their wrapper.
+
+    Raises:
+        InvalidArgument: ``model`` has no layer of a class to be wrapped.
+    """
+    from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+
+    policy = fsdp2_plugin.auto_wrap_policy
+    kind = policy.func if isinstance(policy, functools.partial) else policy
+    if kind is size_based_auto_wrap_policy:
+        smallest = fsdp2_plugin.min_num_params or 0
+        return lambda module: sum(parameter.numel() for parameter in module.parameters()) > smallest
+    if kind is not transformer_auto_wrap_policy:
+        return None
+    names = fsdp2_plugin.transformer_cls_names_to_wrap
+    if names is None:
+        names = getattr(model, "_no_split_modules", None) or []
+    classes = tuple({class_to_wrap(model, name) for name in names})
+    return lambda module: isinstance(getattr(module, "_checkpoint_wrapped_module", module), classes)
 
 
 def merge_fsdp_weights(

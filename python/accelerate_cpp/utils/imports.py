@@ -13,8 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+
+__getattr__ = lending("utils.imports")
 
 _logger = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])

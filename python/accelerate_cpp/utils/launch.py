@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.commands.launch import launch_options
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
@@ -19,6 +20,8 @@ from accelerate_cpp.launch.plan import LaunchPlan, resolve
 from accelerate_cpp.utils.enums import DistributedType
 
 __all__ = ["PrepareForLaunch", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"]
+
+__getattr__ = lending("utils.launch")
 
 # What tells the workers of one launch from each other.
 _OF_ONE_WORKER = (env_table.RANK, env_table.LOCAL_RANK, env_table.RENDEZVOUS_FD)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.utils.not_yet import (
     MegatronEngine,
     MegatronLMDummyDataLoader,
@@ -30,6 +31,8 @@ __all__ = [
     "avg_losses_across_data_parallel_group",
     "gather_across_data_parallel_groups",
 ]
+
+__getattr__ = lending("utils.megatron_lm")
 
 
 class MegatronLMDummyScheduler:

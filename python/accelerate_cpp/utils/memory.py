@@ -13,10 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.comm.gather import all_gather
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import AccelerateError, MismatchedCollective, PeerLost
 from accelerate_cpp.utils.operations import collective_device, process_index, world_size
+
+__getattr__ = lending("utils.memory")
 
 _logger = logging.getLogger(__name__)
 

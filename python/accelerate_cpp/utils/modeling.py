@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.checkpoint.files import parse_size
 from accelerate_cpp.utils.checkpoint_loading import load_checkpoint_in_model, load_state_dict
 from accelerate_cpp.utils.device_map import (
@@ -17,6 +18,9 @@ from accelerate_cpp.utils.module_sizes import (
     compute_module_sizes,
     compute_module_total_buffer_size,
     get_max_layer_size,
+)
+from accelerate_cpp.utils.module_tensors import (
+    as_dtype as _get_proper_dtype,  # noqa: F401 - the original's name
 )
 from accelerate_cpp.utils.module_tensors import (
     dtype_byte_size,
@@ -75,6 +79,8 @@ __all__ = [
     "save_offload_index",
     "set_module_tensor_to_device",
 ]
+
+__getattr__ = lending("utils.modeling")
 
 
 def convert_file_size_to_int(size: int | str) -> int:

@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import update_wrapper, wraps
+from pickle import PicklingError
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.comm.gather import all_gather, all_gather_object
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
@@ -25,6 +27,8 @@ from accelerate_cpp.devices.tree import is_torch_tensor as is_torch_tensor
 from accelerate_cpp.devices.tree import recursively_apply as recursively_apply
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.runtime import current
+
+__getattr__ = lending("utils.operations")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,22 +171,49 @@ def convert_to_fp32(tensor: Any) -> Any:
     return recursively_apply(lambda leaf: leaf.float(), tensor, test_type=is_half)
 
 
+class ConvertOutputsToFp32:
+    """A function, called like ``model_forward``, whose results have float32 for every float16 and bfloat16 tensor.
+
+    It cannot be pickled: what it converts is to be unwrapped first (``Accelerator.unwrap_model``).
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(self.model_forward(*args, **kwargs))
+
+    def __getstate__(self) -> NoReturn:
+        raise PicklingError(
+            "a prepared model whose outputs are converted to fp32 cannot be pickled; unwrap it with "
+            "Accelerator.unwrap_model(model) first"
+        )
+
+
 def convert_outputs_to_fp32(model_forward: Callable[P, Any]) -> Callable[P, Any]:
     """``model_forward`` with every float16 and bfloat16 tensor of its results as float32."""
+    converted = ConvertOutputsToFp32(model_forward)
 
     @wraps(model_forward)
     def forward(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return convert_to_fp32(model_forward(*args, **kwargs))
+        return converted(*args, **kwargs)
 
+    forward.__wrapped__ = converted  # type: ignore[attr-defined]
     return forward
 
 
+def _compares_shapes() -> bool:
+    """Whether the state says so, which ``ACCELERATE_DEBUG_MODE`` does where there is no state."""
+    return env_table.DEBUG_MODE.get() if current.session is None else current.session.config.debug
+
+
 def _check_shapes(operation: Callable[P, R]) -> Callable[P, R]:
-    """With ``ACCELERATE_DEBUG_MODE``, ranks compare shapes before ``operation``; a difference raises on all of them."""
+    """With ``state.debug``, ranks compare shapes before ``operation``; a difference raises on all of them."""
 
     @wraps(operation)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if world_size() > 1 and env_table.DEBUG_MODE.get():
+        if world_size() > 1 and _compares_shapes():
             shapes = gather_object([get_shape(kwargs["tensor"] if "tensor" in kwargs else args[0])])
             if any(shape != shapes[0] for shape in shapes):
                 table = "".join(f"\n  rank {rank}: {shape}" for rank, shape in enumerate(shapes))

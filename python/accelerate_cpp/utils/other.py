@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.launch.machines import DEFAULT_PORT
@@ -29,6 +30,8 @@ from accelerate_cpp.utils.regions import has_repeated_blocks as has_repeated_blo
 from accelerate_cpp.utils.regions import is_compiled_module as is_compiled_module
 from accelerate_cpp.utils.regions import is_repeated_blocks as is_repeated_blocks
 from accelerate_cpp.utils.regions import taken_out, without_wrapper
+
+__getattr__ = lending("utils.other")
 
 _logger = logging.getLogger(__name__)
 

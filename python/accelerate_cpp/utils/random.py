@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.operations import broadcast, collective_device, process_index, world_size
+
+__getattr__ = lending("utils.random")
 
 _DEVICE_TYPES = ("cuda", "xpu", "npu", "mlu", "sdaa", "musa", "hpu", "neuron")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 __all__ = ["tqdm"]
+
+__getattr__ = lending("utils.tqdm")
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:

@@ -11,11 +11,14 @@ from typing import Any
 
 from torch import nn
 
+from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.config import fp8
 from accelerate_cpp.precision import fp8_transformer_engine
 from accelerate_cpp.precision.fp8_transformer_engine import Casting
 
 __all__ = ["apply_fp8_autowrap", "contextual_fp8_autocast", "convert_model", "has_transformer_engine_layers"]
+
+__getattr__ = lending("utils.transformer_engine")
 
 
 def convert_model(

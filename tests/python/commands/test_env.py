@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.commands import env
 from accelerate_cpp.commands.env import facts
 
 MODULES_AFTER = """
@@ -38,3 +39,10 @@ def test_a_machine_without_configuration_says_where_it_would_lie(
 def test_torch_is_not_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", MODULES_AFTER], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_programs_get_what_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(env, "which", lambda name: None)
+    found = env.env_command(env.env_command_parser().parse_args([]))
+    assert found["`accelerate` bash location"] == "Not found"
+    assert f"- torch: {found['torch']}\n" in capsys.readouterr().out

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accelerate.commands.estimate as original
+import huggingface_hub
+import huggingface_hub.errors
 import pytest
+
+from accelerate_cpp.commands import estimate
 
 # Stands for timm: one layer with a bias, on images of 8 by 8.
 TIMM = """
@@ -153,3 +158,35 @@ def test_its_flags_are_known_without_loading_torch() -> None:
     script = "import sys; from accelerate_cpp.commands import estimate, memory_report; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "resnet50.a1_in1k", "timm/resnet50.a1_in1k", "hf-hub:timm/resnet50.a1_in1k", "local-dir:/m"]
+)
+def test_names_of_models_are_written_as_timm_finds_them(name: str) -> None:
+    assert estimate.add_timm_hub_prefix(name) == original.add_timm_hub_prefix(name)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"), [(OSError("no network"), "gated"), (None, {"id": "a/b"})], ids=["unreachable", "found"]
+)
+def test_what_the_hub_knows_of_a_model_is_told(
+    error: Exception | None, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(repo: str, token: str | None = None) -> object:
+        if error is not None:
+            raise error
+        return {"id": repo}
+
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    assert estimate.verify_on_hub("a/b") == answer
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("GatedRepoError", "gated"), ("RepositoryNotFoundError", "repo")])
+def test_a_model_that_the_hub_does_not_show_is_told(kind: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model_info(repo: str, token: str | None = None) -> object:
+        error = getattr(huggingface_hub.errors, kind)
+        raise error.__new__(error)
+
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    assert estimate.verify_on_hub("a/b") == answer

@@ -117,3 +117,20 @@ def test_module_and_program_are_launched_too(folder: Path) -> None:
     assert _run("--cpu", "-m", "train", cwd=folder).returncode == 0
     assert (folder / "ran").exists()
     assert _run("--cpu", "--no_python", "echo", "-n", "words", cwd=folder).stdout == "words"
+
+
+def test_programs_settle_what_the_command_line_leaves_open(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    config, script = tmp_path / "c.yaml", str(folder / "train.py")
+    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\nmixed_precision: bf16\ndebug: true\n")
+    given = ["--num-processes", "2", "--config-file", str(config), script, "--lr", "0.1"]
+    args, defaults, of_file = launch._validate_launch_command(launch.launch_command_parser().parse_args(given))
+    assert (args.num_processes, args.mixed_precision, args.debug, args.use_cpu) == (2, "bf16", True, True)
+    assert args.training_script_args == ["--lr", "0.1"]
+    assert (defaults.num_processes, of_file) == (3, True)
+    plain = launch.launch_command_parser().parse_args(["--cpu", script])
+    assert plain.training_script_args == []
+    args, defaults, of_file = launch._validate_launch_command(plain)
+    assert (args.num_processes, args.mixed_precision, defaults, of_file) == (1, "no", None, False)

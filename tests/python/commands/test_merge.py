@@ -9,6 +9,8 @@ from subprocess import CompletedProcess
 import torch
 import torch.distributed.checkpoint as dcp
 
+from accelerate_cpp.commands.merge import merge_command, merge_command_parser
+
 Run = Callable[..., CompletedProcess[str]]
 
 
@@ -26,3 +28,9 @@ def test_a_folder_without_shards_is_one_sentence(run: Run, tmp_path: Path) -> No
     done = run("merge-weights", tmp_path, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert ".metadata" in done.stderr
+
+
+def test_programs_call_it_with_what_its_parser_gives(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "shards", no_dist=True)
+    assert merge_command(merge_command_parser().parse_args([str(tmp_path / "shards"), str(tmp_path / "out")])) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()

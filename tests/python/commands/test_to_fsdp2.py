@@ -11,6 +11,7 @@ from typing import Any
 import accelerate.commands.to_fsdp2 as original
 import pytest
 
+from accelerate_cpp.commands import to_fsdp2
 from accelerate_cpp.commands.to_fsdp2 import (
     convert_config_to_fsdp2,
     converted_section,
@@ -96,3 +97,14 @@ def test_the_command_can_be_called(tmp_path: Path) -> None:
     path.write_text(TEXT)
     assert to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(path), "--overwrite"])) == 0
     assert file.load(path).given["fsdp_config"]["fsdp_version"] == 2
+
+
+def test_programs_read_the_file_or_put_another_content_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "c.yaml"
+    source.write_text(TEXT)
+    assert to_fsdp2.load_config(str(source))["fsdp_config"]["fsdp_sharding_strategy"] == "SHARD_GRAD_OP"
+    monkeypatch.setattr(to_fsdp2, "load_config", lambda path: {"fsdp_config": {"fsdp_version": 2}})
+    to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(source), "--overwrite"]))
+    assert "is for FSDP 2 already" in capsys.readouterr().err

@@ -63,3 +63,15 @@ def test_a_gpu_must_have_arithmetic_in_fp8(monkeypatch: pytest.MonkeyPatch) -> N
     capability[0] = (8, 6)
     with pytest.raises(InvalidArgument, match=r"a GPU has compute capability 8\.6, .* begins with 8\.9; use 'bf16'"):
         require_device(Fp8Config("AO"), torch.device("cuda:0"))
+
+
+def test_what_a_program_put_in_the_place_of_the_conversion_converts() -> None:
+    called: list[object] = []
+    options = {"config": "recipe", "module_filter": None}
+
+    def convert(model: object, **others: object) -> None:
+        called.append((model, others))
+
+    models, _ = convert_to_fp8(Fp8Config("AO", options), [MODEL, MODEL], [OPTIMIZER], "cpu", convert)
+    assert models == [MODEL, MODEL]
+    assert called == [(MODEL, {"config": "recipe", "module_filter_func": None})] * 2

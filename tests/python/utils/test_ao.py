@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import accelerate.utils as original
+import accelerate.utils.ao as original_ao
 import pytest
 import torch
 from torch import nn
 
 from accelerate_cpp.errors import MissingLibrary
 from accelerate_cpp.utils import convert_model_to_fp8_ao, filter_first_and_last_linear_layers, has_ao_layers
+from accelerate_cpp.utils.ao import filter_linear_layers, find_first_last_linear_layers
 
 
 def network() -> nn.Sequential:
@@ -64,6 +66,17 @@ def test_the_filter_says_what_the_originals_says() -> None:
             expected = original.filter_first_and_last_linear_layers(module, name)
             assert filter_first_and_last_linear_layers(module, name) == expected, (name, module)
     assert not filter_first_and_last_linear_layers(nn.Linear(16, 16), "")
+
+
+def test_a_filter_of_ones_own_is_asked_as_in_the_original() -> None:
+    model = network()
+    outer = find_first_last_linear_layers(model)
+    assert outer == original_ao.find_first_last_linear_layers(model) == ("0", "5")
+    assert find_first_last_linear_layers(nn.LayerNorm(2)) == (None, None)
+    for left_out in (outer, ["3"], []):
+        for name, layer in model.named_children():
+            expected = original_ao.filter_linear_layers(layer, name, left_out)
+            assert filter_linear_layers(layer, name, left_out) == expected, (name, left_out)
 
 
 def test_without_the_library_there_are_no_layers_and_converting_says_how_to_install_it(

@@ -58,7 +58,7 @@ NO_HOOK = DDPCommunicationHookType.NO
                 "enabled": True,
             },
         ),
-        (InitProcessGroupKwargs, {"backend": "nccl", "init_method": None, "timeout": None}),
+        (InitProcessGroupKwargs, {"backend": "nccl", "init_method": None, "timeout": timedelta(minutes=10)}),
         (
             ProfileKwargs,
             {

@@ -7,14 +7,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import accelerate.utils.fsdp_utils as original
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
-from accelerate_cpp.utils import fsdp_utils, merge_fsdp_weights
+from accelerate_cpp.utils import FullyShardedDataParallelPlugin, fsdp_utils, merge_fsdp_weights
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -96,6 +98,39 @@ def test_modules_that_are_left_out_are_moved_to_the_device() -> None:
     found = fsdp_utils.get_parameters_from_modules([model[0]], model, "meta")
     assert found == set(model[0].parameters())
     assert [layer.weight.device.type for layer in model] == ["meta", "cpu"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Linear"]},
+        {"auto_wrap_policy": "transformer_based_wrap"},
+        {"auto_wrap_policy": "size_based_wrap", "min_num_params": 4},
+        {"auto_wrap_policy": "no_wrap"},
+    ],
+)
+def test_modules_that_are_sharded_on_their_own_are_the_originals(options: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), checkpoint_wrapper(torch.nn.LayerNorm(2)), torch.nn.Conv1d(1, 1, 1)
+    )
+    model._no_split_modules = ["LayerNorm"]
+    ours = fsdp_utils.fsdp2_prepare_auto_wrap_policy(FullyShardedDataParallelPlugin(fsdp_version=2, **options), model)
+    theirs = original.fsdp2_prepare_auto_wrap_policy(
+        accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, **options), model
+    )
+    if theirs is None:
+        assert ours is None
+        return
+    assert ours is not None
+    assert [ours(part) for part in model.modules()] == [bool(theirs(part)) for part in model.modules()]
+
+
+def test_a_class_that_no_layer_has_is_refused() -> None:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    with pytest.raises(InvalidArgument, match="'Block', and Linear has no layer of that class"):
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy(plugin, torch.nn.Linear(1, 1))
 
 
 def test_names_lose_what_wrappers_put_into_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections import OrderedDict, defaultdict, namedtuple
 
 import accelerate.utils.operations as original
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import GatheredParameters, pad_input_tensors
 
@@ -159,6 +161,24 @@ def test_a_forward_can_give_floats():
     converted = operations.convert_outputs_to_fp32(forward)
     assert converted(torch.ones(1).half(), scale=2)["scaled"].dtype == torch.float32
     assert converted.__doc__ == "Scales."
+
+
+def test_a_forward_that_gives_floats_is_not_pickled():
+    converted = operations.ConvertOutputsToFp32(len)
+    assert converted([1, 2]) == 2
+    assert converted.__name__ == "len"
+    with pytest.raises(pickle.PicklingError, match="unwrap_model"):
+        pickle.dumps(converted)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_shapes_are_compared_where_the_state_says_so(fresh_state, monkeypatch, debug):
+    state, told = PartialState(cpu=True), []
+    state.debug = debug
+    monkeypatch.setattr(operations, "world_size", lambda: 2)
+    monkeypatch.setattr(operations, "gather_object", lambda shapes: told.append(shapes) or shapes)
+    assert operations._check_shapes(lambda tensor: "done")(torch.ones(2)) == "done"
+    assert told == ([[[2]]] if debug else [])
 
 
 def test_one_process_copies_its_own_tensor():

@@ -5,29 +5,24 @@ Each check raises on the rank that finds something wrong, with what it expected 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_cpp import Accelerator
+from accelerate_cpp.test_utils.scripts.required import Check, require, run
 from accelerate_cpp.utils import set_seed
 
 SAMPLES, BATCH_SIZE, FEATURES, STEPS, EPOCHS = 97, 8, 4, 12, 2
 
 
-def _require(what: str, expected: object, found: object) -> None:
-    if expected != found:
-        raise RuntimeError(f"{what}: expected {expected}, found {found}")
-
-
 def communication(accelerator: Accelerator) -> None:
     """Every process hears of every other."""
     ranks = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device))
-    _require("the ranks that gather() collects", list(range(accelerator.num_processes)), ranks.tolist())
+    require("the ranks that gather() collects", list(range(accelerator.num_processes)), ranks.tolist())
     summed = accelerator.reduce(torch.ones(3, device=accelerator.device), reduction="sum")
-    _require("the sum of a one from each process", [float(accelerator.num_processes)] * 3, summed.tolist())
+    require("the sum of a one from each process", [float(accelerator.num_processes)] * 3, summed.tolist())
 
 
 def data(accelerator: Accelerator) -> None:
@@ -35,7 +30,7 @@ def data(accelerator: Accelerator) -> None:
     for shuffle in (False, True):
         loader = accelerator.prepare(DataLoader(torch.arange(SAMPLES), batch_size=BATCH_SIZE, shuffle=shuffle))
         seen = [sample for batch in loader for sample in accelerator.gather_for_metrics(batch).tolist()]
-        _require(f"the samples seen with shuffle={shuffle}", list(range(SAMPLES)), sorted(seen))
+        require(f"the samples seen with shuffle={shuffle}", list(range(SAMPLES)), sorted(seen))
 
 
 def training(accelerator: Accelerator) -> None:
@@ -72,17 +67,12 @@ def _trained(processes: int, accelerator: Accelerator | None) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
 
 
-CHECKS: tuple[Callable[[Accelerator], None], ...] = (communication, data, training)
+CHECKS: tuple[Check, ...] = (communication, data, training)
 
 
 def main() -> None:
     """Runs all checks on every process; the main process names each that has passed."""
-    accelerator = Accelerator()
-    for check in CHECKS:
-        check(accelerator)
-        accelerator.wait_for_everyone()
-        accelerator.print(f"{check.__name__}: passed on {accelerator.num_processes} process(es)")
-    accelerator.end_training()
+    run(Accelerator(), CHECKS)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""What a state does with the processes of a run: waiting, taking turns, sharing out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from accelerate_cpp.runtime.partition import part_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Processes"]
+
+
+class Processes:
+    """The methods of states that concern the processes; what they are is told by the properties named here."""
+
+    device: torch.device
+    num_processes: int
+    process_index: int
+    local_process_index: int
+    use_distributed: bool
+    is_main_process: bool
+    is_local_main_process: bool
+    is_last_process: bool
+    fork_launched: bool
+
+    def wait_for_everyone(self) -> None:
+        """Returns when every process has called it."""
+        if not self.use_distributed:
+            return
+        dist.barrier(device_ids=None if self.device.index is None else [self.device.index])
+
+    @contextmanager
+    def _goes_first(self, is_main: bool) -> Iterator[None]:
+        if not is_main:
+            self.wait_for_everyone()
+        try:
+            yield
+        finally:
+            if is_main:
+                self.wait_for_everyone()
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
+        with self._goes_first(self.is_main_process):
+            yield
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Rank 0 of each host runs the block before the others do."""
+        with self._goes_first(self.is_local_main_process):
+            yield
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Gives each process its consecutive part of ``inputs``; the first ranks take what does not divide.
+
+        Args:
+            inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``; or a dict of them
+                with equal lengths, whose values are replaced in place. One process gets ``inputs`` itself.
+            apply_padding: repeat the last item until all parts are equally long, so that they can be gathered.
+
+        A rank for which nothing is left gets the last item.
+
+        Raises:
+            ValueError: the values of a dict have different lengths.
+            TypeError: a tuple would have to be padded.
+        """
+        if self.num_processes == 1:
+            yield inputs
+            return
+        yield part_of(inputs, self.num_processes, self.process_index, pad_to=self.device if apply_padding else None)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """``function`` on rank 0; elsewhere a function that returns ``None``."""
+        return self.on_process(function, process_index=0)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """``function`` on rank 0 of each host; elsewhere a function that returns ``None``."""
+        return self.on_local_process(function, local_process_index=0)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` on the highest rank; elsewhere a function that returns ``None``."""
+        return function if self.is_last_process else _nothing
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """``function`` on rank ``process_index``; elsewhere a function that returns ``None``."""
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+        return function if not self.use_distributed or self.process_index == process_index else _nothing
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """``function`` on rank ``local_process_index`` of each host; elsewhere a function that returns ``None``."""
+        if function is None:
+            return partial(self.on_local_process, local_process_index=local_process_index)
+        return function if not self.use_distributed or self.local_process_index == local_process_index else _nothing
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """``print`` on rank 0 of each host."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
+        """Destroys ``group``, or the default one; not the default one of a process that a notebook forked."""
+        if self.fork_launched and group is None:
+            return
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """What a function decorated for another process does here."""
