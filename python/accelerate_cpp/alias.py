@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from accelerate_cpp import loggers
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import AccelerateError
 
@@ -48,6 +49,7 @@ def install() -> None:
             "imports it (transformers, peft, trl), or start with `accelerate-cpp launch --alias`"
         )
     sys.meta_path.insert(0, _Finder())
+    loggers.answer_to_original()
     env_table.export({env_table.ALIAS: True})
 
 

@@ -109,4 +109,4 @@ def test_each_process_receives_its_rows_and_structure_once(backend):
         )
         own = slice(2 * rank, 2 * rank + 2)
         assert results["whole"] == ([([0, 1, 0, 1][own], [0, 1, 2, 3][own])] * 2, 0)
-        assert "found a leaf of type str" in results["other"]
+        assert "Unsupported types (<class 'str'>) passed to" in results["other"]

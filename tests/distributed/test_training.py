@@ -186,5 +186,5 @@ def uneven_batch() -> str:
 def test_batch_that_cannot_be_split_is_refused_on_every_rank() -> None:
     messages = run_processes(uneven_batch, 2)
     assert messages[0] == messages[1]
-    assert "2 equal parts" in messages[0]
-    assert "batch_size of 3" in messages[0]
+    assert "round multiple of the number of processes (2)" in messages[0]
+    assert "the batch size (3)" in messages[0]

@@ -203,7 +203,7 @@ def test_hooks_see_and_change_what_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_objects_need_both_methods_and_have_to_be_as_many_as_were_saved(tmp_path: Path) -> None:
     run = Run(objects=2)
-    with pytest.raises(ValueError, match=r"number 1, a int"):
+    with pytest.raises(ValueError, match=r"Item at index 1, a int"):
         run.accelerator.register_for_checkpointing(Counter(), 3)
     run.accelerator.save_state(tmp_path / "c")
     assert (tmp_path / "c" / "custom_checkpoint_1.pkl").is_file()

@@ -65,7 +65,7 @@ class Checkpoints:
     def register(self, objects: Sequence[Any]) -> None:
         """Adds objects with ``state_dict`` and ``load_state_dict``; ``InvalidArgument`` names those without."""
         wrong = [
-            f"number {index}, a {type(one).__name__}"
+            f"Item at index {index}, a {type(one).__name__}"
             for index, one in enumerate(objects)
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
         ]

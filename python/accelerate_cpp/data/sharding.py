@@ -42,8 +42,8 @@ def check_divisible(batch_size: int | None, world_size: int) -> None:
     """Raises ``InvalidArgument`` unless every batch can be cut into ``world_size`` equal parts."""
     if batch_size is None or batch_size % world_size != 0:
         raise InvalidArgument(
-            f"split_batches=True cuts every batch into {world_size} equal parts, one per process, which a batch_size "
-            f"of {batch_size} does not allow: use a multiple of {world_size}"
+            f"split_batches=True cuts every batch into equal parts, one per process: the batch size ({batch_size}) "
+            f"needs to be a round multiple of the number of processes ({world_size})"
         )
 
 

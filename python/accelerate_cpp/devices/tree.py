@@ -53,8 +53,8 @@ def recursively_apply(
             return func(node, *args, **kwargs)
         if error_on_other_type:
             raise TypeError(
-                f"{func.__name__.strip('_')} takes lists, tuples and mappings of leaves that pass "
-                f"{test_type.__name__}; found a leaf of type {type(node).__name__}"
+                f"Unsupported types ({type(node)}) passed to `{func.__name__}`: it takes lists, tuples and mappings of "
+                f"leaves that pass {test_type.__name__}"
             )
         return node
 
@@ -82,7 +82,8 @@ def apply_to_all(func: Callable[[list[torch.Tensor]], Sequence[Any]], data: Any,
     for leaf in tensors:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(
-                f"{operation} takes tensors in lists, tuples and mappings; found a leaf of type {type(leaf).__name__}"
+                f"Unsupported types ({type(leaf)}) passed to `{operation}`: it takes tensors in lists, tuples and "
+                "mappings"
             )
     results = iter(func(tensors))
     return recursively_apply(lambda _: next(results), data)

@@ -18,6 +18,7 @@ from accelerate_cpp.borrowed_names import lending
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.utils.bnb_layers import kept_by_default, layers_replaced, quantizable_layers
+from accelerate_cpp.utils.checkpoint_loading import NOT_USED
 from accelerate_cpp.utils.checkpoint_placing import Loading
 from accelerate_cpp.utils.checkpoint_reading import open_checkpoint
 from accelerate_cpp.utils.device_map import check_device_map, choose_device_map
@@ -209,7 +210,7 @@ def _load(
             f"{type(model).__name__}"
         )
     if unused:
-        _logger.warning("%s has weights that %s has no place for: %s", checkpoint, type(model).__name__, listed(unused))
+        _logger.warning(NOT_USED, checkpoint, type(model).__name__, listed(unused))
     with FolderWriter(offload_folder) if on_disk and offload_folder is not None else nullcontext() as writer:
         loading.load(files, writer)
 

@@ -34,6 +34,9 @@ __all__ = ["load_checkpoint_in_model", "load_state_dict"]
 
 _logger = logging.getLogger(__name__)
 
+NOT_USED = "some weights of %s were not used when initializing %s, which has no place for them: %s"
+"""For the log, with the checkpoint, the class of the model and the names."""
+
 DeviceMap = Mapping[str, int | str | torch.device]
 
 
@@ -121,7 +124,7 @@ def load_checkpoint_in_model(
     loading = Loading(model, ties, device_map, wanted, in_fp32, offload_buffers)
     unused = loading.check(files, strict)
     if unused:
-        _logger.warning("%s has weights that %s has no place for: %s", checkpoint, type(model).__name__, listed(unused))
+        _logger.warning(NOT_USED, checkpoint, type(model).__name__, listed(unused))
     with FolderWriter(offload_folder) if on_disk and offload_folder is not None else nullcontext() as writer:
         loading.load(files, writer)
     if loading.empty:
@@ -141,7 +144,10 @@ def _load_by_torch(model: nn.Module, files: Iterable[CheckpointFile], strict: bo
     """Through ``load_state_dict`` of the model; what it gets is mapped, and so takes no memory."""
     state_dict = {name: file.read(name) for file in files for name in file}
     without_values = any(is_meta(tensor) for tensor in [*model.parameters(), *model.buffers()])
-    model.load_state_dict(state_dict, strict=strict, assign=without_values)
+    unused = model.load_state_dict(state_dict, strict=strict, assign=without_values).unexpected_keys
+    if unused:
+        kind = type(model).__name__
+        _logger.warning(NOT_USED, ", ".join(str(file.path) for file in files), kind, listed(unused))
 
 
 def _load_spread(

@@ -135,7 +135,9 @@ def _devices(result: Placement, memory: Memory, clean: bool, offload_buffers: bo
         _tell_of_buffers(result, rooms_of(memory))
     if result.needed:
         needed = ", ".join(f"{device}: {size} bytes" for device, size in result.needed.items())
-        _logger.info("these devices got nothing, as the next module would have needed (%s)", needed)
+        _logger.info(
+            "insufficient memory: these devices got nothing, as the next module would have needed (%s)", needed
+        )
     devices: OrderedDict[str, Any] = OrderedDict(result.devices)
     if clean:
         clean_device_map(devices)
@@ -243,4 +245,8 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None
     known.update(tensors)
     unknown = [name for name in device_map if name not in known]
     if unknown:
-        warnings.warn(f"device_map has names that {type(model).__name__} does not: {listed(unknown)}", stacklevel=2)
+        warnings.warn(
+            f"The following device_map keys do not match any submodules in the model: {listed(unknown)}; they are no "
+            f"names of {type(model).__name__} and have no effect",
+            stacklevel=2,
+        )

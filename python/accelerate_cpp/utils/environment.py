@@ -151,7 +151,9 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
             lines.append(f"{name}={text}\n")
         else:
             _logger.warning(
-                "variable %r is left out: it is empty, or has one of `; < >`, a space or a line's end", name
+                "Skipping %s=... as it contains forbidden characters or missing values: one of `; < >`, a space or a "
+                "line's end, or nothing at all",
+                name,
             )
     return lines
 

@@ -274,8 +274,8 @@ def _wanted_dtype(
         raise InvalidArgument(f"{tensor_name!r}: expected a tensor as its value, found a {type(value).__name__}")
     if old is not None and old.shape != value.shape:
         raise InvalidArgument(
-            f"{tensor_name!r} has the shape {tuple(old.shape)}; found a value of shape {tuple(value.shape)}: is it the "
-            "checkpoint of a model with another configuration?"
+            f'Trying to set a tensor of shape {value.shape} in "{tensor_name}" (which has shape {old.shape}), this '
+            "looks incorrect: is it the checkpoint of a model with another configuration?"
         )
     if dtype is None:
         return value.dtype if old is None else old.dtype

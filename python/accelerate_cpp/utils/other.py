@@ -168,7 +168,11 @@ def get_pretty_name(obj: Any) -> str:
 
 def get_model_tp_size(model: Any) -> int | None:
     """Over how many processes the layers of ``model`` are split, as transformers notes it; ``None`` if they are not."""
-    return getattr(model, "tp_size", None)
+    noted: int | None = getattr(model, "tp_size", None)
+    if noted is not None:
+        return noted
+    config = getattr(getattr(model, "config", None), "distributed_config", None)  # of transformers from version 5 on
+    return config.get("tp_size") if isinstance(config, Mapping) else getattr(config, "tp_size", None)
 
 
 def is_peft_model(model: Any) -> bool:
@@ -193,6 +197,6 @@ def check_os_kernel() -> None:
         return
     if (int(version[1]), int(version[2])) < _OLDEST_LINUX:
         _logger.warning(
-            "this is Linux %s, and on versions before 5.5.0 runs with several processes may hang; use a newer one",
-            system.release,
+            f"Detected kernel version {system.release}, which is below the recommended minimum of 5.5.0: runs with "
+            "several processes may hang; use a newer one"
         )

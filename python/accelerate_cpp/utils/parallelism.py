@@ -45,7 +45,7 @@ class TorchContextParallelConfig:
         plugin_variables.fill(self, plugin_variables.CONTEXT_PARALLEL)
         if self.cp_comm_strategy not in _STRATEGIES:
             raise InvalidArgument(
-                f"TorchContextParallelConfig: cp_comm_strategy={self.cp_comm_strategy!r}; expected one of "
+                f"Invalid cp_comm_strategy: {self.cp_comm_strategy}, of TorchContextParallelConfig; expected one of "
                 f"{', '.join(_STRATEGIES)}"
             )
 

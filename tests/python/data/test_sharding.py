@@ -95,7 +95,7 @@ def test_a_batch_longer_than_its_batch_size_is_refused_when_split():
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
 def test_a_batch_that_cannot_be_cut_is_refused(batch_size):
-    with pytest.raises(ValueError, match="use a multiple of 2"):
+    with pytest.raises(ValueError, match=r"needs to be a round multiple of the number of processes \(2\)"):
         sharding.check_divisible(batch_size, 2)
 
 

@@ -53,5 +53,5 @@ def test_all_tensors_are_replaced_in_one_call() -> None:
 
     assert tree.apply_to_all(lengths, data, "measure") == Pair([1], {"x": 2})
     assert calls == [2]
-    with pytest.raises(TypeError, match=r"measure takes tensors in lists.*found a leaf of type str"):
+    with pytest.raises(TypeError, match=r"Unsupported types \(<class 'str'>\) passed to `measure`: it takes tensors"):
         tree.apply_to_all(lengths, [torch.ones(1), "text"], "measure")

@@ -369,7 +369,7 @@ def test_names_that_the_model_lacks_are_warned_of_and_those_of_tensors_are_not()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_device_map(model, {"0.weight": 0, "0": "cpu"})
-    with pytest.warns(UserWarning, match="names that Sequential does not: nope"):
+    with pytest.warns(UserWarning, match="device_map keys do not match any submodules in the model: nope; "):
         check_device_map(model, {"": 0, "nope": 0})
 
 

@@ -209,7 +209,11 @@ def test_a_tensor_can_be_moved_and_converted_without_a_value() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("1.weight", {"value": torch.ones(3)}, r"'1\.weight' has the shape \(2, 2\); found a value of shape \(3,\)"),
+        (
+            "1.weight",
+            {"value": torch.ones(3)},
+            r"tensor of shape .*3.* \(which has shape .*2, 2.*\), this looks incor",
+        ),
         ("1.weight", {"value": [[1.0]]}, "expected a tensor as its value, found a list"),
         ("1.nope", {}, "has no parameter or buffer 'nope'"),
         ("0.absent", {}, "is None and has nothing to move"),

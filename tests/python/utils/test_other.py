@@ -204,6 +204,12 @@ def test_a_split_model_says_over_how_many_processes() -> None:
     assert other.get_model_tp_size(model) is original.get_model_tp_size(model) is None
     model.tp_size = 4  # type: ignore[assignment]
     assert other.get_model_tp_size(model) == original.get_model_tp_size(model) == 4
+    model.tp_size = None  # type: ignore[assignment]
+    for config in (SimpleNamespace(tp_size=8), {"tp_size": 8}):
+        model.config = SimpleNamespace(distributed_config=config)  # type: ignore[assignment]
+        assert other.get_model_tp_size(model) == original.get_model_tp_size(model) == 8
+    model.config = SimpleNamespace()  # type: ignore[assignment]
+    assert other.get_model_tp_size(model) is original.get_model_tp_size(model) is None
 
 
 def test_models_of_peft_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
