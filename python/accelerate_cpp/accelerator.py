@@ -75,6 +75,7 @@ from accelerate_cpp.utils.dataclasses import (
     by_class,
 )
 from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
+from accelerate_cpp.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
 from accelerate_cpp.utils.operations import (
     gather,
     gather_object,
@@ -1218,6 +1219,20 @@ def _require_own_copy(accelerator: Accelerator, model: torch.nn.Module) -> None:
         )
 
 
+def _require_quantized_in_memory(model: torch.nn.Module) -> None:
+    """Refuses to train layers of 8 or 4 bits that are offloaded, or on a CPU where bitsandbytes has none."""
+    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
+        return
+    places = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    on_cpu = "cpu" in places and (not is_bitsandbytes_multi_backend_available() or is_xpu_available())
+    if on_cpu or "disk" in places:
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} has been loaded in 8-bit or 4-bit precision with CPU or disk offload "
+            f"({', '.join(sorted(places))}), and cannot be trained so; load it onto the accelerator as a whole, or "
+            "install a bitsandbytes that computes on the CPU"
+        )
+
+
 def _models_to_prepare(accelerator: Accelerator, items: Iterable[Any]) -> dict[int, torch.nn.Module]:
     """By the ``id`` of what the user gave, the models that are not prepared, or were while they were frozen."""
     found = {}
@@ -1228,6 +1243,7 @@ def _models_to_prepare(accelerator: Accelerator, items: Iterable[Any]) -> dict[i
                 found[id(item)] = inside_compiler(item) if thawed else item
     for model in found.values():
         _require_own_copy(accelerator, model)
+        _require_quantized_in_memory(model)
         require_whole(model, accelerator.num_processes)
     return found
 

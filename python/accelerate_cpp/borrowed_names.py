@@ -27,10 +27,10 @@ NAMES: dict[str, dict[str, str]] = {
             "ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_prepare_model "
             "fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler get_grad_scaler "
             "get_mixed_precision_context_manager get_model_tp_size get_pretty_name has_offloaded_params "
-            "is_bf16_available is_bitsandbytes_multi_backend_available is_compiled_module is_deepspeed_available "
+            "is_bf16_available is_compiled_module is_deepspeed_available "
             "is_lomo_available is_megatron_lm_available is_mlu_available is_msamp_available is_musa_available "
             "is_npu_available is_torch_version is_torch_xla_available is_torchao_available "
-            "is_transformer_engine_available is_xpu_available load_fsdp_model load_fsdp_optimizer "
+            "is_transformer_engine_available load_fsdp_model load_fsdp_optimizer "
             "model_has_dtensor parse_choice_from_env release_memory save_fsdp_model save_fsdp_optimizer "
             "wait_for_everyone"
         ),

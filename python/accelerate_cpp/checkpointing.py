@@ -28,6 +28,7 @@ from accelerate_cpp.checkpoint.state_files import (
 from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.state import PartialState
+from accelerate_cpp.utils.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
 
 if TYPE_CHECKING:
@@ -191,9 +192,12 @@ def save_model(
     folder = Path(save_directory)
     if folder.is_file():
         raise InvalidArgument(f"save_model: {folder} is a file; expected a folder, or a name for a new one")
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+    if any(map(has_offloaded_params, model.modules())):
+        state = get_state_dict_offloaded_model(model)
+    elif any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RuntimeError("save_model: some parameters are on the meta device and have no values; materialise them")
-    state = accelerator.get_state_dict(model)
+    else:
+        state = accelerator.get_state_dict(model)
     if saves_here(accelerator.project_configuration.save_on_each_node):
         save_in_shards(state, folder, max_shard_size, safe_serialization)
 

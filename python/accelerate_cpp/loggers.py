@@ -14,6 +14,7 @@ _OWN, _ORIGINAL = "accelerate_cpp", "accelerate"
 ORIGINAL_OF: dict[str, str] = {
     "checkpoint.background": "checkpointing",
     "checkpoint.finding": "checkpointing",
+    "checkpoint.safetensors_file": "utils.other",
     "checkpoint.saving": "checkpointing",
     "checkpoint.state_files": "checkpointing",
     "comm": "state",

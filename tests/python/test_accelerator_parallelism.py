@@ -130,3 +130,27 @@ def test_a_model_that_was_spread_over_devices_is_not_copied_to_several_processes
         accelerator.prepare(model)
     monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "true")
     assert accelerator.prepare(model) is not None
+
+
+@pytest.mark.parametrize(
+    ("device_map", "computes_on_cpu", "refused"),
+    [
+        ({"": "cpu"}, False, True),
+        ({"": "cpu"}, True, False),
+        ({"a": 0, "b": "disk"}, True, True),
+        ({"": 0}, False, False),
+        (None, False, False),
+    ],
+)
+def test_layers_of_few_bits_are_trained_where_they_are_in_memory(
+    device_map: dict[str, Any] | None, computes_on_cpu: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "accelerate_cpp.accelerator.is_bitsandbytes_multi_backend_available"
+    monkeypatch.setattr(module, lambda: computes_on_cpu)
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(2, 2)
+    model.is_loaded_in_8bit, model.hf_device_map = True, device_map
+    if not refused:
+        assert accelerator.prepare(model) is model
+        return
+    with pytest.raises(InvalidArgument, match="loaded in 8-bit or 4-bit precision with CPU or disk offload"):
+        accelerator.prepare(model)

@@ -291,6 +291,45 @@ def test_save_model_writes_what_the_original_writes(tmp_path: Path, size: str) -
             assert all(torch.equal(mine[key], other[key]) for key in mine)
 
 
+@pytest.mark.parametrize("safe", [True, False])
+def test_save_model_brings_what_is_offloaded(tmp_path: Path, safe: bool) -> None:
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)), torch.ones(4, 2)
+    accelerator, expected = accelerate_cpp.Accelerator(cpu=True), model(inputs)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    accelerate_cpp.dispatch_model(
+        model, {"0": "cpu", "1": "cpu", "2": "disk"}, main_device="cpu", offload_dir=tmp_path / "away", force_hooks=True
+    )
+    assert model[2].weight.is_meta
+    accelerator.save_model(model, tmp_path / "saved", safe_serialization=safe)
+    assert torch.equal(model(inputs), expected)
+    fresh = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    accelerate_cpp.load_checkpoint_in_model(fresh, tmp_path / "saved")
+    assert all(torch.equal(value, kept[name]) for name, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize("save_model", [True, False])
+def test_tensors_that_share_memory_are_saved_once_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, save_model: bool
+) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(2, 2)
+            self.b = self.a
+
+    accelerator, model = accelerate_cpp.Accelerator(cpu=True), Tied()
+    if save_model:
+        accelerator.save_model(model, tmp_path)
+    else:
+        accelerator.save(model.state_dict(), tmp_path / "model.safetensors", safe_serialization=True)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("Removed shared tensor ['b.weight', 'b.bias'] while saving")
+    accelerator.prepare(model)
+    caplog.clear()
+    accelerator.save_state(tmp_path / "state")
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_save_model_refuses_a_file_and_weights_without_values(tmp_path: Path) -> None:
     accelerator = accelerate_cpp.Accelerator(cpu=True)
     (tmp_path / "file").touch()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -108,3 +110,28 @@ def test_it_pickles_with_what_it_prepared(dispatch: bool) -> None:
     assert copied.device == accelerator.device
     copied.backward(copied._models[0](torch.ones(1, 1)).sum())
     assert copied._models[0].weight.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("free", [Accelerator.free_memory, Accelerator.clear], ids=["free_memory", "clear"])
+@pytest.mark.parametrize("precision", ["no", "fp16"])
+def test_what_is_freed_is_held_by_nothing(free: Any, precision: str) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = DataLoader(torch.randn(8, 2), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    given = [weakref.ref(item) for item in (model, model.weight, optimizer, scheduler, loader, loader.dataset)]
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    given += [weakref.ref(item) for item in (model, optimizer, scheduler, loader)]
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).sum())
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        break
+    model, optimizer, scheduler, loader = free(accelerator, model, optimizer, scheduler, loader)
+    assert (model, optimizer, scheduler, loader) == (None, None, None, None)
+    gc.collect()
+    assert [kept() for kept in given] == [None] * len(given)

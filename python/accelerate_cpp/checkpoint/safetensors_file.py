@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelerate_cpp.checkpoint.files import FileRecord, replacing, require_file, sealed
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
+
+_log = logging.getLogger(__name__)
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
 
@@ -33,8 +36,12 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def without_duplicates(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """``tensors`` without those that are the same memory as an earlier one (tied weights)."""
+def without_duplicates(tensors: Mapping[str, Any], warns: bool = False) -> dict[str, Any]:
+    """``tensors`` without those that are the same memory as an earlier one (tied weights).
+
+    Args:
+        warns: of what is left out, for files that are loaded where nothing may be tied.
+    """
     found: set[tuple[Any, ...]] = set()
     kept: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -42,6 +49,13 @@ def without_duplicates(tensors: Mapping[str, Any]) -> dict[str, Any]:
         if place not in found:
             found.add(place)
             kept[name] = tensor
+    removed = [name for name in tensors if name not in kept]
+    if removed and warns:
+        _log.warning(
+            "Removed shared tensor %s while saving, as it is the same memory as another one; what loads the file has "
+            "to tie them again",
+            removed,
+        )
     return kept
 
 

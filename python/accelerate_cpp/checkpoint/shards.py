@@ -66,7 +66,7 @@ def save_in_shards(
     """
     limit = parse_size(max_shard_size)
     stem, suffix = (SAFE_MODEL_NAME, "safetensors") if safe_serialization else (MODEL_NAME, "bin")
-    shards = split(without_duplicates(state) if safe_serialization else state, limit)
+    shards = split(without_duplicates(state, warns=True) if safe_serialization else state, limit)
     count = len(shards)
     names = [f"{stem}-{number:05d}-of-{count:05d}.{suffix}" for number in range(1, count + 1)]
     if count == 1:

@@ -218,7 +218,7 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
     """What ``args`` says, and ``others`` of what it does not say."""
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
-    fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said[f"fp8_{name}"] not in (None, False)}
+    fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}
     return LaunchOptions(**{name: said[name] for name in names} | {"fp8": fp8} | others)
 
 

@@ -16,7 +16,8 @@ from accelerate_cpp.commands.launch import launch_options
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.environment import worker_environment
-from accelerate_cpp.launch.plan import LaunchPlan, resolve
+from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve, resolve_group
 from accelerate_cpp.utils.enums import DistributedType
 
 __all__ = ["PrepareForLaunch", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"]
@@ -48,22 +49,30 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
     """The environment that all processes have in common which ``accelerate-cpp launch`` would start here for ``args``.
 
-    Who starts them adds ``RANK`` and ``LOCAL_RANK`` for each. ``args`` stays as it is.
+    Who starts them adds ``RANK`` and ``LOCAL_RANK`` for each.
 
     Args:
-        args: what ``launch_command_parser()`` returned; a configuration file and the environment count as in a launch.
+        args: what ``launch_command_parser()`` returned, or part of it, as the script is not looked at; a configuration
+            file and the environment count as in a launch. It gets a ``master_port``, the text of the port.
 
     Raises:
         InvalidArgument: the launch has settings that do not go together.
     """
-    environment = worker_environment(_plan(args).group, 0, rendezvous_fd=-1)
+    group, _ = resolve_group(_options(args))
+    environment = worker_environment(group, 0, rendezvous_fd=-1)
+    args.master_port = str(group.master_port or free_port())
     for row in _OF_ONE_WORKER:
         environment.pop(row.name, None)
     return environment
 
 
 def _plan(args: argparse.Namespace) -> LaunchPlan:
-    return resolve(launch_options(args, training_script_args=tuple(args.training_script_args)))
+    return resolve(_options(args))
+
+
+def _options(args: argparse.Namespace) -> LaunchOptions:
+    script = {"training_script": getattr(args, "training_script", "")}
+    return launch_options(args, training_script_args=tuple(getattr(args, "training_script_args", ())), **script)
 
 
 def _convert_nargs_to_dict(nargs: Sequence[str]) -> dict[str, Any]:

@@ -315,6 +315,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
         pad_first: add them in front instead of behind.
     """
     if world_size() == 1:
+        recursively_apply(_has_dimension, tensor, dim)  # which warns
         return tensor
 
     def pad_all(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -92,7 +92,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         return
     with replacing(Path(f)) as path:
         if safe_serialization:
-            write_safetensors(path, without_duplicates(cast(Mapping[str, Any], obj)))
+            write_safetensors(path, without_duplicates(cast(Mapping[str, Any], obj), warns=True))
         else:
             write_pickle(path, obj)
 
@@ -113,7 +113,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
     """
     return {
         name: value.contiguous() if isinstance(value, torch.Tensor) else value
-        for name, value in without_duplicates(state_dict).items()
+        for name, value in without_duplicates(state_dict, warns=True).items()
     }
 
 

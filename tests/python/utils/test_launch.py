@@ -72,7 +72,13 @@ def test_several_processes_have_an_environment_in_common(script: Path, monkeypat
     expected = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     assert environment.items() >= (expected | {"ACCELERATE_MIXED_PRECISION": "no"}).items()
     assert not environment.keys() & {"RANK", "LOCAL_RANK", "ACCELERATE_CPP_RENDEZVOUS_FD"}
-    assert vars(args) == given
+    assert vars(args) == given | {"master_port": "29999"}
+
+
+def test_the_environment_of_several_processes_needs_no_script() -> None:
+    args = argparse.Namespace(num_processes=1, main_process_ip="127.0.0.1", main_process_port=0, use_fsdp=False)
+    assert launch.prepare_multi_gpu_env(args)["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert int(args.master_port) > 0
 
 
 @pytest.mark.parametrize(

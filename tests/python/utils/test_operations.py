@@ -13,7 +13,7 @@ import torch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
-from accelerate_cpp.utils.operations import GatheredParameters, pad_input_tensors
+from accelerate_cpp.utils.operations import CannotPadNestedTensorWarning, GatheredParameters, pad_input_tensors
 
 Pair = namedtuple("Pair", "a b")
 
@@ -122,6 +122,14 @@ def test_one_process_gets_back_what_it_gave():
     assert operations.broadcast(tensor) is tensor
     assert operations.gather_object(items) is items
     assert operations.broadcast_object_list(items) is items
+
+
+def test_nested_tensors_are_not_padded_and_warned_of():
+    nested = torch.nested.nested_tensor([[1, 2, 3], [1], [1, 2]])
+    with pytest.warns(CannotPadNestedTensorWarning):
+        assert operations.pad_across_processes(nested) is nested
+    tensor = torch.ones(2, 3)
+    assert operations.pad_across_processes(tensor, dim=-3) is tensor
 
 
 def test_one_process_reduces_to_a_copy():
