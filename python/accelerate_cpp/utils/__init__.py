@@ -173,7 +173,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "torchao_required",
     ),
     "kv_cache": ("kv_cache_bytes",),
-    "launch": ("PrepareForLaunch", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"),
+    "launch": (
+        "PrepareForLaunch",
+        "_filter_args",
+        "prepare_deepspeed_cmd_env",
+        "prepare_multi_gpu_env",
+        "prepare_sagemager_args_inputs",
+        "prepare_simple_launcher_cmd_env",
+        "prepare_tpu",
+    ),
     "map_picture": ("device_map_table",),
     "megatron_lm": (
         "AbstractTrainStep",

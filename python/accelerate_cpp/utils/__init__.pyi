@@ -106,6 +106,7 @@ from accelerate_cpp.utils.constants import WEIGHTS_NAME as WEIGHTS_NAME
 from accelerate_cpp.utils.constants import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 from accelerate_cpp.utils.workload import Workload as Workload
 from accelerate_cpp.utils.constants import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
+from accelerate_cpp.utils.launch import _filter_args as _filter_args
 from accelerate_cpp.utils.dataclasses import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
 from accelerate_cpp.utils.modeling import align_module_device as align_module_device
 from accelerate_cpp.utils.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
@@ -273,8 +274,11 @@ from accelerate_cpp.utils.operations import pad_input_tensors as pad_input_tenso
 from accelerate_cpp.utils.environment import parse_choice_from_env as parse_choice_from_env
 from accelerate_cpp.utils.environment import parse_flag_from_env as parse_flag_from_env
 from accelerate_cpp.utils.environment import patch_environment as patch_environment
+from accelerate_cpp.utils.launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
 from accelerate_cpp.utils.launch import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accelerate_cpp.utils.launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
 from accelerate_cpp.utils.launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accelerate_cpp.utils.launch import prepare_tpu as prepare_tpu
 from accelerate_cpp.utils.environment import purge_accelerate_environment as purge_accelerate_environment
 from accelerate_cpp.utils.other import recursive_getattr as recursive_getattr
 from accelerate_cpp.utils.operations import recursively_apply as recursively_apply

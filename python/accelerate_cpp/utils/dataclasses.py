@@ -148,6 +148,9 @@ class GradScalerKwargs(KwargsHandler):
 class _Unset(timedelta):
     """A timeout that nobody has passed."""
 
+    def __repr__(self) -> str:
+        return repr(timedelta(seconds=self.total_seconds()))
+
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):

@@ -19,8 +19,16 @@ from accelerate_cpp.launch.environment import worker_environment
 from accelerate_cpp.launch.host import free_port
 from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve, resolve_group
 from accelerate_cpp.utils.enums import DistributedType
+from accelerate_cpp.utils.not_yet import prepare_deepspeed_cmd_env, prepare_sagemager_args_inputs, prepare_tpu
 
-__all__ = ["PrepareForLaunch", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"]
+__all__ = [
+    "PrepareForLaunch",
+    "prepare_deepspeed_cmd_env",
+    "prepare_multi_gpu_env",
+    "prepare_sagemager_args_inputs",
+    "prepare_simple_launcher_cmd_env",
+    "prepare_tpu",
+]
 
 __getattr__ = lending("utils.launch")
 
@@ -73,6 +81,16 @@ def _plan(args: argparse.Namespace) -> LaunchPlan:
 def _options(args: argparse.Namespace) -> LaunchOptions:
     script = {"training_script": getattr(args, "training_script", "")}
     return launch_options(args, training_script_args=tuple(getattr(args, "training_script_args", ())), **script)
+
+
+def _filter_args(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, default_args: Sequence[str] = ()
+) -> argparse.Namespace:
+    """What ``parser`` makes of ``default_args``, with the values that ``args`` has for it."""
+    filtered, _ = parser.parse_known_args(list(default_args))
+    known = vars(filtered).keys()
+    vars(filtered).update({name: value for name, value in vars(args).items() if name in known})
+    return filtered
 
 
 def _convert_nargs_to_dict(nargs: Sequence[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The table is :data:`accelerate_cpp.config.unsupported.FUNCTIONS`; the README sho
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -122,6 +123,21 @@ def compile_regions_deepspeed(module: torch.nn.Module, **compile_kwargs: Any) ->
 @refusing
 def map_pytorch_optim_to_deepspeed(optimizer: torch.optim.Optimizer) -> Any:
     """Would give DeepSpeed's optimizer with the options of torch's."""
+
+
+@refusing
+def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:  # type: ignore[empty-body]
+    """Would give command and environment of DeepSpeed's launcher."""
+
+
+@refusing
+def prepare_sagemager_args_inputs(sagemaker_config: Any, args: argparse.Namespace) -> Any:
+    """Would give what a job on Amazon SageMaker is started with."""
+
+
+@refusing
+def prepare_tpu(args: argparse.Namespace, current_env: dict[str, str], pod: bool = False) -> Any:
+    """Would give arguments and environment of a launch on TPUs."""
 
 
 @refusing

@@ -146,6 +146,7 @@ def test_an_explicit_timeout_is_passed_on_whatever_the_default_is() -> None:
     handler = InitProcessGroupKwargs(timeout=timedelta(seconds=1800))
     assert handler.to_kwargs()["timeout"] == timedelta(seconds=1800)
     assert "timeout" not in InitProcessGroupKwargs().to_kwargs()
+    assert repr(InitProcessGroupKwargs(backend="gloo").timeout) == repr(timedelta(minutes=30))
 
 
 def test_a_dict_of_options_does_not_share_values() -> None:

@@ -170,7 +170,16 @@ def test_the_file_to_meet_at_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PrepareForLaunch", "_convert_nargs_to_dict", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env"]
+    "name",
+    [
+        "PrepareForLaunch",
+        "_convert_nargs_to_dict",
+        "prepare_deepspeed_cmd_env",
+        "prepare_sagemager_args_inputs",
+        "prepare_tpu",
+        "prepare_multi_gpu_env",
+        "prepare_simple_launcher_cmd_env",
+    ],
 )
 def test_signatures_are_the_originals(name: str) -> None:
     def shape(module: Any) -> list[tuple[str, Any]]:
@@ -178,3 +187,14 @@ def test_signatures_are_the_originals(name: str) -> None:
         return [(parameter.name, parameter.default) for parameter in parameters]
 
     assert shape(launch) == shape(original)
+
+
+def test_arguments_of_one_parser_are_those_that_it_knows() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=1)
+    parser.add_argument("--name", default="x")
+    args = argparse.Namespace(port=5, other=3)
+    expected = original._filter_args(args, parser, ["--name", "y", "--more"])
+    assert (
+        launch._filter_args(args, parser, ["--name", "y", "--more"]) == expected == argparse.Namespace(port=5, name="y")
+    )
