@@ -387,8 +387,8 @@ class Accelerator(PreparationSteps):
         self.dataloader_config.even_batches = even_batches
 
     @property
-    def use_seedable_sampler(self) -> bool:
-        """Whether shuffles depend on the seed and the epoch alone."""
+    def use_seedable_sampler(self) -> bool | str:
+        """Whether shuffles depend on the seed and the epoch alone; ``"computed"`` if in an order without memory."""
         return self.dataloader_config.use_seedable_sampler
 
     @property

@@ -286,7 +286,7 @@ def prepare_data_loader(
     dispatch_batches: bool | None = None,
     even_batches: bool = True,
     slice_fn_for_dispatch: Callable[..., Any] | None = None,
-    use_seedable_sampler: bool = False,
+    use_seedable_sampler: bool | str = False,
     data_seed: int | None = None,
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
@@ -302,7 +302,8 @@ def prepare_data_loader(
         dispatch_batches: process 0 reads for all. Default: for iterable datasets if ``put_on_device``.
         even_batches: complete the last batches with samples from the start, so that all processes get the same number.
         slice_fn_for_dispatch: see ``slice_fn`` of :class:`DataLoaderDispatcher`.
-        use_seedable_sampler: shuffle by a seed and the epoch; the seed is ``data_seed``, or process 0's of torch.
+        use_seedable_sampler: shuffle by a seed and the epoch; the seed is ``data_seed``, or process 0's of torch. The
+            order is torch's, with ``"computed"`` one that takes no memory: see :class:`SeedableRandomSampler`.
         non_blocking: do not wait for copies to the device.
 
     Raises:
@@ -324,7 +325,7 @@ def prepare_data_loader(
     process_index = operations.process_index() if process_index is None else process_index
     if split_batches:
         loaders.check_split(dataloader, num_processes, dispatched=dispatch_batches)
-    seedable = use_seedable_sampler and loaders.use_seedable_sampler(dataloader, data_seed)
+    seedable = use_seedable_sampler and loaders.use_seedable_sampler(dataloader, data_seed, use_seedable_sampler)
     loaders.use_repeatable_sampler(dataloader)
     common = loaders.options_of(dataloader) | {
         "use_stateful_dataloader": use_stateful_dataloader,

@@ -27,6 +27,7 @@ Cursor = dict[str, int | str]
 
 _KEYS = frozenset({"epoch", "seed", "position", "samples", "batches", "world"})
 _UNKNOWN = -1
+_COMPUTED = "computed"
 
 
 @dataclass
@@ -120,8 +121,8 @@ def cursor_of(loader: Any) -> Cursor:
         ``epoch``; ``seed`` of the order, -1 if there is none yet; ``position``, the batches of the training loop that
         are out in the pass in progress, 0 between passes and while the last batch is out; over all ranks the
         ``samples`` (-1 if unknown) and the ``batches`` of the user's sampler that they hold; ``world``, the number of
-        processes; and ``generator``, in base64 the state when the pass began of the generator that orders the samples,
-        if there is one.
+        processes; ``order``, ``"computed"`` if that of a seedable sampler is, else ``"torch"``; and ``generator``, in
+        base64 the state when the pass began of the generator that orders the samples, if there is one.
     """
     progress: Progress = loader.progress
     inside = progress.in_pass
@@ -132,6 +133,7 @@ def cursor_of(loader: Any) -> Cursor:
         "samples": progress.samples if inside else 0,
         "batches": progress.batches if inside else 0,
         "world": loader.num_processes,
+        "order": _order_of(loader),
     }
     generator = _generator_of_order(loader)
     if generator is not None:
@@ -329,6 +331,11 @@ def _seed_of(loader: Any, inside: bool) -> int:
     return _UNKNOWN
 
 
+def _order_of(loader: Any) -> str:
+    sampler = loader.get_sampler()
+    return _COMPUTED if isinstance(sampler, SeedableRandomSampler) and sampler.computed else "torch"
+
+
 def _generator_of_order(loader: Any) -> torch.Generator | None:
     """The generator whose state decides the order of the samples; ``None`` if a seed does, or nothing."""
     if isinstance(loader.dataset, IterableDatasetShard):
@@ -347,6 +354,8 @@ def _restore_order(loader: Any, cursor: Cursor) -> None:
     if isinstance(sampler, SeedableRandomSampler):
         if seed != _UNKNOWN:
             sampler.initial_seed = seed
+            # Cursors without an order are older than the choice: seedable samplers computed it then.
+            sampler.computed = cursor.get("order", _COMPUTED) == _COMPUTED
         return
     generator = _generator_of_order(loader)
     if isinstance(state, str):

@@ -103,8 +103,18 @@ def check_split(loader: Any, num_processes: int, dispatched: bool) -> None:
         sharding.check_divisible(size, num_processes)
 
 
-def use_seedable_sampler(loader: Any, data_seed: int | None) -> bool:
-    """Replaces a random sampler of ``loader`` by one ordered by seed and epoch; returns whether there was one."""
+def use_seedable_sampler(loader: Any, data_seed: int | None, order: bool | str = True) -> bool:
+    """Replaces a random sampler of ``loader`` by one ordered by seed and epoch; returns whether there was one.
+
+    Args:
+        order: ``True`` for torch's, or ``"computed"``: see :class:`SeedableRandomSampler`. ``InvalidArgument`` for
+            another text.
+    """
+    if isinstance(order, str) and order != "computed":
+        raise InvalidArgument(
+            f"use_seedable_sampler={order!r}: expected True, for torch's order, False, or 'computed', for an order "
+            "that takes no memory"
+        )
     sampler = get_sampler(loader)
     if not isinstance(sampler, RandomSampler) or len(samplers_of(loader)) < 2:
         return False
@@ -114,6 +124,7 @@ def use_seedable_sampler(loader: Any, data_seed: int | None) -> bool:
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
+        computed=order == "computed" or getattr(sampler, "computed", False),
     )
     replace_sampler(loader, seedable)
     return True

@@ -45,13 +45,20 @@ class RepeatableRandomSampler(RandomSampler):
 class SeedableRandomSampler(RandomSampler):
     """A random sampler whose order depends on ``initial_seed + epoch`` alone, and so is the same on every rank.
 
-    Takes the arguments of ``torch.utils.data.RandomSampler`` and ``data_seed``; without it the seed of torch's
-    generator is used. ``epoch`` grows by one after each complete pass. Without replacement the order is computed index
-    by index, so that a pass over any number of samples begins anywhere at once; it is another one than torch's.
+    The order is that of torch's random sampler with a generator of this seed. ``epoch`` grows by one after each
+    complete pass.
+
+    Args:
+        args, kwargs: those of ``torch.utils.data.RandomSampler``; a ``generator`` is seeded anew for each pass.
+        data_seed: the ``initial_seed``. Default: the seed of torch's generator when the sampler is made.
+        computed: without replacement, another order than torch's, which is computed index by index: it takes no memory
+            and begins anywhere at once, however many samples there are. A permutation takes 4 bytes for each sample,
+            from 2 ** 31 samples on 8.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         data_seed = kwargs.pop("data_seed", None)
+        self.computed: bool = kwargs.pop("computed", False)
         super().__init__(*args, **kwargs)
         self.has_own_seed = data_seed is not None
         self.initial_seed: int = torch.random.initial_seed() if data_seed is None else data_seed
@@ -63,13 +70,13 @@ class SeedableRandomSampler(RandomSampler):
     def keeping(self, ranges: Ranges) -> Iterator[int]:
         """The indices at the positions in ``ranges``."""
         seed = self.initial_seed + self.epoch
-        if self.replacement:
+        if self.computed and not self.replacement:
+            yield from permuted(len(self.data_source), seed, self.num_samples, ranges)
+        else:
             if self.generator is None:
                 self.generator = torch.Generator(device=torch.get_default_device())
             self.generator.manual_seed(seed)
             yield from random_indices(self, self.generator, ranges)
-        else:
-            yield from permuted(len(self.data_source), seed, self.num_samples, ranges)
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:

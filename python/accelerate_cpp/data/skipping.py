@@ -59,11 +59,26 @@ def random_indices(sampler: RandomSampler, generator: torch.Generator | None, ra
     samples, drawn = len(sampler.data_source), sampler.num_samples
     # One permutation more than needed for whole multiples: torch draws it too, and the next pass depends on it.
     for first in range(0, drawn // samples * samples + 1, samples):
-        permutation = torch.randperm(samples, generator=generator)[: max(0, drawn - first)]
-        for start, stop in ranges:
-            end = len(permutation) if stop is None else max(0, min(stop - first, len(permutation)))
-            for part in permutation[max(0, start - first) : end].split(_INDICES_PER_SLICE):
-                yield from part.tolist()
+        # By a call, so that one permutation is gone before the next one is drawn.
+        yield from _of_permutation(_permutation(samples, generator), first, drawn, ranges)
+
+
+def _permutation(samples: int, generator: torch.Generator) -> torch.Tensor:
+    """torch's permutation of the numbers below ``samples``, in 4 bytes each where that suffices.
+
+    On the CPU the numbers are those of ``torch.randperm`` without a dtype; of other devices that is not known.
+    """
+    fits = generator.device.type == "cpu" and samples <= torch.iinfo(torch.int32).max
+    return torch.randperm(samples, generator=generator, dtype=torch.int32 if fits else torch.int64)
+
+
+def _of_permutation(permutation: torch.Tensor, first: int, drawn: int, ranges: Ranges) -> Iterator[int]:
+    """Of ``drawn`` indices, those in ``ranges`` that are in ``permutation``, which begins at position ``first``."""
+    length = min(len(permutation), drawn - first)
+    for start, stop in ranges:
+        end = length if stop is None else min(stop - first, length)
+        for position in range(max(0, start - first), end, _INDICES_PER_SLICE):
+            yield from permutation[position : min(position + _INDICES_PER_SLICE, end)].tolist()
 
 
 def permuted(length: int, seed: int, count: int, ranges: Ranges) -> Iterator[int]:

@@ -311,7 +311,8 @@ class DataLoaderConfiguration:
             batches of its own.
         dispatch_batches: rank 0 reads and sends every other rank its part; ``None``: for iterable datasets only.
         even_batches: repeat samples so that every process gets equally many batches.
-        use_seedable_sampler: shuffle from ``data_seed`` plus the epoch alone.
+        use_seedable_sampler: shuffle from ``data_seed`` plus the epoch alone, as torch does with such a seed. The order
+            takes 4 bytes for each sample; ``"computed"`` shuffles in one that takes none, for data of any length.
         data_seed: the seed of that shuffle; ``None`` takes torch's.
         non_blocking: copy batches to the device without waiting.
         use_stateful_dataloader: loaders have ``state_dict`` and ``load_state_dict``, and continue inside an epoch.
@@ -320,7 +321,7 @@ class DataLoaderConfiguration:
     split_batches: bool = False
     dispatch_batches: bool | None = None
     even_batches: bool = True
-    use_seedable_sampler: bool = False
+    use_seedable_sampler: bool | str = False
     data_seed: int | None = None
     non_blocking: bool = False
     use_stateful_dataloader: bool = False

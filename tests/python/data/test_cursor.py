@@ -14,7 +14,7 @@ from accelerate_cpp.data.cursor import cursor_of, restore_cursor
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
 
-SHUFFLES = ("no", "torch", "generator", "seedable", "seed of torch")
+SHUFFLES = ("no", "torch", "generator", "seedable", "seed of torch", "seed, computed")
 
 
 class Stream(IterableDataset):
@@ -51,7 +51,7 @@ def build(
                 put_on_device=True,
                 split_batches=split,
                 dispatch_batches=dispatch,
-                use_seedable_sampler=shuffle.startswith("seed"),
+                use_seedable_sampler="computed" if shuffle == "seed, computed" else shuffle.startswith("seed"),
                 data_seed=seed if shuffle == "seedable" else None,
                 use_stateful_dataloader=stateful,
             )
@@ -136,6 +136,23 @@ def test_another_number_of_processes_continues_with_the_same_samples(shuffle, po
     if shuffle != "torch" or worlds[0] > 1:
         assert flat(gathered(fresh)) == flat(gathered(before))
     assert sorted(flat(gathered(fresh))) == list(range(31))
+
+
+@pytest.mark.parametrize("written", ["seedable", "seed, computed"])
+@pytest.mark.parametrize("read", ["seedable", "seed, computed"])
+def test_a_pass_continues_in_the_order_that_it_began_with(written, read):
+    cursor, rest = stopped(build(shuffle=written), 1, 3)
+    (fresh,) = build(shuffle=read)
+    restore_cursor(fresh, cursor)
+    assert gathered([fresh]) == rest
+
+
+def test_the_order_of_a_cursor_that_names_none_was_computed():
+    cursor, rest = stopped(build(shuffle="seed, computed"), 1, 3)
+    del cursor["order"]
+    (fresh,) = build(shuffle="seedable")
+    restore_cursor(fresh, cursor)
+    assert gathered([fresh]) == rest
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)

@@ -76,6 +76,25 @@ def test_a_random_sampler_becomes_seedable_and_another_does_not():
     assert not loaders.use_seedable_sampler(DataLoader(range(8), batch_size=2), data_seed=1)
 
 
+@pytest.mark.parametrize("order", [True, "computed"])
+def test_the_order_of_a_seedable_sampler_is_chosen(order):
+    shuffled = DataLoader(range(8), batch_size=2, shuffle=True)
+    loaders.use_seedable_sampler(shuffled, 1, order)
+    assert loaders.get_sampler(shuffled).computed is (order == "computed")
+
+
+def test_a_sampler_whose_order_was_computed_keeps_it():
+    shuffled = DataLoader(range(8), batch_size=2, sampler=SeedableRandomSampler(range(8), computed=True))
+    assert loaders.use_seedable_sampler(shuffled, data_seed=1)
+    assert loaders.get_sampler(shuffled).computed
+
+
+def test_an_unknown_order_is_refused():
+    shuffled = DataLoader(range(8), batch_size=2, shuffle=True)
+    with pytest.raises(InvalidArgument, match="use_seedable_sampler='yes': expected True"):
+        loaders.use_seedable_sampler(shuffled, 1, "yes")
+
+
 def test_a_sampler_without_generator_gets_one_to_share():
     loader = DataLoader(range(8), batch_size=2, sampler=RandomSampler(range(8)))
     generator = loaders.shared_generator(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import islice
 
 import pytest
@@ -33,8 +34,10 @@ def samplers(generator):
         RepeatableRandomSampler(data),
         RepeatableRandomSampler(data, generator=generator, num_samples=25),
         SeedableRandomSampler(data, data_seed=3),
-        SeedableRandomSampler(data, data_seed=-(2**70), num_samples=7),
         SeedableRandomSampler(data, data_seed=3, num_samples=25),
+        SeedableRandomSampler(data, data_seed=3, computed=True),
+        SeedableRandomSampler(data, data_seed=-(2**70), num_samples=7, computed=True),
+        SeedableRandomSampler(data, data_seed=3, num_samples=25, computed=True),
         SeedableRandomSampler(data, data_seed=3, num_samples=20),
         SeedableRandomSampler(data, data_seed=3, num_samples=50, replacement=True),
         WeightedRandomSampler([0.5] * 10, 12, generator=generator),
@@ -70,16 +73,47 @@ def test_the_order_is_that_of_torch():
 
 
 def test_a_shuffled_order_may_be_longer_than_any_memory():
-    batches = BatchSampler(SeedableRandomSampler(range(4 * 10**12 + 2), data_seed=1), 4, False)
+    batches = BatchSampler(SeedableRandomSampler(range(4 * 10**12 + 2), data_seed=1, computed=True), 4, False)
     (last,) = keeping(batches, [(10**12, None)])
     first = next(iter(batches))
     assert len(last) == 2
     assert len({*first, *last}) == 6
 
 
+@pytest.mark.parametrize("samples", [MANY, 2**31 - 1, 2**31])
+@pytest.mark.parametrize("make", [RandomSampler, SeedableRandomSampler])
+def test_one_permutation_is_in_memory_with_as_few_bytes_as_suffice(samples, make, monkeypatch):
+    """Of the longer ones torch is asked for the numbers only, which take gigabytes."""
+    asked, drawn, permute = [], [], torch.randperm
+
+    def recorded(length, *, generator, dtype):
+        assert all(permutation() is None for permutation in drawn)
+        asked.append((length, dtype))
+        permutation = permute(min(length, MANY), generator=generator, dtype=dtype)
+        drawn.append(weakref.ref(permutation.untyped_storage()))
+        return permutation
+
+    monkeypatch.setattr(torch, "randperm", recorded)
+    sampler = make(range(samples), num_samples=2 * MANY)
+    next(keeping(sampler, [(3, None)]))
+    assert asked == [(samples, torch.int32 if samples < 2**31 else torch.int64)]
+    if samples == MANY:
+        assert sum(1 for _ in keeping(sampler, [(MANY - 10, None)])) == MANY + 10
+
+
+def test_four_bytes_give_the_same_permutation_as_eight():
+    for samples in (1, 2, 1000, MANY):
+        short, long = (
+            torch.randperm(samples, generator=torch.Generator().manual_seed(8), dtype=dtype)
+            for dtype in (torch.int32, torch.int64)
+        )
+        assert torch.equal(short.long(), long)
+
+
 @pytest.mark.parametrize("num_samples", [7, 20, 25])
-def test_a_seed_shuffles_each_round_of_the_samples_anew(num_samples):
-    order = list(SeedableRandomSampler(range(10), data_seed=5, num_samples=num_samples))
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_seed_shuffles_each_round_of_the_samples_anew(num_samples, computed):
+    order = list(SeedableRandomSampler(range(10), data_seed=5, num_samples=num_samples, computed=computed))
     rounds = [order[start : start + 10] for start in range(0, num_samples, 10)]
     assert len(order) == num_samples
     assert all(len(set(one)) == len(one) for one in rounds)
@@ -141,7 +175,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}], ids=["in order", "shuffled"])
-@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("seedable", [False, True, "computed"])
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_a_million_skipped_batches_are_neither_read_nor_walked(options, seedable, dispatch, monkeypatch):
     made = []
