@@ -4,6 +4,10 @@ It answers imports of ``accelerate`` and everything in it before any other finde
 installed or not. Modules are the same objects under both names; only the package itself is another one, because
 programs ask it for the version of the interface. ``accelerate_cpp_alias.pth`` installs the alias at the start of every
 Python whose environment has ACCELERATE_CPP_ALIAS, so that it reaches processes which others start.
+
+Programs that ask for the distribution of that name get the one in the folder ``alias_distribution``, which joins
+``sys.path``: that is where ``pkg_resources`` looks, and any other tool that knows nothing of finders. Its metadata are
+in an ``egg-info``, since a wheel has to have no second ``dist-info``.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -27,10 +30,7 @@ from accelerate_cpp.errors import AccelerateError
 INTERFACE_VERSION = "1.15.0"
 """The version of the original whose interface this is."""
 _ALIAS, _OWN = "accelerate", "accelerate_cpp"
-_TEXTS = {
-    "METADATA": f"Metadata-Version: 2.1\nName: {_ALIAS}\nVersion: {INTERFACE_VERSION}\n",
-    "top_level.txt": f"{_ALIAS}\n",
-}
+_DISTRIBUTIONS = Path(__file__).with_name("alias_distribution")
 
 
 def install() -> None:
@@ -39,6 +39,19 @@ def install() -> None:
     Raises:
         AccelerateError: the original has been imported before.
     """
+    # The first place is the program's own folder, which programs take from there.
+    _install(place=1)
+
+
+def install_if_asked() -> None:
+    """Installs the alias if the environment asks for it; meant for the start of Python."""
+    if env_table.ALIAS.get():
+        # The program's own folder is going to be put before it.
+        _install(place=0)
+
+
+def _install(place: int) -> None:
+    """:func:`install`, with ``place`` the one in ``sys.path`` for the distribution."""
     if is_installed():
         return
     imported = sys.modules.get(_ALIAS)
@@ -50,13 +63,16 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _Finder())
     loggers.answer_to_original()
+    sys.path.insert(place, str(_DISTRIBUTIONS))
+    if "pkg_resources" in sys.modules:
+        _show_to(sys.modules["pkg_resources"])
     env_table.export({env_table.ALIAS: True})
 
 
-def install_if_asked() -> None:
-    """Installs the alias if the environment asks for it."""
-    if env_table.ALIAS.get():
-        install()
+def _show_to(pkg_resources: Any) -> None:
+    """Lets ``pkg_resources``, which looks at ``sys.path`` when it is imported, know the distribution."""
+    for distribution in pkg_resources.find_distributions(str(_DISTRIBUTIONS)):
+        pkg_resources.working_set.add(distribution, replace=True)
 
 
 def is_installed() -> bool:
@@ -105,19 +121,17 @@ class _Finder(MetaPathFinder, InspectLoader):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """The distribution ``accelerate``, by whose version programs tell what they can use."""
-        name = None if context is None else context.name
-        return [_Distribution()] if name in (None, _ALIAS) else []
+        """The distribution ``accelerate``, by whose version programs tell what they can use.
 
-
-class _Distribution(importlib.metadata.Distribution):
-    """What programs find that look for an installed ``accelerate``."""
-
-    def read_text(self, filename: str) -> str | None:
-        return _TEXTS.get(filename)
-
-    def locate_file(self, path: str | os.PathLike[str]) -> Any:
-        return Path(__file__).parent.parent / path
+        It is also found through ``sys.path``; here it comes first, and does so where a program has made a ``sys.path``
+        of its own.
+        """
+        context = context or importlib.metadata.DistributionFinder.Context()
+        if context.path is not sys.path or (context.name is None and str(_DISTRIBUTIONS) in sys.path):
+            return []
+        if context.name is not None and context.name.lower() != _ALIAS:
+            return []
+        return [importlib.metadata.Distribution.at(_DISTRIBUTIONS / f"{_ALIAS}-{INTERFACE_VERSION}.egg-info")]
 
 
 def _own_name(fullname: str) -> str:

@@ -67,8 +67,12 @@ def metadata(wheel: Path) -> dict[str, list[str]]:
 
 def test_alias_reaches_every_python_of_the_environment(clean_python: Path, tmp_path: Path) -> None:
     code = "import os, subprocess, sys; os.environ['ACCELERATE_CPP_ALIAS'] = '1'; "
-    code += "subprocess.run([sys.executable, '-c', 'import accelerate; print(accelerate.__file__)'], check=True)"
-    assert "accelerate_cpp" in run(clean_python, "-c", code, cwd=tmp_path).stdout
+    asked = "import accelerate, importlib.metadata as m; "
+    asked += "print(accelerate.__file__, m.metadata('accelerate')['Home-page'])"
+    code += f"subprocess.run([sys.executable, '-c', {asked!r}], check=True)"
+    file, home_page = run(clean_python, "-c", code, cwd=tmp_path).stdout.split()
+    assert "accelerate_cpp" in file
+    assert "huggingface" in home_page
 
 
 def test_its_metadata_pins_the_minor_version_of_torch(wheel: Path) -> None:
@@ -84,6 +88,8 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert top == {"accelerate_cpp", "accelerate_cpp_alias.pth"}
     assert sum(name.endswith(".so") for name in names) == 1
     assert {f"accelerate_cpp/{name}" for name in ("_build_info.py", "_C.pyi", "__init__.pyi", "py.typed")} <= {*names}
+    shown = "accelerate_cpp/alias_distribution/accelerate-1.15.0.egg-info"
+    assert {f"{shown}/{name}" for name in ("PKG-INFO", "RECORD", "entry_points.txt", "requires.txt")} <= {*names}
 
 
 def test_type_checkers_find_its_types(clean_python: Path, tmp_path: Path) -> None:
