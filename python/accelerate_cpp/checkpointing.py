@@ -18,6 +18,7 @@ from accelerate_cpp.checkpoint.state_files import (
     check_states,
     custom_file,
     load_custom_object,
+    own_files,
     random_states_file,
     read_models,
     read_states,
@@ -66,7 +67,7 @@ def save_accelerator_state(
     folder = Path(output_dir)
     parts = Parts((), optimizers, schedulers, dataloaders, scaler)
     files = shared_files(parts, model_states, safe_serialization) if saves_here(save_on_each_node) else []
-    for file in [*files, random_states_file(process_index, step)]:
+    for file in [*files, *own_files(parts, process_index), random_states_file(process_index, step)]:
         file.write(folder)
     return folder
 

@@ -10,11 +10,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from accelerate_cpp.borrowed_names import lending
-from accelerate_cpp.data import loaders, sharding
+from accelerate_cpp.data import loaders, sharding, stateful
 from accelerate_cpp.data.adapter import DataLoaderAdapter
-from accelerate_cpp.data.cursor import Pass, opened
+from accelerate_cpp.data.cursor import Pass
 from accelerate_cpp.data.dispatch import Dispatch
 from accelerate_cpp.data.loaders import get_sampler
+from accelerate_cpp.data.reading import opened
 from accelerate_cpp.data.samplers import (
     BatchSamplerShard,
     IterableDatasetShard,
@@ -367,10 +368,10 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         skipping.skipped_steps += num_batches
         return skipping
     taken = dataloader.batches_per_step if prepared and dataloader.dispatches else 1
-    rest = DataLoader(dataloader.dataset, **loaders.skipping(dataloader, num_batches * taken), **options)
+    batching = loaders.skipping(dataloader, num_batches * taken)
     if not prepared:
-        return rest
+        return DataLoader(dataloader.dataset, **batching, **options)
     skipping = copy.copy(dataloader)
-    skipping.base_dataloader = rest
+    skipping.base_dataloader = stateful.like(dataloader.base_dataloader, dataloader.dataset, **batching, **options)
     skipping.skipped_steps += num_batches
     return skipping

@@ -160,7 +160,11 @@ MISFITS: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
         "copies of shapes",
     ),
     "kind of schedule": ({"schedule": lambdas}, nothing, r"scheduler\.bin lacks lr_lambdas"),
-    "cursor of a loader": ({}, rewritten("dl_state_dict.bin", without("epoch")), "epoch is missing"),
+    "cursor of a loader": (
+        {},
+        rewritten("dl_state_dict.bin", lambda state: without("epoch")(state.get("_cursor", state))),
+        "epoch is missing",
+    ),
     "loss scale": ({}, rewritten("scaler.pt", without("scale")), r"scaler\.pt lacks scale"),
     "random state": (
         {},

@@ -29,6 +29,7 @@ from accelerate_cpp.checkpoint.state_files import (
     StateFile,
     check_states,
     custom_file,
+    own_files,
     random_states_file,
     read_custom,
     read_models,
@@ -139,7 +140,7 @@ class Checkpoints:
 
         def prepared() -> Checkpoint:
             states = self._after_hooks(parts, weights(), target)
-            files = [random_states_file(ranks.rank, step)]
+            files = [random_states_file(ranks.rank, step), *own_files(parts, ranks.rank)]
             if is_main:
                 files += shared_files(parts, states, safe_serialization) + self._custom_files()
             manifest = Manifest(project.iteration + 1, ranks.world_size, {}, cursors())

@@ -25,3 +25,9 @@ LOADER_FILE = "dl_state_dict.bin"
 def random_states_name(rank: int) -> str:
     """The file of the random states of ``rank``."""
     return f"{RNG_STATE_NAME}_{rank}.pkl"
+
+
+def own_loader_name(rank: int) -> str:
+    """The file of a loader's state on ``rank``, where it is another than on rank 0."""
+    stem, suffix = LOADER_FILE.rsplit(".", 1)
+    return f"{stem}_rank{rank}.{suffix}"

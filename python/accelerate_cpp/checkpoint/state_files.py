@@ -21,6 +21,7 @@ from accelerate_cpp.checkpoint.names import (
     SCALER_NAME,
     SCHEDULER_FILE,
     WEIGHTS_NAME,
+    own_loader_name,
     random_states_name,
 )
 from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
@@ -76,11 +77,7 @@ def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serial
     files = [
         StateFile(numbered_name(model_name, index), state, safe_serialization) for index, state in enumerate(weights)
     ]
-    stateful = {
-        index: loader
-        for index, loader in enumerate(parts.dataloaders)
-        if getattr(loader, "use_stateful_dataloader", False)
-    }
+    stateful = _stateful_loaders(parts)
     for name, objects in (
         (OPTIMIZER_FILE, dict(enumerate(parts.optimizers))),
         (SCHEDULER_FILE, dict(enumerate(parts.schedulers))),
@@ -105,6 +102,23 @@ def _require_whole(file: StateFile) -> None:
             f"save_state: {file.name} would hold the shard of one process, as its tensors are DTensors over several; "
             "save the states of what is sharded by torch.distributed.checkpoint instead"
         )
+
+
+def _stateful_loaders(parts: Parts) -> dict[int, Any]:
+    return {
+        index: loader
+        for index, loader in enumerate(parts.dataloaders)
+        if getattr(loader, "use_stateful_dataloader", False)
+    }
+
+
+def own_files(parts: Parts, rank: int) -> list[StateFile]:
+    """What every process but rank 0 writes of its loaders: their states, where they are not those of rank 0."""
+    return [
+        StateFile(numbered_name(own_loader_name(rank), index), loader.state_dict())
+        for index, loader in _stateful_loaders(parts).items()
+        if rank > 0 and getattr(loader, "has_own_state", False)
+    ]
 
 
 def random_states_file(rank: int, step: int) -> StateFile:
@@ -160,9 +174,9 @@ def read_states(
         ]
 
     loaders = {}
-    for index, loader in enumerate(parts.dataloaders):
-        path = folder / numbered_name(LOADER_FILE, index)
-        if getattr(loader, "use_stateful_dataloader", False) and path.is_file():
+    for index in _stateful_loaders(parts):
+        own, shared = (folder / numbered_name(name, index) for name in (own_loader_name(rank), LOADER_FILE))
+        if (path := own if own.is_file() else shared).is_file():
             loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
     random, step, missing = _read_random_states(folder, rank)
     scaler = _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {}

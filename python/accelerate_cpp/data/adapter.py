@@ -5,17 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from accelerate_cpp.data import loaders
-from accelerate_cpp.data.cursor import Progress, check_cursor, cursor_of, restore_cursor
+from accelerate_cpp.data import loaders, stateful
+from accelerate_cpp.data.cursor import (
+    Progress,
+    check_cursor,
+    check_source,
+    cursor_of,
+    restore_cursor,
+    restore_source,
+    source_of,
+)
 from accelerate_cpp.errors import InvalidArgument
+
+_CURSOR = "_cursor"  # in a state of torchdata's loader
 
 
 def _rebuild(cls: type, attributes: dict[str, Any]) -> Any:
     loader: Any = object.__new__(cls)
     loader.__dict__.update(attributes)
     return loader
+
+
+def _parts(state: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Of a loader's ``state`` that of torchdata's loader and our cursor, as far as it has them."""
+    if not stateful.is_state(state):
+        return None, state
+    return {name: value for name, value in state.items() if name != _CURSOR}, state.get(_CURSOR)
 
 
 class DataLoaderAdapter:
@@ -28,7 +44,8 @@ class DataLoaderAdapter:
     made of this one. ``num_processes`` share the data; ``dispatches`` says whether one of them reads for all.
 
     Args:
-        use_stateful_dataloader: :meth:`load_state_dict` and a restored cursor continue inside a pass.
+        use_stateful_dataloader: :meth:`load_state_dict` and a restored cursor continue inside a pass. Where torchdata
+            is installed, its ``StatefulDataLoader`` is wrapped, which keeps the states of datasets and workers, too.
     """
 
     device: torch.device | None = None
@@ -39,7 +56,7 @@ class DataLoaderAdapter:
     ) -> None:
         self.use_stateful_dataloader = use_stateful_dataloader
         self.progress = Progress()
-        self.base_dataloader = DataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+        self.base_dataloader = stateful.make(use_stateful_dataloader, dataset, batch_sampler=batch_sampler, **kwargs)
         shard = loaders.shard_of(self)
         self.num_processes = 1 if shard is None else shard.num_processes
         self.end_of_dataloader = False
@@ -59,7 +76,10 @@ class DataLoaderAdapter:
         return self.base_dataloader.__class__
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.__dict__.copy())
+        attributes = self.__dict__.copy()
+        if stateful.is_torchdata(self.base_dataloader):
+            attributes["base_dataloader"] = stateful.without_iterator(self.base_dataloader)
+        return _rebuild, (type(self), attributes)
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
@@ -79,12 +99,21 @@ class DataLoaderAdapter:
         shard = loaders.shard_of(self)
         return 1 if shard is None or shard.split_batches else shard.num_processes
 
-    def state_dict(self) -> dict[str, int | str]:
-        """Where the loader stands, for :meth:`load_state_dict`; what process 0 has is right for all of them."""
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, for :meth:`load_state_dict`.
+
+        With torchdata it is a state of its loader, with ours in it. Otherwise what process 0 has is right for all.
+        """
         self._require_stateful("state_dict")
-        self.dl_state_dict = cursor_of(self)
+        cursor, source = cursor_of(self), source_of(self)
+        self.dl_state_dict: dict[str, Any] = {**cursor} if source is None else {**source, _CURSOR: cursor}
         self.adjust_state_dict_for_prefetch()
         return self.dl_state_dict
+
+    @property
+    def has_own_state(self) -> bool:
+        """Whether what :meth:`state_dict` returns may be another on each process, as states of datasets and workers."""
+        return stateful.is_torchdata(self.base_dataloader) and not self.dispatches
 
     def adjust_state_dict_for_prefetch(self) -> None:
         """What a subclass overrides to change ``dl_state_dict`` before :meth:`state_dict` returns it.
@@ -92,18 +121,27 @@ class DataLoaderAdapter:
         Nothing has to be adjusted: batches that were read ahead are not counted before they are given out.
         """
 
-    def load_state_dict(self, state_dict: dict[str, int | str]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Has the next pass continue where :meth:`state_dict` was taken, on any number of processes.
 
-        Raises ``InvalidArgument`` for another kind of state, such as that of torchdata's loader.
+        A state of torchdata's loader, as the original saves it, is taken on as many processes as it was saved by.
+        Raises ``InvalidArgument`` for any other kind of state.
         """
-        self._require_stateful("load_state_dict")
-        restore_cursor(self, state_dict)
+        self.check_state_dict(state_dict)
+        source, cursor = _parts(state_dict)
+        if cursor is not None:
+            restore_cursor(self, cursor)
+        if source is not None:
+            restore_source(self, source, cursor)
 
-    def check_state_dict(self, state_dict: dict[str, int | str]) -> None:
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises where :meth:`load_state_dict` would; changes nothing."""
         self._require_stateful("load_state_dict")
-        check_cursor(self, state_dict)
+        source, cursor = _parts(state_dict)
+        if cursor is not None:
+            check_cursor(self, cursor)
+        if source is not None:
+            check_source(self, source, cursor)
 
     def _require_stateful(self, method: str) -> None:
         if not self.use_stateful_dataloader:

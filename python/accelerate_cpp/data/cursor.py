@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
-from accelerate_cpp.data import loaders
+from accelerate_cpp.data import loaders, stateful
 from accelerate_cpp.data.samplers import (
     BatchSamplerShard,
     IterableDatasetShard,
@@ -20,7 +17,6 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
-from accelerate_cpp.data.skipping import keeping
 from accelerate_cpp.errors import InvalidArgument
 
 Cursor = dict[str, int | str]
@@ -35,12 +31,14 @@ class Start:
     """Where in the data a pass starts: after ``steps`` batches of the training loop, or else after what is global.
 
     ``samples`` of the index sampler, or ``batches`` of the batch sampler as it was before it was sharded; used where
-    the number of processes changed so that they make up no whole number of steps.
+    the number of processes changed so that they make up no whole number of steps. ``restored`` if the wrapped loader,
+    torchdata's, starts there by itself.
     """
 
     steps: int = 0
     batches: int = 0
     samples: int = 0
+    restored: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -53,13 +51,16 @@ class Pass:
     """One pass over a loader: where it starts, whether it is the rest of one that was restored, and how it advances.
 
     Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
-    ``None`` if that varies or is not known.
+    ``None`` if that varies or is not known. The process that reads takes ``read_per_step``, and keeps the states of a
+    loader of torchdata in ``recorded``.
     """
 
     start: Start
     resumes: bool
     batches_per_step: int
     batch_size: int | None
+    read_per_step: int
+    recorded: stateful.Recorded | None = None
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Progress:
 
     ``epoch`` counts complete passes. ``steps`` of the training loop, and over all processes ``batches`` of the user's
     sampler and ``samples``, have been given out since the latest pass began; ``in_pass`` until its last batch is out,
-    even if the loop was left. ``next_start`` and ``resumes`` are for the next pass.
+    even if the loop was left. ``next_start`` and ``resumes`` are for the next pass. ``source`` is the state of
+    torchdata's loader that belongs to what is out, ``None`` if there is none.
     """
 
     epoch: int = 0
@@ -81,22 +83,34 @@ class Progress:
     next_start: Start | None = None
     resumes: bool = False
     latest: Pass | None = None
+    source: stateful.State | None = None
 
     def begin(self, loader: Any) -> Pass:
         """A pass over ``loader`` begins."""
         start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
         size, per_step = _batch_size(loader), loader.batches_per_step
-        self.latest = Pass(start, self.resumes, per_step, size)
+        self.latest = Pass(start, self.resumes, per_step, size, read_in(loader, 1))
         self.next_start, self.resumes = None, False
         self.in_pass, self.last_is_out = True, False
         generator = _generator_of_order(loader)
         self.generator_state = None if generator is None else generator.get_state()
+        self._count(loader, start)
+        return self.latest
+
+    def restart(self, loader: Any, start: Start | None, resumes: bool) -> None:
+        """The next pass begins at ``start``; ``resumes`` if it is the rest of one that was restored."""
+        self.in_pass = self.last_is_out = False
+        self.next_start, self.resumes, self.source = start, resumes, None
+        self._count(loader, start or Start())
+
+    def _count(self, loader: Any, start: Start) -> None:
+        """Counts what is out at ``start``."""
+        size, per_step = _batch_size(loader), loader.batches_per_step
         self.batches = start.batches + (loader.skipped_steps + start.steps) * per_step
         if start.samples and size:
             self.batches = start.samples // size
         self.samples = (start.samples or self.batches * size) if size else _UNKNOWN
         self.steps = self.batches // per_step
-        return self.latest
 
     def advance(self, reading: Pass, is_last: bool) -> None:
         """One more batch of the training loop is out; without effect if another pass has begun since."""
@@ -106,6 +120,8 @@ class Progress:
         self.batches += reading.batches_per_step
         self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else _UNKNOWN
         self.last_is_out, self.in_pass = is_last, not is_last
+        recorded = reading.recorded
+        self.source = None if recorded is None else recorded.after(self.steps * reading.read_per_step, is_last)
 
     def end(self, reading: Pass, complete: bool) -> None:
         """The loop over a pass has ended, after its last batch if ``complete``."""
@@ -125,7 +141,7 @@ def cursor_of(loader: Any) -> Cursor:
         base64 the state when the pass began of the generator that orders the samples, if there is one.
     """
     progress: Progress = loader.progress
-    inside = progress.in_pass
+    inside = progress.in_pass or progress.next_start is not None
     cursor: Cursor = {
         "epoch": progress.epoch + progress.last_is_out,
         "seed": _seed_of(loader, inside),
@@ -137,7 +153,7 @@ def cursor_of(loader: Any) -> Cursor:
     }
     generator = _generator_of_order(loader)
     if generator is not None:
-        begun = progress.generator_state if inside else None
+        begun = progress.generator_state if progress.in_pass else None
         state = generator.get_state() if begun is None else begun
         cursor["generator"] = base64.b64encode(state.numpy().tobytes()).decode("ascii")
     return cursor
@@ -158,8 +174,86 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     loader.set_epoch(int(cursor["epoch"]))
     _restore_order(loader, cursor)
     progress: Progress = loader.progress
-    progress.in_pass = progress.last_is_out = False
-    progress.next_start, progress.resumes = start, _is_inside(cursor)
+    restored, source = progress.next_start, progress.source
+    same = restored is not None and restored.restored and start == Start(steps=restored.steps)
+    progress.restart(loader, restored if same else start, _is_inside(cursor))
+    progress.source = source if same else None
+
+
+def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> None:
+    """Has the next pass over prepared ``loader`` continue where a ``state`` of torchdata's loader was taken.
+
+    Args:
+        cursor: where the loader stood then, if that is known, and has been restored. Without it, the epoch and the
+            order stay as they are.
+
+    Raises:
+        InvalidArgument: see :func:`check_source`.
+    """
+    progress: Progress = loader.progress
+    restores = check_source(loader, state, cursor)
+    if cursor is None:
+        state = _in_whole_steps(loader, state)
+        progress.restart(loader, _start_of(loader, state), not stateful.is_finished(state))
+    if restores:
+        progress.source = state
+        if progress.next_start is not None or stateful.holds_dataset(state):
+            loader.base_dataloader.load_state_dict(state)
+        if progress.next_start is not None:
+            progress.next_start.restored = True
+
+
+def check_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> bool:
+    """Whether torchdata's loader restores ``state`` by itself, and not we by ``cursor``.
+
+    That is so with as many processes, workers and samples in a batch as before.
+
+    Raises:
+        InvalidArgument: neither can be done.
+    """
+    if cursor is not None:
+        start = check_cursor(loader, cursor)
+        if start is not None and start != Start(steps=int(cursor["position"])):
+            return False
+    if not stateful.is_torchdata(loader.base_dataloader):
+        if cursor is None:
+            stateful.check_needs_no_torchdata(state)
+        return False
+    try:
+        stateful.check(state, loader.base_dataloader)
+    except InvalidArgument:
+        if cursor is None:
+            raise
+        return False
+    return True
+
+
+def _in_whole_steps(loader: Any, state: stateful.State) -> stateful.State:
+    """``state``, which the original saved, with the batches of all steps that were out.
+
+    Its dispatched loaders count what has been read of the next step as well; with no workers they take a whole step but
+    one batch from that, which is too much before a last step that is shorter.
+    """
+    if isinstance(loader.dataset, IterableDataset) or stateful.is_finished(state):
+        return state
+    count, per_step = stateful.batches_in(state), read_in(loader, 1)
+    return stateful.advanced(state, -(count % per_step) if stateful.workers_of(state) else -count % per_step)
+
+
+def _start_of(loader: Any, state: stateful.State) -> Start | None:
+    steps = stateful.batches_in(state) // read_in(loader, 1)
+    return None if stateful.is_finished(state) or steps == 0 else Start(steps=steps)
+
+
+def source_of(loader: Any) -> stateful.State | None:
+    """The state of torchdata's loader in prepared ``loader``; ``None`` where it has no words for it, or is not used."""
+    progress: Progress = loader.progress
+    if not stateful.is_torchdata(loader.base_dataloader):
+        return None
+    if progress.source is None and progress.next_start is None and not progress.in_pass:
+        generators = {_generator_of_order(loader), loader.generator} - {None}
+        progress.source = stateful.initial_state(loader.base_dataloader, generators)
+    return progress.source
 
 
 def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> Start | None:
@@ -184,100 +278,10 @@ def _is_inside(cursor: Cursor) -> bool:
     return int(cursor["position"]) > 0 or int(cursor["batches"]) > 0
 
 
-def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
-    """Starts to read prepared ``loader`` where pass ``reading`` starts.
-
-    Returns:
-        The loader that is read, which is another one where the sampler leaves out what precedes the start, and an
-        iterator over its batches.
-    """
-    left_out, start = _read_in(loader, loader.skip_batches), reading.start
-    source = loader.base_dataloader
-    if isinstance(loader.dataset, IterableDataset):
-        left_out += _read_in(loader, start.steps) + start.batches
-        if start.samples:
-            rest = _rest_of_stream(loader.dataset, start.samples)
-            source = DataLoader(rest, **loaders.batching_of(loader), **loaders.options_of(loader))
-    elif start != Start():
-        source = DataLoader(loader.dataset, **_rest_of(loader, start), **loaders.options_of(loader))
-    return source, islice(_quietly_iterated(source) if reading.resumes else iter(source), left_out, None)
-
-
-def _read_in(loader: Any, steps: int) -> int:
+def read_in(loader: Any, steps: int) -> int:
     """How many batches the process that reads takes from its loader in ``steps`` steps."""
-    return steps * loader.batches_per_step if loader.dispatches else steps
-
-
-def _quietly_iterated(source: Any) -> Any:
-    """An iterator that draws no seed for its workers from torch's generator: when the pass began one was drawn."""
-    state = torch.get_rng_state()
-    try:
-        return iter(source)
-    finally:
-        torch.set_rng_state(state)
-
-
-def _rest_of(loader: Any, start: Start) -> dict[str, Any]:
-    """The arguments of torch's ``DataLoader`` that give what follows ``start`` in ``loader``, which is of map-style."""
-    shard = loaders.shard_of(loader)
-    if start.is_whole:
-        return loaders.skipping(loader, _read_in(loader, start.steps))
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    inner = getattr(loader, name) if shard is None else shard.batch_sampler  # type: ignore[union-attr]
-    rest: Any = SkipBatchSampler(inner, start.batches)
-    if start.samples and type(inner) is not BatchSampler:
-        raise InvalidArgument(
-            f"the cursor stands at sample {start.samples}, inside a batch of this loader's {type(inner).__name__}: "
-            "only torch's BatchSampler can start there; choose a batch size that divides it"
-        )
-    if start.samples:
-        rest = BatchSampler(_Later(inner.sampler, start.samples), inner.batch_size, inner.drop_last)
-    if isinstance(shard, BatchSamplerShard):
-        rest = BatchSamplerShard(
-            rest, shard.num_processes, shard.process_index, shard.split_batches, shard.even_batches
-        )
-    return {name: rest} if name == "batch_sampler" else {"sampler": rest, "batch_size": None}
-
-
-class _LaterSamples(IterableDataset[Any]):
-    """The samples of an iterable dataset after its first ones, which are read and dropped."""
-
-    def __init__(self, dataset: Any, skipped: int) -> None:
-        self.dataset = dataset
-        self.skipped = skipped
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __len__(self) -> int:
-        return max(0, len(self.dataset) - self.skipped)
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.dataset), self.skipped, None)
-
-
-def _rest_of_stream(dataset: Any, skipped: int) -> Any:
-    if not isinstance(dataset, IterableDatasetShard):
-        return _LaterSamples(dataset, skipped)
-    rest = copy.copy(dataset)
-    rest.dataset = _LaterSamples(dataset.dataset, skipped)
-    return rest
-
-
-class _Later:
-    """The indices of a sampler after its first ones."""
-
-    def __init__(self, indices: Any, skipped: int) -> None:
-        self.indices = indices
-        self.skipped = skipped
-
-    def __len__(self) -> int:
-        return max(0, len(self.indices) - self.skipped)
-
-    def __iter__(self) -> Iterator[int]:
-        return keeping(self.indices, [(self.skipped, None)])
+    taken: int = steps * loader.batches_per_step if loader.dispatches else steps
+    return taken
 
 
 def _batch_size(loader: Any) -> int | None:
@@ -327,7 +331,8 @@ def _seed_of(loader: Any, inside: bool) -> int:
     if isinstance(sampler, SeedableRandomSampler):
         return sampler.initial_seed
     if isinstance(sampler, RepeatableRandomSampler) and sampler.generator is None:
-        return sampler.seed if inside and sampler.seed is not None else _UNKNOWN
+        seed = sampler.seed if sampler.next_seed is None else sampler.next_seed
+        return seed if inside and seed is not None else _UNKNOWN
     return _UNKNOWN
 
 

@@ -316,6 +316,7 @@ class DataLoaderConfiguration:
         data_seed: the seed of that shuffle; ``None`` takes torch's.
         non_blocking: copy batches to the device without waiting.
         use_stateful_dataloader: loaders have ``state_dict`` and ``load_state_dict``, and continue inside an epoch.
+            Where torchdata is installed they are its ``StatefulDataLoader``.
     """
 
     split_batches: bool = False

@@ -16,6 +16,7 @@ from accelerate_cpp.checkpoint.state_files import (
     custom_file,
     fit_names,
     numbered_name,
+    own_files,
     random_states_file,
     read_custom,
     read_models,
@@ -94,6 +95,22 @@ def test_all_parts_are_restored(tmp_path: Path, safe: bool) -> None:
     assert torch.equal(moments[0]["exp_avg"], saved.optimizers[0].state_dict()["state"][0]["exp_avg"])
     assert fresh.schedulers[0].last_epoch == 1
     assert (fresh.scaler.scale, fresh.dataloaders[1].scale) == (16.0, 7.0)
+
+
+def test_each_rank_has_the_state_of_its_own_loader_back_if_it_is_another(tmp_path: Path) -> None:
+    class OwnState(StatefulLoader):
+        has_own_state = True
+
+    for rank in range(3):
+        saved = Parts(dataloaders=[StatefulLoader(5.0), OwnState(7.0 + rank)])
+        for file in [*(shared_files(saved, [], True) if rank == 0 else []), *own_files(saved, rank)]:
+            file.write(tmp_path)
+    loaders = {"dl_state_dict.bin", "dl_state_dict_1.bin"}
+    assert {path.name for path in tmp_path.iterdir()} == loaders | {f"dl_state_dict_rank{n}_1.bin" for n in (1, 2)}
+    for rank, expected in enumerate((7.0, 8.0, 9.0, 7.0)):
+        fresh = Parts(dataloaders=[StatefulLoader(0.0), OwnState(0.0)])
+        load_parts(tmp_path, fresh, rank)
+        assert [loader.scale for loader in fresh.dataloaders] == [5.0, expected]
 
 
 def test_a_missing_optimizer_is_named(tmp_path: Path) -> None:
