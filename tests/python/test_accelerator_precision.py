@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -205,6 +206,20 @@ def test_a_recipe_chooses_the_layers() -> None:
     second = Accelerator()
     assert in_fp8(second.prepare(network())) == ["1"], "without a recipe of its own it has the default one"
     assert in_fp8(accelerator.prepare_model(network())) == ["0"]
+
+
+def test_what_a_program_puts_in_the_place_of_the_conversion_converts() -> None:
+    from accelerate_cpp import accelerator as module
+
+    own = module.convert_model_to_fp8_ao
+
+    def all_but_named(model: Any, config: Any = None, module_filter_func: Any = None) -> None:
+        assert module_filter_func is None
+        own(model, config=config, module_filter_func=lambda layer, name: name == "0")
+
+    with mock.patch.object(module, "convert_model_to_fp8_ao", all_but_named):
+        assert in_fp8(Accelerator(cpu=True, mixed_precision="fp8").prepare(network())) == ["0"]
+    assert in_fp8(Accelerator().prepare(network())) == ["1"]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
