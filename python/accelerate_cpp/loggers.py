@@ -13,6 +13,7 @@ _OWN, _ORIGINAL = "accelerate_cpp", "accelerate"
 
 ORIGINAL_OF: dict[str, str] = {
     "checkpoint.background": "checkpointing",
+    "checkpoint.checkpoints": "checkpointing",
     "checkpoint.finding": "checkpointing",
     "checkpoint.safetensors_file": "utils.other",
     "checkpoint.saving": "checkpointing",

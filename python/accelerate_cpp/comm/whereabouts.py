@@ -143,13 +143,19 @@ def end_whereabouts() -> None:
         _of_group = None
 
 
-def whereabouts(timeout: timedelta) -> Whereabouts:
-    """Of the ranks of the default group. The first call for a group is a collective."""
+def whereabouts(timeout: timedelta) -> Whereabouts | None:
+    """Of the ranks of the default group; all of them have to call this. ``None`` if its backends do not count."""
     global _of_group
     world: Any = dist.group.WORLD
     if _of_group is not None and _of_group[0]() is world:
         return _of_group[1]
     end_whereabouts()
+    if world.name() == "fake":  # torch's group of one process that plays several, whose store keeps nothing
+        return None
+    try:
+        _issued_by(world)
+    except RuntimeError:
+        return None
     group, rank = weakref.ref(world), dist.get_rank()
     shared = dist.distributed_c10d._get_default_store()
     number = shared.add(f"accelerate_cpp/whereabouts/{rank}", 1)  # groups may follow one another in a store

@@ -33,7 +33,7 @@ class Session:
     strategy: Strategy
     precision: Precision
     progress: Progress | None = None  # where a launcher shows it
-    meet: Callable[[str], list[int]] | None = None  # tells which ranks are in the same call; None in one process
+    meet: Callable[[str], list[int]] | None = None  # tells which ranks are in the same call; None: all are
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
@@ -73,7 +73,8 @@ def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Ca
         return None
     backend = core_backend() if device.type == "cpu" else None
     if backend is None:
-        return whereabouts(config.timeout or DEFAULT_TIMEOUT).meet
+        counted = whereabouts(config.timeout or DEFAULT_TIMEOUT)
+        return None if counted is None else counted.meet
     return lambda call: backend.communicator.meet(call, backend.timeout)
 
 

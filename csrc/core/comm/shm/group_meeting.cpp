@@ -83,7 +83,7 @@ std::vector<int> Group::meet(const std::string& topic, const Call& call) {
   };
   for (const Met& met : std::exchange(met_, {})) {
     wait(met.rank, call.deadline,
-         [&] { return met.rank == rank_ || !still_there(met) || !loss_of(met.rank, false).empty(); });
+         [&] { return met.rank == rank_ || !still_there(met) || !loss_of(met.rank, true).empty(); });
   }
   const std::uint64_t meeting = number_of(topic, sequence_);
   const Attendance attendance(own(), meeting);
