@@ -1,0 +1,102 @@
+"""The trainers of libraries with their default order of samples; one task each. Writes the losses as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tiny_language_model import Rows, model, texts, tokenizer
+from transformers import BertConfig, BertModel, Trainer, TrainingArguments
+
+ROWS = 24
+
+
+def options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "output_dir": arguments.output_dir,
+        "per_device_train_batch_size": arguments.train_batch_size,
+        "max_steps": arguments.max_train_steps,
+        "save_steps": arguments.checkpointing_steps,
+        "save_total_limit": arguments.checkpoints_total_limit,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "seed": 7,
+    }
+
+
+def language(arguments: argparse.Namespace) -> Any:
+    return Trainer(model(), TrainingArguments(**options(arguments)), train_dataset=Rows(ROWS))
+
+
+def adapters(arguments: argparse.Namespace) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    adapted = get_peft_model(model(), LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    return Trainer(adapted, TrainingArguments(**options(arguments)), train_dataset=Rows(ROWS))
+
+
+def fine_tuning(arguments: argparse.Namespace) -> Any:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    settings = SFTConfig(**options(arguments), bf16=False, max_length=16, dataset_num_proc=1)
+    data = Dataset.from_dict({"text": texts(ROWS)})
+    return SFTTrainer(model(), args=settings, train_dataset=data, processing_class=tokenizer())
+
+
+def sentences(arguments: argparse.Namespace) -> Any:
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+        models,
+    )
+
+    torch.manual_seed(0)
+    folder = os.path.join(arguments.output_dir, f"encoder-{os.environ.get('RANK', '0')}")
+    words = tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    BertModel(BertConfig(vocab_size=len(words), **sizes, **no_dropout)).save_pretrained(folder)
+    words.save_pretrained(folder)
+    encoder = models.Transformer(folder)
+    whole = SentenceTransformer(modules=[encoder, models.Pooling(16)], device="cpu")
+    first, second = texts(ROWS), [*texts(ROWS)[3:], *texts(3)]
+    scores = [float(number % 3) / 2 for number in range(ROWS)]
+    data = Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores})
+    settings = SentenceTransformerTrainingArguments(**options(arguments))
+    return SentenceTransformerTrainer(whole, settings, train_dataset=data, loss=losses.CosineSimilarityLoss(whole))
+
+
+TASKS = {task.__name__: task for task in (language, adapters, fine_tuning, sentences)}
+
+
+def main(arguments: argparse.Namespace) -> None:
+    trainer = TASKS[arguments.task](arguments)
+    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    if trainer.accelerator.is_main_process:
+        with open(os.path.join(arguments.output_dir, "losses.json"), "w") as file:
+            processes = trainer.accelerator.num_processes
+            json.dump({"losses": losses, "processes": processes, "from": Accelerator.__module__}, file)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task")
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--train_batch_size", type=int, default=4)
+    parser.add_argument("--max_train_steps", type=int, default=6)
+    parser.add_argument("--checkpointing_steps", type=int, default=2)
+    parser.add_argument("--checkpoints_total_limit", type=int, default=2)
+    parser.add_argument("--resume_from_checkpoint", action="store_true")
+    main(parser.parse_args())
