@@ -7,7 +7,6 @@ saves, and takes old checkpoints away; a run continues from the latest one. Prin
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import os
@@ -34,6 +33,7 @@ from diffusion_models import (
     text_encoder,
     unconditional_unet,
 )
+from program import parser, report
 
 logger = get_logger(__name__)
 CHECKPOINT = "checkpoint"
@@ -217,9 +217,7 @@ class Run:
         if self.accelerator.is_main_process:
             for name, model in self.models.items():
                 self.unwrap(model).save_pretrained(os.path.join(self.folder, name))
-            report = {"losses": losses, "processes": self.accelerator.num_processes, "from": Accelerator.__module__}
-            with open(os.path.join(self.folder, "losses.json"), "w") as file:
-                json.dump(report, file)
+            report(self.folder, losses, self.accelerator)
         self.accelerator.end_training()
 
 
@@ -236,13 +234,6 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--train_batch_size", type=int, default=4)
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
-    parser.add_argument("--max_train_steps", type=int, default=6)
-    parser.add_argument("--checkpointing_steps", type=int, default=2)
-    parser.add_argument("--checkpoints_total_limit", type=int, default=2)
-    parser.add_argument("--resume_from_checkpoint", action="store_true")
-    train(parser.parse_args())
+    options = parser()
+    options.add_argument("--gradient_accumulation_steps", type=int, default=1)
+    train(options.parse_args())

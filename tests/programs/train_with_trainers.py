@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from program import parser, report
 from tiny_language_model import Rows, model, texts, tokenizer
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments
 
@@ -85,18 +84,8 @@ def main(arguments: argparse.Namespace) -> None:
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if trainer.accelerator.is_main_process:
-        with open(os.path.join(arguments.output_dir, "losses.json"), "w") as file:
-            processes = trainer.accelerator.num_processes
-            json.dump({"losses": losses, "processes": processes, "from": Accelerator.__module__}, file)
+        report(arguments.output_dir, losses, trainer.accelerator)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--train_batch_size", type=int, default=4)
-    parser.add_argument("--max_train_steps", type=int, default=6)
-    parser.add_argument("--checkpointing_steps", type=int, default=2)
-    parser.add_argument("--checkpoints_total_limit", type=int, default=2)
-    parser.add_argument("--resume_from_checkpoint", action="store_true")
-    main(parser.parse_args())
+    main(parser().parse_args())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 
 from accelerate_cpp.checkpoint.names import MODEL_NAME as MODEL_NAME
@@ -19,6 +17,7 @@ from accelerate_cpp.checkpoint.names import SCHEDULER_NAME as SCHEDULER_NAME
 from accelerate_cpp.checkpoint.names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
 from accelerate_cpp.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
 from accelerate_cpp.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+from accelerate_cpp.utils.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
@@ -27,14 +26,6 @@ SAGEMAKER_PYTORCH_VERSION = "1.10.2"
 SAGEMAKER_PYTHON_VERSION = "py38"
 SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
 SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
-STR_OPERATION_TO_FUNC = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    "<": operator.lt,
-}
 
 # What options of sharded training may be.
 FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]

@@ -13,7 +13,7 @@ from accelerate_cpp.errors import InvalidArgument
 
 __all__ = ["compare_versions", "is_torch_version"]
 
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+STR_OPERATION_TO_FUNC: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "==": operator.eq,
@@ -35,12 +35,12 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
         InvalidArgument: another operation.
         importlib.metadata.PackageNotFoundError: no such distribution is installed.
     """
-    if operation not in _COMPARISONS:
-        raise InvalidArgument(f"operation={operation!r}: expected one of {' '.join(_COMPARISONS)}")
+    if operation not in STR_OPERATION_TO_FUNC:
+        raise InvalidArgument(f"operation={operation!r}: expected one of {' '.join(STR_OPERATION_TO_FUNC)}")
     found = library_or_version
     if not isinstance(found, Version):
         found = Version(importlib.metadata.version(found))
-    return _COMPARISONS[operation](found, Version(requirement_version))
+    return STR_OPERATION_TO_FUNC[operation](found, Version(requirement_version))
 
 
 def is_torch_version(operation: str, version: str) -> bool:
