@@ -92,10 +92,10 @@ def an_exception_in_a_hook_keeps_its_type(ranks: Ranks) -> None:
 
 @SCENARIOS.add
 def weights_are_refused_with_a_hook(ranks: Ranks) -> None:
-    from accelerate_cpp.parallel.comm_hooks import bf16_compress_hook
+    from accelerate_cpp.parallel.comm_hooks import average_as_bf16
 
     model = ranks.wrap(network())
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, average_as_bf16)
     output = loss(ranks)(model, 0)
     model.set_weight(2.0)
     with pytest.raises(ValueError, match="a communication hook averages over all ranks alike"):
@@ -172,8 +172,9 @@ def test_a_copy_that_is_trained_averages_as_its_original() -> None:
     assert run_processes(trained_copy, 2) == [[0.5, 0.5]] * 2
 
 
-def compressed(hook: str, wrapper: str) -> list[float]:
+def compressed(hook: str, wrapper: str, torchs_own: bool) -> list[float]:
     import torch
+    from torch.nn.parallel import DistributedDataParallel
 
     from accelerate_cpp import Accelerator, DDPCommunicationHookType, DistributedDataParallelKwargs
 
@@ -182,8 +183,13 @@ def compressed(hook: str, wrapper: str) -> list[float]:
         comm_wrapper=DDPCommunicationHookType(wrapper),  # type: ignore[arg-type]
         comm_state_option={"start_powerSGD_iter": 2} if hook == "power_sgd" else {},
     )
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
-    model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
+    if torchs_own:
+        accelerator = Accelerator(cpu=True)
+        model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), **handler.to_kwargs())
+        handler.register_comm_hook(model)
+    else:
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+        model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
     for _ in range(4):
         model.zero_grad()
         accelerator.backward(model(torch.full((1, 2), 0.1 + accelerator.process_index)).sum())
@@ -191,6 +197,7 @@ def compressed(hook: str, wrapper: str) -> list[float]:
     return gradient
 
 
+@pytest.mark.parametrize("torchs_own", [False, True], ids=["prepared", "torchs_wrapper"])
 @pytest.mark.parametrize(
     ("hook", "wrapper", "tolerance"),
     [
@@ -202,8 +209,10 @@ def compressed(hook: str, wrapper: str) -> list[float]:
         ("power_sgd", "bf16", 1e-2),
     ],
 )
-def test_the_accelerator_installs_the_hook_that_is_asked_for(hook: str, wrapper: str, tolerance: float) -> None:
-    first, second = run_processes(compressed, 2, hook, wrapper)
+def test_gradients_go_through_the_hook_that_is_asked_for(
+    hook: str, wrapper: str, tolerance: float, torchs_own: bool
+) -> None:
+    first, second = run_processes(compressed, 2, hook, wrapper, torchs_own)
     assert first == second == pytest.approx([0.6, 0.6], rel=tolerance)
     if wrapper == "no" and tolerance > 1e-5:
         assert first != [0.6000000238418579] * 2, "nothing was rounded on the way"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 from accelerate_cpp._native import move_tree
+from accelerate_cpp.devices.tree import honor_type, rebuild_mapping
 
 
 def send_to_device(
@@ -27,4 +31,28 @@ def send_to_device(
         skip_keys: entries of mappings that stay where they are.
     """
     keys = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
+    if torch.compiler.is_compiling():
+        return _moved_while_compiling(tree, torch.device(device), non_blocking, keys)
     return move_tree(tree, torch.device(device), non_blocking, keys)
+
+
+def _moved_while_compiling(tree: Any, device: torch.device, non_blocking: bool, skip_keys: Collection[Any]) -> Any:
+    """What ``move_tree`` does (csrc/torch_bridge/tree.h), in Python: ``torch.compile`` cannot look into C++."""
+
+    def move(node: Any) -> Any:
+        if isinstance(node, torch.Tensor) or (hasattr(node, "to") and not isinstance(node, type)):
+            return node.to(device, non_blocking=True) if non_blocking else node.to(device)
+        if isinstance(node, (tuple, list)):
+            return honor_type(node, [move(child) for child in node])
+        if isinstance(node, Mapping):
+            entries = {key: child if key in skip_keys else move(child) for key, child in node.items()}
+            return rebuild_mapping(node, entries)
+        if is_dataclass(node) and not isinstance(node, type):
+            moved = copy.copy(node)
+            for field in fields(node):
+                if hasattr(node, field.name):
+                    object.__setattr__(moved, field.name, move(getattr(node, field.name)))
+            return moved
+        return node
+
+    return move(tree)

@@ -1,6 +1,8 @@
-"""Communication hooks: how gradients are compressed on their way between the processes."""
+"""Communication hooks: how gradients are compressed on their way between the processes.
 
-from __future__ import annotations
+Annotations are evaluated here, not kept as text: torch's ``DistributedDataParallel`` compares those of a hook with the
+types, and refuses text. It also refuses bf16 hooks of torch's own names where there is no NCCL.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +25,12 @@ def _average_as(dtype: torch.dtype, group: Any, bucket: dist.GradBucket) -> torc
     return averaged
 
 
-def bf16_compress_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages gradients as bf16, with any backend: torch's hook of this name insists on NCCL."""
+def average_as_bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages gradients as bf16, with any backend: torch's ``bf16_compress_hook`` insists on NCCL."""
     return _average_as(torch.bfloat16, group, bucket)
 
 
-def bf16_compress_wrapper(hook: Any) -> Any:
+def exchange_as_bf16(hook: Any) -> Any:
     """``hook`` on gradients that are bf16 meanwhile."""
 
     def compressing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -83,10 +85,10 @@ def hook_for(hook: str, wrapper: str = "no", state_options: Mapping[str, Any] | 
 
     hooks = {
         "fp16": default_hooks.fp16_compress_hook,
-        "bf16": bf16_compress_hook,
+        "bf16": average_as_bf16,
         "power_sgd": power_sgd.powerSGD_hook,
         "batched_power_sgd": power_sgd.batched_powerSGD_hook,
     }
-    wrappers = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": bf16_compress_wrapper}
+    wrappers = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": exchange_as_bf16}
     function = hooks[hook] if wrapper == "no" else wrappers[wrapper](hooks[hook])
     return (power_sgd.PowerSGDState(None, **(state_options or {})) if "power_sgd" in hook else None), function

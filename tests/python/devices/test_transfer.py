@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -44,3 +46,48 @@ def test_a_tensor_that_is_there_already_is_the_same_object() -> None:
     tensor, text = torch.ones(2), "text"
     assert send_to_device(tensor, "cpu") is tensor
     assert send_to_device(text, "meta") is text
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: Any
+
+
+@dataclass
+class Record:
+    values: torch.Tensor
+    name: str
+
+
+TREES = {
+    "dict": {"x": torch.ones(2), "keep": torch.ones(3)},
+    "ordered": OrderedDict(x=torch.ones(2), keep=torch.ones(3)),
+    "default": defaultdict(list, x=[torch.ones(2)], keep=[torch.ones(3)]),
+    "nested": [(torch.ones(1), {"keep": torch.ones(2)}), [torch.ones(3), "text", 4, None]],
+    "namedtuple": Pair(torch.ones(2), [torch.ones(1)]),
+    "dataclass": Record(torch.ones(2), "name"),
+}
+
+
+def description(tree: Any) -> Any:
+    """Types of the containers, devices and shapes of the tensors."""
+    if isinstance(tree, torch.Tensor):
+        return tree.device.type, tuple(tree.shape)
+    if isinstance(tree, Record):
+        return Record, description(tree.values), tree.name
+    if isinstance(tree, dict):
+        return type(tree), {key: description(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree), [description(value) for value in tree]
+    return tree
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_torch_compile_goes_through_it_in_one_graph(tree: Any, non_blocking: bool) -> None:
+    def moving(data: Any) -> Any:
+        return send_to_device(data, "meta", non_blocking=non_blocking, skip_keys="keep")
+
+    torch.compiler.reset()  # it gives up after eight versions of one function
+    compiled = torch.compile(moving, backend="eager", fullgraph=True)
+    assert description(compiled(tree)) == description(moving(tree))

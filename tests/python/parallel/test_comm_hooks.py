@@ -7,7 +7,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.comm_hooks import bf16_compress_hook, hook_for
+from accelerate_cpp.parallel.comm_hooks import average_as_bf16, hook_for
 
 
 def test_nothing_is_compressed_by_default() -> None:
@@ -16,7 +16,7 @@ def test_nothing_is_compressed_by_default() -> None:
 
 def test_each_option_is_its_hook() -> None:
     assert hook_for("fp16") == (None, default_hooks.fp16_compress_hook)
-    assert hook_for("bf16") == (None, bf16_compress_hook)
+    assert hook_for("bf16") == (None, average_as_bf16)
 
 
 @pytest.mark.parametrize(
