@@ -28,10 +28,10 @@ def stub_of(package: str) -> str:
     module = importlib.import_module(package)
     names: dict[str, str] = dict(module._MODULE_OF)
     # A function may have the name of its module; then the name is that of the function.
-    names.update({name: name for name in module.__all__ if name not in names})
+    names.update({name: f"{package}.{name}" for name in module.__all__ if name not in names})
     modules = sorted(module._SUBMODULES - names.keys())
     lines = [f"from {package} import {name} as {name}" for name in modules]
-    lines += [f"from {package}.{names[name]} import {name} as {name}" for name in sorted(names)]
+    lines += [f"from {names[name]} import {name} as {name}" for name in sorted(names)]
     if hasattr(module, "__version__"):
         lines.append("__version__: str")
     return "\n".join([_HEADER, *lines]) + "\n"

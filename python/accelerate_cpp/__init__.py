@@ -7,7 +7,7 @@ from accelerate_cpp.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-_MODULE_OF: dict[str, str] = {
+_HOMES: dict[str, str] = {
     "Accelerator": "accelerator",
     "AutocastKwargs": "utils.dataclasses",
     "DDPCommunicationHookType": "utils.dataclasses",
@@ -69,6 +69,8 @@ _SUBMODULES = frozenset(
         "utils",
     }
 )
+
+_MODULE_OF = {name: f"{__name__}.{module}" for name, module in _HOMES.items()}
 
 __all__ = sorted(_MODULE_OF)
 

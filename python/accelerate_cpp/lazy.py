@@ -15,7 +15,7 @@ def lazy_names(
     Args:
         package: its full name.
         namespace: its ``globals()``; a name is stored there once it has been loaded.
-        module_of: for each public name, the module that has it, relative to the package.
+        module_of: for each public name, the full name of the module that has it.
         submodules: modules that are attributes of the package although nobody has imported them.
     """
 
@@ -24,7 +24,7 @@ def lazy_names(
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        value = getattr(importlib.import_module(module_of[name]), name)
         namespace[name] = value
         return value
 

@@ -26,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_name_is_loaded_from_its_module_and_kept(package: str) -> None:
     namespace: dict[str, Any] = {}
-    load, _ = lazy_names(package, namespace, {"hammer": "tools"}, ())
+    load, _ = lazy_names(package, namespace, {"hammer": "lazy_package.tools"}, ())
     assert "lazy_package.tools" not in sys.modules
     assert load("hammer") is sys.modules["lazy_package.tools"].hammer
     assert namespace["hammer"] is load("hammer")
@@ -44,5 +44,5 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it(package: str) -> No
 
 
 def test_all_names_are_listed(package: str) -> None:
-    _, list_names = lazy_names(package, {"own": 1}, {"hammer": "tools"}, {"tools"})
+    _, list_names = lazy_names(package, {"own": 1}, {"hammer": "lazy_package.tools"}, {"tools"})
     assert list_names() == ["hammer", "own", "tools"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from accelerate_cpp.lazy import lazy_names
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "backend": ("device_count", "get_backend", "memory_allocated_func", "torch_device"),
-    "cases": ("AccelerateTestCase", "MockingTestCase", "TempDirTestCase"),
-    "processes": (
+    "test_utils.backend": ("device_count", "get_backend", "memory_allocated_func", "torch_device"),
+    "test_utils.cases": ("AccelerateTestCase", "MockingTestCase", "TempDirTestCase"),
+    "test_utils.processes": (
         "DEFAULT_LAUNCH_COMMAND",
         "execute_subprocess_async",
         "get_launch_command",
@@ -16,7 +16,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "pytest_xdist_worker_id",
         "run_command",
     ),
-    "requirements": (
+    "test_utils.requirements": (
         "require_bnb",
         "require_cpu",
         "require_cuda",
@@ -53,12 +53,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "skip",
         "slow",
     ),
-    "scripts": ("test_ops", "test_script", "test_sync"),
-    "testing": ("are_the_same_tensors", "assert_exception", "capture_call_output"),
-    "training": ("RegressionDataset", "RegressionModel"),
+    "test_utils.scripts": ("test_ops", "test_script", "test_sync"),
+    "test_utils.testing": ("are_the_same_tensors", "assert_exception", "capture_call_output"),
+    "test_utils.training": ("RegressionDataset", "RegressionModel"),
 }
-_MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
-_SUBMODULES = frozenset({*_NAMES, "examples"})
+_MODULE_OF: dict[str, str] = {name: f"accelerate_cpp.{module}" for module, names in _NAMES.items() for name in names}
+_SUBMODULES = frozenset({*(module.removeprefix("test_utils.") for module in _NAMES), "examples"})
 
 __all__ = sorted(_MODULE_OF)
 

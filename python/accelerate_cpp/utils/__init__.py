@@ -8,10 +8,10 @@ from accelerate_cpp.lazy import lazy_names
 from accelerate_cpp.utils.tqdm import tqdm as tqdm
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "ao": ("convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "has_ao_layers"),
-    "basic_config": ("write_basic_config",),
-    "bnb": ("has_4bit_bnb_layers", "load_and_quantize_model"),
-    "constants": (
+    "utils.ao": ("convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "has_ao_layers"),
+    "utils.basic_config": ("write_basic_config",),
+    "utils.bnb": ("has_4bit_bnb_layers", "load_and_quantize_model"),
+    "utils.constants": (
         "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
         "MODEL_NAME",
         "OPTIMIZER_NAME",
@@ -31,7 +31,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "WEIGHTS_PATTERN_NAME",
         "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
     ),
-    "dataclasses": (
+    "utils.dataclasses": (
         "AORecipeKwargs",
         "AutocastKwargs",
         "BnbQuantizationConfig",
@@ -66,7 +66,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "TorchTensorParallelPlugin",
         "add_model_config_to_megatron_parser",
     ),
-    "deepspeed": (
+    "utils.deepspeed": (
         "DeepSpeedEngineWrapper",
         "DeepSpeedOptimizerWrapper",
         "DeepSpeedSchedulerWrapper",
@@ -76,8 +76,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "get_active_deepspeed_plugin",
         "map_pytorch_optim_to_deepspeed",
     ),
-    "device_map": ("choose_device_map",),
-    "environment": (
+    "utils.device_map": ("choose_device_map",),
+    "utils.environment": (
         "are_libraries_initialized",
         "check_cuda_fp8_capability",
         "check_cuda_p2p_ib_support",
@@ -95,7 +95,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "set_numa_affinity",
         "str_to_bool",
     ),
-    "fsdp_utils": (
+    "utils.fsdp_utils": (
         "disable_fsdp_ram_efficient_loading",
         "enable_fsdp_ram_efficient_loading",
         "fsdp2_apply_ac",
@@ -110,8 +110,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "save_fsdp_model",
         "save_fsdp_optimizer",
     ),
-    "host_sharing": ("share_on_host",),
-    "imports": (
+    "utils.host_sharing": ("share_on_host",),
+    "utils.imports": (
         "deepspeed_required",
         "is_4bit_bnb_available",
         "is_8bit_bnb_available",
@@ -172,8 +172,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "is_xpu_available",
         "torchao_required",
     ),
-    "kv_cache": ("kv_cache_bytes",),
-    "launch": (
+    "utils.kv_cache": ("kv_cache_bytes",),
+    "utils.launch": (
         "PrepareForLaunch",
         "_filter_args",
         "prepare_deepspeed_cmd_env",
@@ -182,8 +182,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "prepare_simple_launcher_cmd_env",
         "prepare_tpu",
     ),
-    "map_picture": ("device_map_table",),
-    "megatron_lm": (
+    "utils.map_picture": ("device_map_table",),
+    "utils.megatron_lm": (
         "AbstractTrainStep",
         "BertTrainStep",
         "GPTTrainStep",
@@ -196,14 +196,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "avg_losses_across_data_parallel_group",
         "gather_across_data_parallel_groups",
     ),
-    "memory": (
+    "utils.memory": (
         "clear_device_cache",
         "find_executable_batch_size",
         "release_memory",
         "should_reduce_batch_size",
     ),
-    "mixed_precision": ("get_grad_scaler", "get_mixed_precision_context_manager"),
-    "modeling": (
+    "utils.mixed_precision": ("get_grad_scaler", "get_mixed_precision_context_manager"),
+    "utils.modeling": (
         "align_module_device",
         "calculate_maximum_sizes",
         "check_device_map",
@@ -227,8 +227,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "retie_parameters",
         "set_module_tensor_to_device",
     ),
-    "not_yet": ("compile_regions_deepspeed", "compile_regions_fsdp2"),
-    "offload": (
+    "utils.not_yet": ("compile_regions_deepspeed", "compile_regions_fsdp2"),
+    "utils.offload": (
         "OffloadedWeightsLoader",
         "PrefixedDataset",
         "extract_submodules_state_dict",
@@ -237,7 +237,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "offload_weight",
         "save_offload_index",
     ),
-    "operations": (
+    "utils.operations": (
         "CannotPadNestedTensorWarning",
         "GatheredParameters",
         "TensorInformation",
@@ -266,7 +266,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "send_to_device",
         "slice_tensors",
     ),
-    "other": (
+    "utils.other": (
         "check_os_kernel",
         "clean_state_dict_for_safetensors",
         "convert_bytes",
@@ -284,20 +284,44 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "save",
         "wait_for_everyone",
     ),
-    "random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
-    "regions": ("compile_regions", "has_compiled_regions"),
-    "torch_xla": ("install_xla",),
-    "transformer_engine": (
+    "utils.random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
+    "utils.regions": ("compile_regions", "has_compiled_regions"),
+    "utils.torch_xla": ("install_xla",),
+    "utils.transformer_engine": (
         "apply_fp8_autowrap",
         "contextual_fp8_autocast",
         "convert_model",
         "has_transformer_engine_layers",
     ),
-    "versions": ("compare_versions", "is_torch_version"),
-    "workload": ("Workload",),
+    "utils.versions": ("compare_versions", "is_torch_version"),
+    "utils.workload": ("Workload",),
 }
-_MODULE_OF: dict[str, str] = {name: module for module, names in _NAMES.items() for name in names}
-_SUBMODULES = frozenset({*_NAMES, "enums", "handlers", "recipes", "rich"})
+_MODULE_OF: dict[str, str] = {name: f"accelerate_cpp.{module}" for module, names in _NAMES.items() for name in names}
+# Those of the original, but tqdm: see above.
+_SUBMODULES = frozenset(
+    {
+        "ao",
+        "bnb",
+        "constants",
+        "dataclasses",
+        "deepspeed",
+        "environment",
+        "fsdp_utils",
+        "imports",
+        "launch",
+        "megatron_lm",
+        "memory",
+        "modeling",
+        "offload",
+        "operations",
+        "other",
+        "random",
+        "rich",
+        "torch_xla",
+        "transformer_engine",
+        "versions",
+    }
+)
 
 __all__ = sorted({*_MODULE_OF, "tqdm"})
 

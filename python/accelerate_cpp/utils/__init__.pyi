@@ -3,37 +3,25 @@
 # ruff: noqa
 
 from accelerate_cpp.utils import ao as ao
-from accelerate_cpp.utils import basic_config as basic_config
 from accelerate_cpp.utils import bnb as bnb
 from accelerate_cpp.utils import constants as constants
 from accelerate_cpp.utils import dataclasses as dataclasses
 from accelerate_cpp.utils import deepspeed as deepspeed
-from accelerate_cpp.utils import device_map as device_map
-from accelerate_cpp.utils import enums as enums
 from accelerate_cpp.utils import environment as environment
 from accelerate_cpp.utils import fsdp_utils as fsdp_utils
-from accelerate_cpp.utils import handlers as handlers
-from accelerate_cpp.utils import host_sharing as host_sharing
 from accelerate_cpp.utils import imports as imports
-from accelerate_cpp.utils import kv_cache as kv_cache
 from accelerate_cpp.utils import launch as launch
-from accelerate_cpp.utils import map_picture as map_picture
 from accelerate_cpp.utils import megatron_lm as megatron_lm
 from accelerate_cpp.utils import memory as memory
-from accelerate_cpp.utils import mixed_precision as mixed_precision
 from accelerate_cpp.utils import modeling as modeling
-from accelerate_cpp.utils import not_yet as not_yet
 from accelerate_cpp.utils import offload as offload
 from accelerate_cpp.utils import operations as operations
 from accelerate_cpp.utils import other as other
 from accelerate_cpp.utils import random as random
-from accelerate_cpp.utils import recipes as recipes
-from accelerate_cpp.utils import regions as regions
 from accelerate_cpp.utils import rich as rich
 from accelerate_cpp.utils import torch_xla as torch_xla
 from accelerate_cpp.utils import transformer_engine as transformer_engine
 from accelerate_cpp.utils import versions as versions
-from accelerate_cpp.utils import workload as workload
 from accelerate_cpp.utils.dataclasses import AORecipeKwargs as AORecipeKwargs
 from accelerate_cpp.utils.megatron_lm import AbstractTrainStep as AbstractTrainStep
 from accelerate_cpp.utils.dataclasses import AutocastKwargs as AutocastKwargs
