@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 
 SOCKET_VARIABLE = "BENCHMARK_SOCKET"
 TURN_LIMIT_SECONDS = 600

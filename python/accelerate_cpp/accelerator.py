@@ -19,30 +19,36 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_cpp import checkpointing
-from accelerate_cpp.borrowed_names import lending
-from accelerate_cpp.checkpoint.checkpoints import Checkpoints
+from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
+from accelerate_cpp.comm.compression_hooks import require_hook
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze
 from accelerate_cpp.config.session_config import AccumulationConfig, DynamoConfig
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.comm_hooks import require_hook
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
 from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
+from accelerate_cpp.plugins.fp8_recipes import settle_recipe
+from accelerate_cpp.plugins.handlers import by_class
+from accelerate_cpp.plugins.plain_parallelism import rank_along
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.master_weights import master_dtypes
 from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
-from accelerate_cpp.preparation import PreparationSteps
+from accelerate_cpp.prepare.compile_regions import compile_prepared, compile_prepared_regions
+from accelerate_cpp.prepare.private_steps import PreparationSteps
+from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
+from accelerate_cpp.runtime.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.runtime.reading import OnUneven
 from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
@@ -72,9 +78,7 @@ from accelerate_cpp.utils.dataclasses import (
     RNGType,
     TERecipeKwargs,
     TorchDynamoPlugin,
-    by_class,
 )
-from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
 from accelerate_cpp.utils.operations import (
     gather,
@@ -85,10 +89,6 @@ from accelerate_cpp.utils.operations import (
     reduce,
 )
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
-from accelerate_cpp.utils.plain_parallelism import rank_along
-from accelerate_cpp.utils.recipes import settle_recipe
-from accelerate_cpp.utils.regions import compile_prepared, compile_prepared_regions
-from accelerate_cpp.utils.sharded_models import is_sharded, require_whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

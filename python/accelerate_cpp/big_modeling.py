@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.hooks import (
     AlignDevicesHook,
     CpuOffload,
@@ -18,14 +17,14 @@ from accelerate_cpp.hooks import (
     add_hook_to_module,
     attach_align_device_hook,
 )
-from accelerate_cpp.utils.align_devices import SkipKeys
-from accelerate_cpp.utils.checkpoint_loading import load_checkpoint_in_model
-from accelerate_cpp.utils.device_map import check_device_map, choose_device_map
-from accelerate_cpp.utils.dispatching import Device, Dispatch, move, values_of, write_missing
-from accelerate_cpp.utils.empty_init import init_empty_weights, init_on_device
-from accelerate_cpp.utils.module_tensors import as_device
-from accelerate_cpp.utils.offload import Folder, OffloadedWeightsLoader
-from accelerate_cpp.utils.workload import Workload
+from accelerate_cpp.placement.align_devices import SkipKeys
+from accelerate_cpp.placement.checkpoint_loading import load_checkpoint_in_model
+from accelerate_cpp.placement.device_map import check_device_map, choose_device_map
+from accelerate_cpp.placement.empty_init import init_empty_weights, init_on_device
+from accelerate_cpp.placement.model_dispatch import Device, dispatch_model, values_of, write_missing
+from accelerate_cpp.placement.module_tensors import as_device
+from accelerate_cpp.placement.offload import Folder, OffloadedWeightsLoader
+from accelerate_cpp.placement.workload import Workload
 
 __all__ = [
     "attach_layerwise_casting_hooks",
@@ -147,54 +146,6 @@ def cpu_offload_with_hook(
     hook = CpuOffload(execution_device, prev_module_hook)
     add_hook_to_module(model, hook, append=True)
     return model, UserCpuOffloadHook(model, hook)
-
-
-def dispatch_model(
-    model: nn.Module,
-    device_map: Mapping[str, Device],
-    main_device: Device | None = None,
-    state_dict: Mapping[str, Tensor] | None = None,
-    offload_dir: Folder | None = None,
-    offload_index: Mapping[str, Mapping[str, Any]] | None = None,
-    offload_buffers: bool = False,
-    skip_keys: SkipKeys = None,
-    preload_module_classes: Sequence[str] | None = None,
-    force_hooks: bool = False,
-) -> nn.Module:
-    """Puts the modules of ``model`` where ``device_map`` says, and lets inputs and offloaded weights follow.
-
-    What is on the disk, and on the CPU if the main device is another one, is brought to the main device for its forward
-    pass. On one device only the model is just moved there.
-
-    Args:
-        main_device: by default the first accelerator in ``device_map``, else the CPU.
-        state_dict: the weights of what is on the CPU; by default those of ``model``.
-        offload_dir: the folder of what is on the disk; weights that it lacks are written.
-        offload_index: of what is on the disk, instead of the one in ``offload_dir``; it may name safetensors files.
-        offload_buffers: buffers of offloaded modules are offloaded, too; else they stay on the main device.
-        skip_keys: entries of named arguments and outputs that are not moved.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
-        force_hooks: give the model hooks, which move inputs, on one device, too.
-
-    Returns:
-        ``model``, with the map as ``hf_device_map``. While something of it is offloaded it refuses to be moved.
-
-    Raises:
-        InvalidArgument: the map leaves out a tensor or names a device that is not present; there is no folder for what
-            is on the disk, or one of another model; something that should be moved has no values.
-        SystemFailure: the disk is full, or the system refused something else.
-    """
-    check_device_map(model, device_map)
-    places = set(device_map.values())
-    if len(places) > 1 or force_hooks or "disk" in places:
-        dispatch = Dispatch(model, device_map, main_device)
-        dispatch.find_weights(state_dict, offload_dir, offload_index)
-        dispatch.attach(offload_buffers, skip_keys, preload_module_classes)
-    else:
-        for device in places:
-            move(model, as_device(device))
-    model.hf_device_map = dict(device_map)  # type: ignore[assignment]
-    return model
 
 
 def load_checkpoint_and_dispatch(

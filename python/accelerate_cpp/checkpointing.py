@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.finding import common_numbers
-from accelerate_cpp.checkpoint.ranks import Ranks
-from accelerate_cpp.checkpoint.shards import save_in_shards
-from accelerate_cpp.checkpoint.state_files import (
+from accelerate_cpp.checkpoint.layout import (
     Parts,
     check_states,
     custom_file,
@@ -26,14 +24,16 @@ from accelerate_cpp.checkpoint.state_files import (
     shared_files,
     warn_of_missing,
 )
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.placement.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
 from accelerate_cpp.state import PartialState
-from accelerate_cpp.utils.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
 
 if TYPE_CHECKING:
-    from accelerate_cpp.accelerator import Accelerator
+    from accelerate_cpp.prepare.private_steps import PreparationSteps
 
 __all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
 
@@ -121,7 +121,7 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
 
 
 def save_state(
-    accelerator: Accelerator, output_dir: str | os.PathLike[str] | None, safe_serialization: bool, blocking: bool
+    accelerator: PreparationSteps, output_dir: str | os.PathLike[str] | None, safe_serialization: bool, blocking: bool
 ) -> Path:
     """:meth:`Accelerator.save_state`."""
     strategy = accelerator._session.strategy
@@ -139,7 +139,7 @@ def save_state(
 
 
 def load_state(
-    accelerator: Accelerator,
+    accelerator: PreparationSteps,
     input_dir: str | os.PathLike[str] | None,
     load_kwargs: Mapping[str, Any] | None,
     load_model_func_kwargs: dict[str, Any],
@@ -164,16 +164,16 @@ def load_state(
         restore_cursor(loader, cursor)
 
 
-def _with_loaders(accelerator: Accelerator, cursors: list[Cursor]) -> Iterator[tuple[Any, Cursor]]:
+def _with_loaders(accelerator: PreparationSteps, cursors: list[Cursor]) -> Iterator[tuple[Any, Cursor]]:
     return zip(accelerator._dataloaders, cursors)  # noqa: B905 - a program may read other data now
 
 
-def _check_cursors(accelerator: Accelerator, cursors: list[Cursor]) -> None:
+def _check_cursors(accelerator: PreparationSteps, cursors: list[Cursor]) -> None:
     for loader, cursor in _with_loaders(accelerator, cursors):
         check_cursor(loader, cursor)
 
 
-def resume(accelerator: Accelerator) -> bool:
+def resume(accelerator: PreparationSteps) -> bool:
     """:meth:`Accelerator.resume`."""
     accelerator._checkpoints.wait()
     if not common_numbers(accelerator.project_configuration, _ranks(accelerator).those_in("resume")):
@@ -183,7 +183,7 @@ def resume(accelerator: Accelerator) -> bool:
 
 
 def save_model(
-    accelerator: Accelerator,
+    accelerator: PreparationSteps,
     model: torch.nn.Module,
     save_directory: str | os.PathLike[str],
     max_shard_size: int | str,
@@ -209,7 +209,7 @@ def _device_of(map_location: str | None) -> str | torch.device:
     return PartialState().device if map_location == "on_device" else "cpu"
 
 
-def _ranks(accelerator: Accelerator) -> Ranks:
+def _ranks(accelerator: PreparationSteps) -> Ranks:
     topology = accelerator._session.topology
     return Ranks(
         topology.rank,
@@ -220,6 +220,6 @@ def _ranks(accelerator: Accelerator) -> Ranks:
     )
 
 
-def _parts(accelerator: Accelerator) -> Parts:
+def _parts(accelerator: PreparationSteps) -> Parts:
     prepared = accelerator._prepared
     return Parts(prepared.models, prepared.optimizers, prepared.schedulers, prepared.dataloaders, accelerator.scaler)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.data import loaders, sharding, stateful
 from accelerate_cpp.data.adapter import DataLoaderAdapter
+from accelerate_cpp.data.batch_dispatch import Dispatch
 from accelerate_cpp.data.cursor import Pass
-from accelerate_cpp.data.dispatch import Dispatch
 from accelerate_cpp.data.loaders import get_sampler
 from accelerate_cpp.data.reading import opened
 from accelerate_cpp.data.samplers import (
@@ -24,9 +24,9 @@ from accelerate_cpp.data.samplers import (
 )
 from accelerate_cpp.devices.copy_stream import CopyStream
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
+from accelerate_cpp.prepare.tracked_loader import TrackedLoader
 from accelerate_cpp.state import PartialState
-from accelerate_cpp.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
-from accelerate_cpp.tracked_loader import TrackedLoader
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index, slice_tensors, world_size
 from accelerate_cpp.utils.random import synchronize_rng_states

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.placement.pipeline_stages import choose_split_points
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils.operations import (
     broadcast,
@@ -23,7 +24,6 @@ from accelerate_cpp.utils.operations import (
     initialize_tensors,
     send_to_device,
 )
-from accelerate_cpp.utils.pipeline_stages import choose_split_points
 
 __all__ = ["prepare_pippy"]
 

@@ -13,18 +13,23 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
-from accelerate_cpp.launch import first_use
-from accelerate_cpp.launch.cells import cell_display
-from accelerate_cpp.launch.environment import WorkerGroup, exported
-from accelerate_cpp.launch.forked import Parent, Supervision, run_forked
-from accelerate_cpp.launch.forked_plan import function_group, obstacle_to_forks, processes_of_notebook, runs_on_tpus
-from accelerate_cpp.launch.machines import ALONE, DEFAULT_PORT, Launchers
-from accelerate_cpp.launch.results import result_files, values_of
-from accelerate_cpp.launch.tpu import run_on_tpus
-from accelerate_cpp.launch.variables import variables_reached
+from accelerate_cpp.launch.fork import first_gpu_use as first_use
+from accelerate_cpp.launch.fork.captured_variables import variables_reached
+from accelerate_cpp.launch.fork.forked import Parent, Supervision, run_forked
+from accelerate_cpp.launch.fork.forked_plan import (
+    function_group,
+    obstacle_to_forks,
+    processes_of_notebook,
+    runs_on_tpus,
+)
+from accelerate_cpp.launch.fork.results import result_files, values_of
+from accelerate_cpp.launch.fork.tpu import run_on_tpus
+from accelerate_cpp.launch.plan.environment import WorkerGroup, exported
+from accelerate_cpp.launch.plan.machines import ALONE, DEFAULT_PORT, Launchers
+from accelerate_cpp.launch.view.notebook_cells import cell_display
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 
@@ -89,9 +94,9 @@ def notebook_launcher(
     others; ACCELERATE_CPP_LIVE_VIEW=0 turns that off.
 
     What workers print appears live in ``sys.stdout`` and ``sys.stderr`` of this process, so in the cell. If one fails,
-    the others are ended and :class:`accelerate_cpp.launch.failure.WorkerFailed`, a RuntimeError with that worker's
-    traceback in its message, is raised. An interrupt ends all workers and raises KeyboardInterrupt. No worker is left
-    in any case.
+    the others are ended and :class:`accelerate_cpp.launch.workers.failure.WorkerFailed` is raised, a RuntimeError with
+    that worker's traceback in its message. An interrupt ends all workers and raises KeyboardInterrupt. In any case no
+    worker is left.
 
     Raises:
         InvalidArgument: an argument has a value that is not supported, this process is one of a process group, or the
@@ -144,7 +149,7 @@ def _launch(
         if obstacle is None:
             run_forked(task, group, results, Parent(display=display), supervision)
         else:
-            from accelerate_cpp.launch.fork_server import run_in_fork_server  # loads cloudpickle
+            from accelerate_cpp.launch.fork.fork_server import run_in_fork_server  # loads cloudpickle
 
             _tell_once(obstacle)
             used = (function, args)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.precision.grad_scaler import overflowed
 from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.state import AcceleratorState, GradientState
 
 __getattr__ = lending("optimizer")

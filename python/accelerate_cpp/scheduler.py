@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate_cpp.borrowed_names import lending
-from accelerate_cpp.gradient_state import GradientState, GradientStateOf, accumulation_of
+from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.runtime.gradient_state import GradientState, GradientStateOf, accumulation_of
 from accelerate_cpp.utils.operations import world_size
 
 __getattr__ = lending("scheduler")

@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import unsupported
 from accelerate_cpp.config.compile import compile_precision, compile_process
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.gradient_state import GradientState
-from accelerate_cpp.processes import Processes
+from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
+from accelerate_cpp.plugins.plain_parallelism import PluginViews, require_plain
 from accelerate_cpp.runtime import current
-from accelerate_cpp.runtime.remembered import Remembered, remember
+from accelerate_cpp.runtime.detached_session import Remembered, remember
+from accelerate_cpp.runtime.gradient_state import GradientState
+from accelerate_cpp.runtime.processes import Processes
 from accelerate_cpp.runtime.session import Session, build_session
 from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
-from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
-from accelerate_cpp.utils.plain_parallelism import PluginViews, require_plain
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 

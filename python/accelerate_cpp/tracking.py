@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.plugins.enums import LoggerType
 from accelerate_cpp.trackers.aim import AimTracker
 from accelerate_cpp.trackers.clearml import ClearMLTracker
 from accelerate_cpp.trackers.comet import CometMLTracker
@@ -22,7 +23,6 @@ from accelerate_cpp.trackers.mlflow import MLflowTracker
 from accelerate_cpp.trackers.registry import LOGGER_TYPE_TO_CLASS, choose, installed, register_tracker_class
 from accelerate_cpp.trackers.runs import SwanLabTracker, TrackioTracker, WandBTracker
 from accelerate_cpp.trackers.tensorboard import TensorBoardTracker
-from accelerate_cpp.utils.enums import LoggerType
 
 __all__ = [
     "LOGGER_TYPE_TO_CLASS",

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 
 pytestmark = pytest.mark.long
 

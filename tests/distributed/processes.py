@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 from rank_process import Call, Process, await_end, end, may_be_forked, start_forked, start_fresh
 
 

@@ -101,7 +101,7 @@ def fails_on_one_rank(folder: str, blocking: bool) -> list[tuple[str, str]]:
     """What is raised on this rank when files of rank ``FAILING`` meet a full disk, and that training then goes on."""
     import torch
 
-    from accelerate_cpp.checkpoint import state_files
+    from accelerate_cpp.checkpoint import layout as state_files
 
     accelerator, model, optimizer = started(folder)
     accelerator.save_state()
@@ -133,7 +133,7 @@ def test_a_full_disk_of_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path:
 
 
 def dies_while_saving(folder: str) -> None:
-    from accelerate_cpp.checkpoint import saving
+    from accelerate_cpp.checkpoint import writing as saving
 
     accelerator, _, _ = started(folder)
     accelerator.save_state()

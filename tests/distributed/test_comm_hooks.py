@@ -92,7 +92,7 @@ def an_exception_in_a_hook_keeps_its_type(ranks: Ranks) -> None:
 
 @SCENARIOS.add
 def weights_are_refused_with_a_hook(ranks: Ranks) -> None:
-    from accelerate_cpp.parallel.comm_hooks import average_as_bf16
+    from accelerate_cpp.comm.compression_hooks import average_as_bf16
 
     model = ranks.wrap(network())
     model.register_comm_hook(None, average_as_bf16)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 from launched import lives
 from network_namespaces import Host, Unavailable, two_hosts
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 from launched import lives
 
 pytest.importorskip("torch")
@@ -36,7 +36,7 @@ import torch, warnings, psutil
 warnings.simplefilter("ignore")
 torch.cuda.is_initialized = lambda: True
 def HELPERS():
-    from accelerate_cpp.launch import fork_server
+    from accelerate_cpp.launch.fork import fork_server
     return [psutil.Process(server.pid) for server in fork_server._servers.values() if server.lives]
 """,
 }

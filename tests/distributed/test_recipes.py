@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelerate_cpp.launch.host import free_port
+from accelerate_cpp.launch.plan.host_resources import free_port
 
 pytest.importorskip("torch")
 

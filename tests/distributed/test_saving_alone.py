@@ -179,7 +179,7 @@ def test_one_process_may_load_alone(tmp_path: Path, backend: str) -> None:
 
 
 def dies_while_the_main_process_saves(folder: str, who: int) -> list[str]:
-    from accelerate_cpp.checkpoint import saving
+    from accelerate_cpp.checkpoint import writing as saving
 
     accelerator, model, optimizer = started(folder)
     train(accelerator, model, optimizer)

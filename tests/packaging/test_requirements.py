@@ -17,7 +17,7 @@ def test_the_environment_of_a_clone_has_what_the_wheel_asks_for() -> None:
 
 
 def test_what_the_alias_shows_of_itself_is_true_of_this_package() -> None:
-    (folder,) = (REPOSITORY / "python/accelerate_cpp/alias_distribution").iterdir()
+    (folder,) = (REPOSITORY / "python/accelerate_cpp/alias/distribution").iterdir()
     shown = message_from_string((folder / "PKG-INFO").read_text())
     own = (REPOSITORY / "pyproject.toml").read_text()
     assert f'requires-python = "{shown["Requires-Python"]}"' in own

@@ -88,7 +88,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert top == {"accelerate_cpp", "accelerate_cpp_alias.pth"}
     assert sum(name.endswith(".so") for name in names) == 1
     assert {f"accelerate_cpp/{name}" for name in ("_build_info.py", "_C.pyi", "__init__.pyi", "py.typed")} <= {*names}
-    shown = "accelerate_cpp/alias_distribution/accelerate-1.15.0.egg-info"
+    shown = "accelerate_cpp/alias/distribution/accelerate-1.15.0.egg-info"
     assert {f"{shown}/{name}" for name in ("PKG-INFO", "RECORD", "entry_points.txt", "requires.txt")} <= {*names}
 
 

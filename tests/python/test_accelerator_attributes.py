@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accelerate_cpp.accelerator import Accelerator
+from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.dataclasses import (
     DataLoaderConfiguration,
@@ -17,7 +18,6 @@ from accelerate_cpp.utils.dataclasses import (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

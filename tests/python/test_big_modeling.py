@@ -30,8 +30,8 @@ from accelerate_cpp.big_modeling import (
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.hooks import remove_hook_from_submodules
+from accelerate_cpp.placement.first_fit import device_of
 from accelerate_cpp.utils import Workload, infer_auto_device_map
-from accelerate_cpp.utils.placement import device_of
 
 
 class Net(nn.Module):

@@ -226,7 +226,7 @@ def test_a_write_in_the_background_keeps_the_state_of_the_call_and_reports_its_e
 ) -> None:
     import threading
 
-    from accelerate_cpp.checkpoint import saving
+    from accelerate_cpp.checkpoint import writing as saving
 
     run, go = Run(), threading.Event()
     write = saving.Checkpoint._write

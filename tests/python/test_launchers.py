@@ -12,9 +12,9 @@ import pytest
 from accelerate_cpp import launchers
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch import fork_server, forked_plan
-from accelerate_cpp.launch.environment import WorkerGroup
-from accelerate_cpp.launch.forked import Supervision
+from accelerate_cpp.launch.fork import fork_server, forked_plan
+from accelerate_cpp.launch.fork.forked import Supervision
+from accelerate_cpp.launch.plan.environment import WorkerGroup
 from accelerate_cpp.launchers import debug_launcher, notebook_launcher
 from accelerate_cpp.runtime import current
 

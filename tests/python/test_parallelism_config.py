@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallelism_config import ParallelismConfig
-from accelerate_cpp.utils.parallelism import (
+from accelerate_cpp.plugins.parallelism import (
     DeepSpeedSequenceParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,

@@ -27,8 +27,8 @@ from accelerate_cpp.check.schedules import Schedules
 from accelerate_cpp.check.source import here
 from accelerate_cpp.check.training import Training
 from accelerate_cpp.local_sgd import LocalSGD
+from accelerate_cpp.prepare.tracked_loader import TrackedLoader
 from accelerate_cpp.runtime import session
-from accelerate_cpp.tracked_loader import TrackedLoader
 from accelerate_cpp.trackers.active import ActiveTrackers
 from accelerate_cpp.trackers.general import AbsentTracker
 

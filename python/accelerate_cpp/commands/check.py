@@ -16,8 +16,8 @@ from accelerate_cpp.check.report import as_text, write_json
 from accelerate_cpp.check.task import Task
 from accelerate_cpp.commands.launch import add_script, add_setting_flags, launch_options
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
-from accelerate_cpp.launch.executed import execute
-from accelerate_cpp.launch.rehearsal import rehearse
+from accelerate_cpp.launch.plan.rehearsal import rehearse
+from accelerate_cpp.launch.workers.executed import execute
 
 _DESCRIPTION = (
     "Run the first steps of a script on the CPU, and report configuration conflicts, uneven tails, collectives that do "

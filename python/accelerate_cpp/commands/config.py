@@ -18,8 +18,8 @@ from accelerate_cpp.config import answers as answers_of
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.questions import QUESTIONS, Machine
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch import host
-from accelerate_cpp.launch.plan import resolve_group
+from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan.launch_plan import resolve_group
 
 # In the original, commands.config is a folder with config_args in it, and is imported from as such.
 __path__: list[str] = []

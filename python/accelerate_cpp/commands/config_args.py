@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.utils.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
+from accelerate_cpp.plugins.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
 
 if TYPE_CHECKING:
     from typing_extensions import Self

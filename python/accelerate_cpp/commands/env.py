@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from shutil import which
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
-from accelerate_cpp.launch import host
+from accelerate_cpp.launch.plan import host_resources as host
 
 __getattr__ = lending("commands.env")
 

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate_cpp.borrowed_names import lending
-from accelerate_cpp.commands import memory_report
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.launch import run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
+from accelerate_cpp.placement import memory_report
 
 if TYPE_CHECKING:
-    from accelerate_cpp.utils.empty_models import EmptyModel
+    from accelerate_cpp.placement.empty_models import EmptyModel
 
 __getattr__ = lending("commands.estimate")
 
@@ -112,8 +112,8 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
 
 def _report(args: argparse.Namespace) -> memory_report.Report:
     # Here, as they load torch.
-    from accelerate_cpp.utils import model_memory
-    from accelerate_cpp.utils.empty_models import empty_model
+    from accelerate_cpp.placement import model_memory
+    from accelerate_cpp.placement.empty_models import empty_model
 
     device = _device(args.device)
     model = empty_model(
@@ -155,7 +155,7 @@ def _activations(model: EmptyModel, dtype: str, device: str) -> tuple[int | None
     """The bytes, or ``None`` and why a forward pass on tensors without data fails."""
     import torch
 
-    from accelerate_cpp.utils import model_memory
+    from accelerate_cpp.placement import model_memory
 
     autocast = None if dtype == "float32" else getattr(torch, dtype)
     try:

@@ -11,14 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config import file as files
 from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
 from accelerate_cpp.errors import AccelerateError
-from accelerate_cpp.launch.executed import execute
-from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve
-from accelerate_cpp.launch.settings import FP8_FLAGS
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
+from accelerate_cpp.launch.plan.settings import FP8_FLAGS
+from accelerate_cpp.launch.workers.executed import execute
 
 __getattr__ = lending("commands.launch")
 
@@ -260,12 +260,12 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
     if plan.mpirun is not None:
         return _launch_through_mpi(args, plan.mpirun, plan, dry_run)
     if dry_run:
-        from accelerate_cpp.launch.dry_run import render  # here, as most launches need none of these
+        from accelerate_cpp.launch.plan.dry_run import render  # here, as most launches need none of these
 
         print(render(plan))
         return 0
     if plan.agent is not None:
-        from accelerate_cpp.launch.elastic import become_agent
+        from accelerate_cpp.launch.plan.elastic_agent import become_agent
 
         become_agent(plan, plan.agent)
     return execute(plan, quiet=quiet)
@@ -273,7 +273,7 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
 
 def _launch_through_mpi(args: argparse.Namespace, hostfile: Path, plan: LaunchPlan, dry_run: bool) -> int:
     """Has MPI start this very launch on each machine of a file."""
-    from accelerate_cpp.launch.mpirun import mpirun_command
+    from accelerate_cpp.launch.workers.over_mpi import mpirun_command
 
     flags, script = _given_flags(args)
     command = mpirun_command(hostfile, plan.group.launchers, [*flags, *script])
@@ -293,7 +293,7 @@ def _given_flags(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _launch_on_machines(args: argparse.Namespace) -> int:
     """Starts this very launch on each machine of a file."""
-    from accelerate_cpp.launch.hostfile import launcher_commands, read_hostfile, run_launchers
+    from accelerate_cpp.launch.workers.over_ssh import launcher_commands, read_hostfile, run_launchers
 
     machines = read_hostfile(Path(args.hostfile))
     given, script = _given_flags(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 
 __getattr__ = lending("commands.merge")

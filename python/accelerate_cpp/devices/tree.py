@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.errors import InvalidArgument
+
 
 def is_torch_tensor(tensor: Any) -> bool:
     """Whether ``tensor`` is a ``torch.Tensor``."""
@@ -87,3 +89,33 @@ def apply_to_all(func: Callable[[list[torch.Tensor]], Sequence[Any]], data: Any,
             )
     results = iter(func(tensors))
     return recursively_apply(lambda _: next(results), data)
+
+
+def find_device(data: Any) -> torch.device | None:
+    """Device of the first tensor in nested ``data``, or ``None`` if there is none."""
+    if isinstance(data, torch.Tensor):
+        return data.device
+    if isinstance(data, Mapping):
+        data = data.values()
+    elif not isinstance(data, (tuple, list)):
+        return None
+    return next((device for child in data if (device := find_device(child)) is not None), None)
+
+
+def find_batch_size(data: Any) -> int:
+    """Size of dimension 0 of the first tensor in nested ``data``; ``ValueError`` or ``TypeError`` if there is none."""
+    if isinstance(data, (tuple, list, Mapping)):
+        if len(data) == 0:
+            raise InvalidArgument(f"an empty {type(data).__name__} has no batch size")
+        return find_batch_size(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"the batch size is dimension 0 of the first tensor; found a {type(data).__name__} first")
+    return data.shape[0]
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """:func:`find_batch_size`, but ``None`` where that raises ``ValueError`` or ``TypeError``."""
+    try:
+        return find_batch_size(data)
+    except (ValueError, TypeError):
+        return None

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer, note_registration
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.compilation import interpreted
-from accelerate_cpp.parallel.joining import UnevenInputs, agree
 
 _MEBIBYTE = 1 << 20
 _FIRST_BUCKET_BYTES = _MEBIBYTE
@@ -378,3 +377,40 @@ class DataParallel(torch.nn.Module, Joinable):
 
 # A virtual subclass: torch's metaclass is ABCMeta, and subclassing for real would bring its reducer along.
 DistributedDataParallel.register(DataParallel)
+
+
+def agree(
+    model: DataParallel, trains: bool, averages: bool = False, broadcasts: bool = False
+) -> tuple[bool, bool, int]:
+    """Whether this step averages, whether it broadcasts buffers, and the first rank that trains. Collective."""
+    communicator = model.communicator
+    place = communicator.size - communicator.rank if trains else 0
+    numbers = torch.tensor([int(averages), int(broadcasts), place])
+    communicator.all_reduce(numbers, dist.ReduceOp.MAX, model.timeout)
+    some_average, some_broadcast, first = numbers.tolist()
+    return bool(some_average), bool(some_broadcast), communicator.size - first
+
+
+class UnevenInputs(JoinHook):
+    """What one model does for a rank that has run out of batches before the others (torch's ``Join``).
+
+    In every step all ranks first agree on three numbers: whether gradients are averaged, whether buffers are broadcast,
+    and the first rank that still trains, whose buffers count. A rank without batches takes part in both, with nothing
+    of its own: the sums over the ranks are divided by the weights of those that have batches.
+    """
+
+    def __init__(self, model: DataParallel) -> None:
+        self._model = model
+
+    def main_hook(self) -> None:
+        """Mirrors one training step of the ranks that have batches."""
+        averages, broadcasts, source = agree(self._model, trains=False)
+        if broadcasts:
+            self._model.broadcast_buffers_from(source)
+        if averages:
+            self._model.take_part_without_gradients()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Takes over the model of a rank that trained to the end."""
+        _, _, source = agree(self._model, trains=is_last_joiner)
+        self._model.take_over_from(source)

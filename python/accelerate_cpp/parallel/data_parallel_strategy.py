@@ -19,9 +19,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp._native import hold_object_of_pass
+from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.comm_hooks import hook_for
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
 from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of

@@ -11,7 +11,7 @@ import torch
 
 from accelerate_cpp._native import time_waited
 from accelerate_cpp.config import env_table
-from accelerate_cpp.launch.board import Slot, open_slot
+from accelerate_cpp.runtime.progress_board import Slot, open_slot
 
 _STATE_INTERVAL_NS = 500_000_000
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
 from accelerate_cpp.comm.whereabouts import whereabouts
 from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.devices.affinity import pin_process
 from accelerate_cpp.devices.selection import select_device
-from accelerate_cpp.launch.affinity import pin_process
 from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy

@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.gradient_state import GradientState
+from accelerate_cpp.runtime.gradient_state import GradientState
 from accelerate_cpp.state import AcceleratorState
 
 __all__ = ["AccelerateTestCase", "MockingTestCase", "TempDirTestCase"]

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import accelerate_cpp
 from accelerate_cpp.config import env_table
-from accelerate_cpp.launch.machines import DEFAULT_PORT
+from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.test_utils.backend import device_count
 
 __all__ = [

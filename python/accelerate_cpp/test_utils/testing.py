@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.test_utils.backend import *  # noqa: F403
 from accelerate_cpp.test_utils.cases import *  # noqa: F403
 from accelerate_cpp.test_utils.processes import *  # noqa: F403

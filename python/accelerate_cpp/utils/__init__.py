@@ -10,7 +10,7 @@ from accelerate_cpp.utils.tqdm import tqdm as tqdm
 _NAMES: dict[str, tuple[str, ...]] = {
     "utils.ao": ("convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "has_ao_layers"),
     "utils.basic_config": ("write_basic_config",),
-    "utils.bnb": ("has_4bit_bnb_layers", "load_and_quantize_model"),
+    "quantization.bitsandbytes": ("has_4bit_bnb_layers", "load_and_quantize_model"),
     "utils.constants": (
         "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
         "MODEL_NAME",
@@ -76,7 +76,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "get_active_deepspeed_plugin",
         "map_pytorch_optim_to_deepspeed",
     ),
-    "utils.device_map": ("choose_device_map",),
+    "placement.device_map": ("choose_device_map",),
     "utils.environment": (
         "are_libraries_initialized",
         "check_cuda_fp8_capability",
@@ -110,7 +110,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "save_fsdp_model",
         "save_fsdp_optimizer",
     ),
-    "utils.host_sharing": ("share_on_host",),
+    "placement.host_sharing": ("share_on_host",),
     "utils.imports": (
         "deepspeed_required",
         "is_4bit_bnb_available",
@@ -172,7 +172,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "is_xpu_available",
         "torchao_required",
     ),
-    "utils.kv_cache": ("kv_cache_bytes",),
+    "placement.kv_cache": ("kv_cache_bytes",),
     "utils.launch": (
         "PrepareForLaunch",
         "_filter_args",
@@ -182,7 +182,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "prepare_simple_launcher_cmd_env",
         "prepare_tpu",
     ),
-    "utils.map_picture": ("device_map_table",),
+    "placement.map_picture": ("device_map_table",),
     "utils.megatron_lm": (
         "AbstractTrainStep",
         "BertTrainStep",
@@ -228,7 +228,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "set_module_tensor_to_device",
     ),
     "utils.not_yet": ("compile_regions_deepspeed", "compile_regions_fsdp2"),
-    "utils.offload": (
+    "placement.offload": (
         "OffloadedWeightsLoader",
         "PrefixedDataset",
         "extract_submodules_state_dict",
@@ -285,7 +285,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "wait_for_everyone",
     ),
     "utils.random": ("set_seed", "synchronize_rng_state", "synchronize_rng_states"),
-    "utils.regions": ("compile_regions", "has_compiled_regions"),
+    "prepare.compile_regions": ("compile_regions", "has_compiled_regions"),
     "utils.torch_xla": ("install_xla",),
     "utils.transformer_engine": (
         "apply_fp8_autowrap",
@@ -294,7 +294,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "has_transformer_engine_layers",
     ),
     "utils.versions": ("compare_versions", "is_torch_version"),
-    "utils.workload": ("Workload",),
+    "placement.workload": ("Workload",),
 }
 _MODULE_OF: dict[str, str] = {name: f"accelerate_cpp.{module}" for module, names in _NAMES.items() for name in names}
 # Those of the original, but tqdm: see above.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import fp8
 from accelerate_cpp.precision import fp8_torchao
 

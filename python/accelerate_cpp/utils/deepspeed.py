@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
+from accelerate_cpp.plugins.deepspeed_config import HfDeepSpeedConfig
 from accelerate_cpp.scheduler import AcceleratedScheduler
-from accelerate_cpp.utils.deepspeed_config import HfDeepSpeedConfig
-from accelerate_cpp.utils.deepspeed_plugin import DeepSpeedPlugin
 from accelerate_cpp.utils.not_yet import map_pytorch_optim_to_deepspeed
 
 __all__ = [

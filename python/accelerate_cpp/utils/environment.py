@@ -17,10 +17,10 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.devices.affinity import pin_process
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.launch.affinity import pin_process
+from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.runtime import current
-from accelerate_cpp.utils.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.utils.imports import available_device_type
 
 __all__ = [

@@ -15,14 +15,15 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.config import env_table, plugin_variables, unsupported
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
-from accelerate_cpp.utils.fsdp_plugin import FullyShardedDataParallelPlugin, class_to_wrap
+from accelerate_cpp.placement.tied_parameters import ensure_weights_retied
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin, class_to_wrap
 from accelerate_cpp.utils.not_yet import (
     fsdp2_apply_ac,
     fsdp2_load_full_state_dict,
@@ -35,7 +36,6 @@ from accelerate_cpp.utils.not_yet import (
     save_fsdp_optimizer,
 )
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index
-from accelerate_cpp.utils.tied_parameters import ensure_weights_retied
 
 __all__ = [
     "disable_fsdp_ram_efficient_loading",

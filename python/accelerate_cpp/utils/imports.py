@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import env_table, unsupported
+from accelerate_cpp.config.libraries import found as _found
+from accelerate_cpp.config.libraries import is_installed as _is_installed
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 __getattr__ = lending("utils.imports")
@@ -23,44 +24,6 @@ _logger = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # ------------------------------------------------------------------------------------------------------------ libraries
-
-
-def _found(module: str) -> bool:
-    """Whether ``module`` could be imported. The packages that it is in are imported to find out."""
-    if module in sys.modules:
-        return sys.modules[module] is not None
-    return importlib.util.find_spec(module) is not None
-
-
-def _installed_version(distributions: tuple[str, ...]) -> str | None:
-    """The version of the first of these distributions that is installed."""
-    import importlib.metadata  # here, as a program that asks nothing need not load it
-
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _is_installed(module: str, *distributions: str, at_least: str | None = None, below: str | None = None) -> bool:
-    """Whether ``module`` can be imported and belongs to one of ``distributions`` (default: one of its own name).
-
-    A folder that happens to have the name of a library is no distribution, and does not count.
-
-    Args:
-        at_least: the oldest version that counts.
-        below: the first version that does not count any more.
-    """
-    version = _installed_version(distributions or (module,)) if _found(module) else None
-    if version is None:
-        return False
-    from packaging.version import Version
-
-    return (at_least is None or Version(version) >= Version(at_least)) and (
-        below is None or Version(version) < Version(below)
-    )
 
 
 def _library(name: str, module: str, *distributions: str, **versions: str) -> Callable[[], bool]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.launch import launch_options
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.environment import worker_environment
-from accelerate_cpp.launch.host import free_port
-from accelerate_cpp.launch.plan import LaunchOptions, LaunchPlan, resolve, resolve_group
-from accelerate_cpp.utils.enums import DistributedType
+from accelerate_cpp.launch.plan.environment import worker_environment
+from accelerate_cpp.launch.plan.host_resources import free_port
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve, resolve_group
+from accelerate_cpp.plugins.enums import DistributedType
 from accelerate_cpp.utils.not_yet import prepare_deepspeed_cmd_env, prepare_sagemager_args_inputs, prepare_tpu
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.utils.not_yet import (
     MegatronEngine,
     MegatronLMDummyDataLoader,

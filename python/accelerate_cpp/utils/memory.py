@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import logging
 from collections.abc import Callable
@@ -13,38 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.comm.default_group import process_index, world_size
 from accelerate_cpp.comm.gather import all_gather
-from accelerate_cpp.devices.selection import available_accelerators
+from accelerate_cpp.devices.memory import clear_device_cache as clear_device_cache
+from accelerate_cpp.devices.memory import should_reduce_batch_size as should_reduce_batch_size
 from accelerate_cpp.errors import AccelerateError, MismatchedCollective, PeerLost
-from accelerate_cpp.utils.operations import collective_device, process_index, world_size
+from accelerate_cpp.utils.operations import collective_device
 
 __getattr__ = lending("utils.memory")
 
 _logger = logging.getLogger(__name__)
-
-# What allocators say when memory is exhausted, and cuDNN when it finds no algorithm that fits.
-_OUT_OF_MEMORY_TEXTS = (
-    " out of memory.",
-    "MPS backend out of memory",
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
-    "DefaultCPUAllocator: can't allocate memory",
-    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
-)
 
 # What a rank tells the others about a try.
 _SUCCEEDED, _OUT_OF_MEMORY, _DISTURBED = range(3)
 _AGREEMENT = "batch size agreement"
 # Each rank that runs out of memory can meet the others in a collective of theirs, which then fails on all of them.
 _MOST_COLLISIONS = 16
-
-
-def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Returns memory that torch keeps for later to the accelerator; first collects garbage if asked to."""
-    if garbage_collection:
-        gc.collect()
-    for device_type, _ in available_accelerators()[:1]:
-        torch.get_device_module(device_type).empty_cache()
 
 
 def release_memory(*objects: Any) -> list[None]:
@@ -57,15 +41,6 @@ def release_memory(*objects: Any) -> list[None]:
     del objects
     clear_device_cache(garbage_collection=True)
     return released
-
-
-def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether ``exception`` says that memory is exhausted, on the CPU or on an accelerator."""
-    if isinstance(exception, torch.OutOfMemoryError):
-        return True
-    if not isinstance(exception, RuntimeError) or len(exception.args) != 1:
-        return False
-    return any(text in str(exception.args[0]) for text in _OUT_OF_MEMORY_TEXTS)
 
 
 def find_executable_batch_size(

@@ -9,10 +9,10 @@ import torch
 
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.enums import DistributedType
 from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.dataclasses import AutocastKwargs
-from accelerate_cpp.utils.enums import DistributedType
 
 __all__ = ["get_grad_scaler", "get_mixed_precision_context_manager"]
 

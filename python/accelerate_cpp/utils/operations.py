@@ -16,12 +16,17 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.comm.default_group import process_index as process_index
+from accelerate_cpp.comm.default_group import world_size as world_size
 from accelerate_cpp.comm.gather import all_gather, all_gather_object
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
 from accelerate_cpp.devices.tree import apply_to_all, rebuild_mapping
+from accelerate_cpp.devices.tree import find_batch_size as find_batch_size
+from accelerate_cpp.devices.tree import find_device as find_device
 from accelerate_cpp.devices.tree import honor_type as honor_type
+from accelerate_cpp.devices.tree import ignorant_find_batch_size as ignorant_find_batch_size
 from accelerate_cpp.devices.tree import is_namedtuple as is_namedtuple
 from accelerate_cpp.devices.tree import is_torch_tensor as is_torch_tensor
 from accelerate_cpp.devices.tree import recursively_apply as recursively_apply
@@ -48,16 +53,6 @@ class TensorInformation:
 
     shape: torch.Size
     dtype: torch.dtype
-
-
-def world_size() -> int:
-    """Number of processes in torch's default process group; 1 without one."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def process_index() -> int:
-    """This process's rank in torch's default process group; 0 without one."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def collective_device() -> torch.device:
@@ -99,39 +94,9 @@ def initialize_tensors(data_structure: Any) -> Any:
     )
 
 
-def find_batch_size(data: Any) -> int:
-    """Size of dimension 0 of the first tensor in nested ``data``; ``ValueError`` or ``TypeError`` if there is none."""
-    if isinstance(data, (tuple, list, Mapping)):
-        if len(data) == 0:
-            raise InvalidArgument(f"an empty {type(data).__name__} has no batch size")
-        return find_batch_size(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
-    if not isinstance(data, torch.Tensor):
-        raise TypeError(f"the batch size is dimension 0 of the first tensor; found a {type(data).__name__} first")
-    return data.shape[0]
-
-
-def ignorant_find_batch_size(data: Any) -> int | None:
-    """:func:`find_batch_size`, but ``None`` where that raises ``ValueError`` or ``TypeError``."""
-    try:
-        return find_batch_size(data)
-    except (ValueError, TypeError):
-        return None
-
-
 def listify(data: Any) -> Any:
     """Returns nested ``data`` with a nested list of numbers in place of every tensor; a number for a 0-dim one."""
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
-
-
-def find_device(data: Any) -> torch.device | None:
-    """Device of the first tensor in nested ``data``, or ``None`` if there is none."""
-    if isinstance(data, torch.Tensor):
-        return data.device
-    if isinstance(data, Mapping):
-        data = data.values()
-    elif not isinstance(data, (tuple, list)):
-        return None
-    return next((device for child in data if (device := find_device(child)) is not None), None)
 
 
 def slice_tensors(

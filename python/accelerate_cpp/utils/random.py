@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.operations import broadcast, collective_device, process_index, world_size
 

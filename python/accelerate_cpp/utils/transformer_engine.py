@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from accelerate_cpp.borrowed_names import lending
+from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import fp8
 from accelerate_cpp.precision import fp8_transformer_engine
 from accelerate_cpp.precision.fp8_transformer_engine import Casting

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from accelerate_cpp.checkpoint import names
+from accelerate_cpp.checkpoint.layout import Parts, random_states_file, shared_files
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.shards import save_in_shards
-from accelerate_cpp.checkpoint.state_files import Parts, random_states_file, shared_files
 
 
 @pytest.mark.parametrize("name", [name for name in dir(names) if name.endswith("_NAME")])

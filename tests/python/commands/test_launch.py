@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.commands import launch
-from accelerate_cpp.launch.affinity import pinned
-from accelerate_cpp.launch.plan import LaunchOptions
-from accelerate_cpp.launch.settings import FP8_FLAGS
+from accelerate_cpp.devices.affinity import pinned
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions
+from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 
 MODULES_AFTER = """
 import sys

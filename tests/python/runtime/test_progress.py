@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from accelerate_cpp.accelerator import Accelerator
-from accelerate_cpp.launch.board import Board, Standing, board
 from accelerate_cpp.runtime import progress
 from accelerate_cpp.runtime.progress import Progress, open_progress
+from accelerate_cpp.runtime.progress_board import Board, Standing, board
 from accelerate_cpp.state import AcceleratorState, GradientState
 
 CPU = torch.device("cpu")

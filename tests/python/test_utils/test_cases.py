@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from accelerate_cpp.gradient_state import GradientState
 from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.gradient_state import GradientState
 from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.test_utils.cases import AccelerateTestCase, MockingTestCase, TempDirTestCase
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.enums import LoggerType
 from accelerate_cpp.trackers.active import ActiveTrackers
 from accelerate_cpp.trackers.general import AbsentTracker, GeneralTracker
 from accelerate_cpp.trackers.registry import LOGGER_TYPE_TO_CLASS
-from accelerate_cpp.utils.enums import LoggerType
 
 pytestmark = pytest.mark.usefixtures("on_main")
 

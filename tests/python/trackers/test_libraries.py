@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from accelerate_cpp.errors import MissingLibrary
+from accelerate_cpp.plugins.enums import LoggerType
 from accelerate_cpp.trackers import libraries
-from accelerate_cpp.utils.enums import LoggerType
 
 
 def test_every_tracker_of_the_enum_has_its_library() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.enums import LoggerType
 from accelerate_cpp.trackers import libraries
 from accelerate_cpp.trackers.general import GeneralTracker
 from accelerate_cpp.trackers.registry import (
@@ -17,7 +18,6 @@ from accelerate_cpp.trackers.registry import (
     installed,
     register_tracker_class,
 )
-from accelerate_cpp.utils.enums import LoggerType
 
 
 class Mine(GeneralTracker):

@@ -62,7 +62,7 @@ torch._register_device_module("standin", types.SimpleNamespace(
     manual_seed_all=lambda seed: None))
 double = torch.ops.device_double
 from accelerate_cpp import cpu_offload, disk_offload, dispatch_model
-from accelerate_cpp.utils.offloaded_modules import offload_hook
+from accelerate_cpp.placement.offloaded_modules import offload_hook
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 LAYER = 64 * 64 * 4

@@ -11,9 +11,9 @@ import torch
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.utils import deepspeed
-from accelerate_cpp.utils.deepspeed_plugin import DeepSpeedPlugin
 
 
 class Engine:

@@ -17,7 +17,7 @@ import torch.multiprocessing
 from accelerate_cpp import Accelerator
 from accelerate_cpp.commands.launch import launch_command_parser
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch import host
+from accelerate_cpp.launch.plan import host_resources as host
 from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils import launch, patch_environment
 

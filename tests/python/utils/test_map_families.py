@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import nn
 
-from accelerate_cpp.utils.device_map import check_device_map, choose_device_map, infer_auto_device_map
-from accelerate_cpp.utils.module_sizes import compute_module_sizes
-from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.placement.device_map import check_device_map, choose_device_map, infer_auto_device_map
+from accelerate_cpp.placement.first_fit import device_of
+from accelerate_cpp.placement.module_sizes import compute_module_sizes
 
 _DECODER = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
 _GROUPED = {**_DECODER, "num_key_value_heads": 2}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelerate_cpp.utils.device_map import check_device_map, choose_device_map, infer_auto_device_map
-from accelerate_cpp.utils.device_memory import get_balanced_memory
-from accelerate_cpp.utils.placement import device_of
+from accelerate_cpp.placement.device_map import check_device_map, choose_device_map, infer_auto_device_map
+from accelerate_cpp.placement.device_memory import get_balanced_memory
+from accelerate_cpp.placement.first_fit import device_of
 
 OTHER_WAYS = ("auto", "balanced_low_0", "sequential")
 

@@ -10,10 +10,10 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from accelerate_cpp import AutocastKwargs
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.enums import DistributedType
 from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils import get_grad_scaler, get_mixed_precision_context_manager, mixed_precision
-from accelerate_cpp.utils.enums import DistributedType
 
 
 @pytest.fixture(autouse=True)

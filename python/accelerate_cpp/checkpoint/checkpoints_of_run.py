@@ -1,0 +1,316 @@
+"""The checkpoints of one ``Accelerator``: hooks and objects that belong to them, saving, loading, and the writer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
+
+from accelerate_cpp.checkpoint import finding
+from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.checkpoint.finding import Project
+from accelerate_cpp.checkpoint.layout import (
+    Parts,
+    SavedStates,
+    StateFile,
+    check_states,
+    custom_file,
+    own_files,
+    random_states_file,
+    read_custom,
+    read_models,
+    read_states,
+    restore_parts,
+    shared_files,
+    warn_of_missing,
+)
+from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
+from accelerate_cpp.checkpoint.writing import Checkpoint, remove_unfinished
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
+
+_log = logging.getLogger(__name__)
+Weights = list[dict[str, Any]]
+_THREADS = 2  # model and optimizer, while training waits
+
+
+class Checkpoints:
+    """Saves and restores what an ``Accelerator`` prepared, and what the user registered."""
+
+    def __init__(self) -> None:
+        self.custom_objects: list[Any] = []
+        self.save_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self.load_hooks: dict[int, Callable[..., None]] = OrderedDict()
+        self._writer, self._memory = BackgroundWriter(), SnapshotMemory()
+        self._group: dist.ProcessGroup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the same hooks and objects, and a writer of its own."""
+        return {name: vars(self)[name] for name in ("custom_objects", "save_hooks", "load_hooks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Checkpoints.__init__(self)
+        vars(self).update(state)
+
+    def register(self, objects: Sequence[Any]) -> None:
+        """Adds objects with ``state_dict`` and ``load_state_dict``; ``InvalidArgument`` names those without."""
+        wrong = [
+            f"Item at index {index}, a {type(one).__name__}"
+            for index, one in enumerate(objects)
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
+        ]
+        if wrong:
+            raise InvalidArgument(
+                "register_for_checkpointing takes objects with the methods state_dict and load_state_dict, not "
+                + "; ".join(wrong)
+            )
+        self.custom_objects.extend(objects)
+
+    def add_save_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, weights, folder)`` before each save."""
+        return _added(self.save_hooks, hook)
+
+    def add_load_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls ``hook(models, folder)`` before each load."""
+        return _added(self.load_hooks, hook)
+
+    def release_memory(self) -> None:
+        """Frees what copies for the background were made into."""
+        self._memory.release()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises the error of the last writing, once."""
+        self._writer.wait()
+
+    def save(
+        self,
+        output_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        weights: Callable[[], Weights],
+        step: int,
+        cursors: Callable[[], list[dict[str, int | str]]],
+        safe_serialization: bool = True,
+        blocking: bool = True,
+    ) -> Path:
+        """Writes everything into one folder, which appears when it is whole.
+
+        A collective if all ranks call it; the main process (of each host, if the project saves there) may do so alone,
+        and then the random states are its own. Of others alone there is nothing to be saved, and they say so.
+
+        Args:
+            output_dir: the folder, unless ``project`` numbers its checkpoints.
+            weights: gives the state of each model.
+            step: micro-batches since the last forced synchronisation.
+            cursors: gives the position of each loader.
+            blocking: if false, returns once everything is copied; a thread writes the copy, and the next call, or
+                :meth:`wait`, raises its error.
+
+        Returns:
+            The folder.
+        """
+        self.wait()
+        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}")
+        is_main = (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0
+
+        if project.automatic_checkpoint_naming:
+            project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
+        # All ranks look for the folder before any of them lets hooks write into it.
+        target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
+        if ranks.alone and not is_main:
+            _log.warning(
+                "save_state was called on rank %d and not on all ranks: it saves nothing, as a checkpoint is the main "
+                "process's; call it on all ranks, or on the main process alone",
+                ranks.rank,
+            )
+            return target
+        existed = any(ranks.gather(target.exists()))
+
+        def prepared() -> Checkpoint:
+            states = self._after_hooks(parts, weights(), target)
+            files = [random_states_file(ranks.rank, step), *own_files(parts, ranks.rank)]
+            if is_main:
+                files += shared_files(parts, states, safe_serialization) + self._custom_files()
+            manifest = Manifest(project.iteration + 1, ranks.world_size, {}, cursors())
+            limit = project.total_limit if project.automatic_checkpoint_naming else None
+            checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed)
+            return checkpoint if blocking else checkpoint.copied(self._memory)
+
+        try:
+            checkpoint = self._agreed("save_state", prepared, ranks)
+        except BaseException:
+            if not existed and ranks.share[0] == 0:
+                remove_unfinished(target)
+            raise
+        if blocking:
+            checkpoint.write(ranks, threads=_THREADS)
+        else:
+            apart = self._apart(ranks)
+            self._writer.start(lambda: checkpoint.write(apart))
+        project.iteration += 1
+        return checkpoint.target
+
+    def load(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        unwrap: Callable[[torch.nn.Module], torch.nn.Module],
+        check_cursors: Callable[[list[dict[str, int | str]]], None],
+        map_location: Any = "cpu",
+        load_kwargs: Mapping[str, Any] | None = None,
+        **load_model_kwargs: Any,
+    ) -> tuple[dict[str, Any], list[dict[str, int | str]]]:
+        """Restores everything from a folder, and the number of the project's next checkpoint.
+
+        A collective if all ranks call it; one that does so alone loads for itself. All files are read and compared with
+        what is to load them, on all ranks, before anything is changed on any. Then hooks are called, which may take
+        models away; only what they change themselves is changed when the state of a model that they left does not fit.
+
+        Args:
+            input_dir: ``None`` takes the newest checkpoint that is whole.
+            unwrap: gives the module that the user prepared, whose names are those of the file.
+            check_cursors: raises if loaders cannot continue at these cursors.
+
+        Returns:
+            ``{"step": …}`` where the folder knows it, and the cursors of the loaders, none for folders of the original.
+
+        Raises:
+            InvalidArgument: there is no such folder, or none that is whole.
+            CheckpointError: a file is missing, damaged or does not fit.
+        """
+        self.wait()
+        ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
+        folder, states = self._read(input_dir, project, ranks, parts, map_location, load_kwargs)
+
+        manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
+        cursors = [] if manifest is None else manifest.cursors
+        missing: list[str] = []
+        custom: list[Any] = []
+        weights: list[dict[str, Any]] = []
+        models: list[torch.nn.Module] = []
+
+        def check() -> None:
+            custom.extend(read_custom(folder, self.custom_objects))
+            missing.extend(check_states(folder, parts, states))
+            check_cursors(cursors)
+
+        def check_models() -> None:
+            left = list(parts.models)
+            for hook in list(self.load_hooks.values()):
+                hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
+            models.extend(unwrap(model) for model in left)
+            weights.extend(read_models(folder, models, strict))
+
+        def restore() -> tuple[dict[str, Any], int]:
+            warn_of_missing(folder, missing)
+            own = replace(parts, models=models)
+            known = restore_parts(own, states, weights, map_location, **load_model_kwargs)
+            for one, state in zip(self.custom_objects, custom, strict=True):
+                one.load_state_dict(state)
+            return known, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+
+        for phase in (check, check_models):
+            ranks.together("load_state", phase)
+        everyones = ranks.together("load_state", restore)
+        project.iteration = max(iteration for _, iteration in everyones)
+        return everyones[ranks.place][0], cursors
+
+    def _read(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        project: Project,
+        ranks: Ranks,
+        parts: Parts,
+        map_location: Any,
+        load_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[Path, SavedStates]:
+        """Reads states while checksums are compared; what is not whole is found before anything is changed."""
+        read: dict[Path, Future[SavedStates]] = {}
+
+        def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
+            """A collective: what any rank has found wrong in its share, which explains why others could not read."""
+
+            def examine() -> str | None:
+                folder = find()
+                read.clear()
+                with ThreadPoolExecutor(1) as checker:
+                    reason = checker.submit(why_not_whole, folder, ranks, by_outline)
+                    read[folder] = _outcome_of(
+                        lambda: read_states(folder, parts, ranks.rank, map_location, load_kwargs)
+                    )
+                    return reason.result()
+
+            return next((reason for reason in ranks.together("load_state", examine) if reason is not None), None)
+
+        if input_dir is None:
+            finding.newest_whole(project, ranks, lambda folder: why_not(lambda: folder, by_outline=True))
+        elif reason := why_not(lambda: finding.given(input_dir), by_outline=False):
+            raise CheckpointError(reason)
+        ((folder, states),) = read.items()
+
+        def raise_own() -> None:
+            states.result()
+
+        ranks.together("load_state", raise_own)
+        return folder, states.result()
+
+    def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
+        """Calls the hooks, which may take weights out of the list, and write into ``target``."""
+        hooks = list(self.save_hooks.values())
+        if hooks:
+            target.mkdir(parents=True, exist_ok=True)
+        for hook in hooks:
+            hook(list(parts.models), weights, str(target))
+        return weights
+
+    def _custom_files(self) -> list[StateFile]:
+        return [custom_file(index, one.state_dict()) for index, one in enumerate(self.custom_objects)]
+
+    def _agreed(self, what: str, prepared: Callable[[], Checkpoint], ranks: Ranks) -> Checkpoint:
+        """Rank 0's token on every rank. An exception on any rank is one on all."""
+        own: list[Checkpoint] = []
+
+        def attempt() -> str:
+            own.append(prepared())
+            return own[0].token
+
+        tokens = ranks.together(what, attempt)
+        return replace(own[0], token=tokens[0])
+
+    def _apart(self, ranks: Ranks) -> Ranks:
+        """The same processes over a group of their own, as the training loop goes on using the default one."""
+        if ranks.num_together > 1 and self._group is None:
+            # Objects are gathered on the CPU: another thread has no current GPU of its own.
+            on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
+            self._group = dist.new_group(backend="gloo" if on_gpus else None)
+        return replace(ranks, group=self._group)
+
+
+def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:
+    """What ``call`` returns or raises, for later."""
+    outcome: Future[SavedStates] = Future()
+    try:
+        outcome.set_result(call())
+    except Exception as error:
+        outcome.set_exception(error)
+    return outcome
+
+
+def _added(hooks: dict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,100 @@
+"""Writing a checkpoint: beside its place, by all processes, and then moved there."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accelerate_cpp.checkpoint.files import FileRecord
+from accelerate_cpp.checkpoint.folder import commit, prune, remove_leftovers, temporary_folder
+from accelerate_cpp.checkpoint.layout import StateFile
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
+
+_log = logging.getLogger(__name__)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Removes what hooks wrote for a checkpoint that failed; with a manifest it is whole, and stays."""
+    if not (target / MANIFEST_NAME).is_file():
+        shutil.rmtree(target, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint that is to be written.
+
+    Attributes:
+        target: its folder.
+        token: makes the name of the temporary folder; the same on all ranks.
+        files: those of this rank.
+        manifest: without its files, which are known once they are written.
+        limit: how many numbered checkpoints there may then be beside it, itself included; ``None`` for all.
+        existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
+    """
+
+    target: Path
+    token: str
+    files: Sequence[StateFile]
+    manifest: Manifest
+    limit: int | None = None
+    existed: bool = False
+
+    def copied(self, memory: SnapshotMemory) -> Checkpoint:
+        """The same, made of copies in ``memory`` that training does not change any more."""
+        contents = snapshot([file.content for file in self.files], memory)
+        files = [replace(file, content=content) for file, content in zip(self.files, contents, strict=True)]
+        return replace(self, files=files)
+
+    def write(self, ranks: Ranks, threads: int = 1) -> None:
+        """Writes the files of all ranks and gives them their name in one step. A collective.
+
+        An exception on any rank is one on all, and then ``target`` is as it was.
+
+        Args:
+            threads: that write files of this rank; with one, the caller does, also when the interpreter exits and lets
+                no thread start.
+        """
+        temporary = temporary_folder(self.target, self.token)
+        try:
+            records: dict[str, FileRecord] = {}
+            for written in ranks.together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads)):
+                records |= written
+            ranks.together(
+                f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.place == 0)
+            )
+            if not ranks.alone and ranks.world_size > ranks.local_world_size:
+                # Hosts whose disks are their own have a folder of their own; on a common disk it has moved already.
+                here = ranks.local_rank == 0 and temporary.is_dir()
+                ranks.together(f"moving {self.target} to its place", lambda: self._move(temporary, records, here))
+        except BaseException:
+            if ranks.share[0] == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                if not self.existed:
+                    remove_unfinished(self.target)
+            raise
+        _log.info("saved %s", self.target)
+
+    def _write(self, temporary: Path, ranks: Ranks, threads: int) -> dict[str, FileRecord]:
+        if ranks.share[0] == 0:
+            remove_leftovers(self.target, keep=temporary)
+        temporary.mkdir(parents=True, exist_ok=True)
+        if threads == 1:
+            return {file.name: file.write(temporary) for file in self.files}
+        with ThreadPoolExecutor(threads) as writers:
+            records = writers.map(lambda file: file.write(temporary), self.files)
+            return {file.name: record for file, record in zip(self.files, records, strict=True)}
+
+    def _move(self, temporary: Path, records: dict[str, FileRecord], here: bool) -> None:
+        if not here:
+            return
+        files = {name: record for name, record in records.items() if (temporary / name).is_file()}
+        replace(self.manifest, files=files).write(temporary)
+        commit(temporary, self.target)
+        if self.limit is not None:
+            prune(self.target.parent, self.limit, newest=self.target)

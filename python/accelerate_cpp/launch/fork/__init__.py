@@ -1,0 +1,1 @@
+"""Workers that are forks: functions launched from a notebook or a script."""

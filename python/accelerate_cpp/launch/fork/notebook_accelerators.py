@@ -1,0 +1,70 @@
+"""The accelerators of a notebook: which there are, and whether its process has initialised one already.
+
+None of these questions initialises an accelerator or imports a library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate_cpp.launch.plan import host_resources as host
+
+_TPU_VARIABLES = ("COLAB_TPU_ADDR", "TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "XRT_TPU_CONFIG")
+# CUDA and ROCm open these when they initialise, whichever library asks for it; NVML, which only counts, does not.
+_OPENED = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
+
+
+def gpu_count(environ: Mapping[str, str]) -> int:
+    """GPUs that workers will see: none if the torch that is loaded here is built for none."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda:
+        return host.gpu_count(environ)
+    if getattr(torch.version, "xpu", None):
+        return _ask(torch.xpu)
+    return _ask(torch.cuda) if torch.version.hip else 0
+
+
+def _ask(devices: Any) -> int:
+    """What ``device_count()`` returns. A fork asks, because asking may initialise the driver."""
+    if devices.is_initialized():
+        return int(devices.device_count())
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+        try:
+            count = devices.device_count()
+        finally:
+            os._exit(count)
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def has_tpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether this host has a TPU, and torch_xla to use it with."""
+    if not any(environ.get(name) for name in _TPU_VARIABLES) and environ.get("PJRT_DEVICE") != "TPU":
+        nodes = (*devices.glob("accel*"), *devices.glob("vfio/*"))
+        if not any(re.fullmatch(r"(accel)?\d+", node.name) for node in nodes):
+            return False
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def initialised(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """The kind of GPU that this process has initialised, and that its forks therefore cannot use."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "ROCm" if torch.version.hip else "CUDA"
+    if torch is not None and torch.xpu.is_initialized():
+        return "XPU"
+    for descriptor in descriptors.iterdir():
+        try:
+            kind = _OPENED.get(os.readlink(descriptor))
+        except FileNotFoundError:  # the descriptor of this listing, or one that was closed since
+            continue
+        if kind is not None:
+            return kind
+    return None

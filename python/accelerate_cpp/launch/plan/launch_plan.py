@@ -1,0 +1,322 @@
+"""The plan of one launch, resolved once from the flags, the caller's environment and the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate_cpp.config import file as config_file
+from accelerate_cpp.devices.affinity import shares_of_launch
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
+from accelerate_cpp.launch.plan.machines import (
+    ALONE,
+    DEFAULT_PORT,
+    Launchers,
+    find_launchers,
+    refuse_batch_job,
+    started_by_mpi,
+)
+from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
+from accelerate_cpp.launch.workers.program import STDERR, STDOUT
+from accelerate_cpp.launch.workers.streams import Logs, parse_tee
+
+_ALIAS_FILE = "accelerate_cpp_alias.pth"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What torch's elastic agent is asked for.
+
+    Attributes:
+        rdzv_backend: ``c10d``, ``etcd-v2``, ….
+        rdzv_conf: its options, ``key=value`` with commas between.
+        role: name of the workers.
+        monitor_interval: seconds between two looks at the workers.
+        tee: as torchrun has it.
+        is_host: whether this agent holds the store of the rendezvous; ``None`` lets torch go by its name.
+    """
+
+    rdzv_backend: str
+    rdzv_conf: str = ""
+    role: str = "default"
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    tee: str = "0"
+    is_host: bool | None = None
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The flags of ``accelerate-cpp launch`` as they were given; ``None`` where a flag was not."""
+
+    training_script: str
+    training_script_args: tuple[str, ...] = ()
+    cpu: bool = False
+    multi_gpu: bool = False
+    num_processes: int | None = None
+    num_machines: int | None = None
+    machine_rank: int | None = None
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    same_network: bool = False
+    mpirun_hostfile: str | None = None
+    rdzv_backend: str | None = None
+    rdzv_conf: str = ""
+    role: str = "default"
+    num_cpu_threads_per_process: int | None = None
+    mixed_precision: str | None = None
+    dynamo_backend: str | None = None
+    dynamo_mode: str | None = None
+    dynamo_use_fullgraph: bool = False
+    dynamo_use_dynamic: bool = False
+    dynamo_use_regional_compilation: bool = False
+    gradient_accumulation_steps: int | None = None
+    gpu_ids: str | None = None
+    module: bool = False
+    no_python: bool = False
+    debug: bool = False
+    enable_cpu_affinity: bool = False
+    config_file: str | None = None
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    log_dir: str | None = None
+    tee: str = "0"
+    report: str | None = None
+    ends_with_stdin: bool = False
+    monitor: bool = False
+    alias: bool = False
+    fp8: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launch does.
+
+    Attributes:
+        command: what every worker runs.
+        group: what the workers are told.
+        settings: where everything came from.
+        max_restarts: how often all workers are started again after a failure.
+        logs: which output goes to files.
+        report: where to write what happened.
+        mpirun: the file with the machines on which MPI has to start this launch first.
+        agent: of torch, if it is to watch the workers in our place.
+        ends_with_stdin: whether the run ends when standard input does, of which the workers see nothing then.
+        monitor: whether it is shown how far the workers are.
+    """
+
+    command: tuple[str, ...]
+    group: WorkerGroup
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    max_restarts: int = 0
+    logs: Logs = field(default_factory=Logs)
+    report: Path | None = None
+    mpirun: Path | None = None
+    agent: Agent | None = None
+    ends_with_stdin: bool = False
+    monitor: bool = False
+
+
+def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> LaunchPlan:
+    """The plan for ``options`` under ``environ`` (default ``os.environ``), or :class:`InvalidArgument`."""
+    command = _command(options, os.environ if environ is None else environ)
+    if options.alias:
+        _require_alias_file()
+    group, settings = resolve_group(options, environ)
+    logs = _logs(options, group.num_processes)
+    report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
+    agent = _agent(options, group.launchers, settings)
+    if options.monitor and agent is not None:
+        raise InvalidArgument(
+            f"--monitor shows workers that this launcher watches, but here torch's agent does ({agent.rdzv_backend}); "
+            "leave out --monitor, or --rdzv_backend and --max_restarts"
+        )
+    return LaunchPlan(
+        command,
+        group,
+        settings,
+        max_restarts=options.max_restarts,
+        logs=logs,
+        report=report,
+        mpirun=_mpirun(settings, os.environ if environ is None else environ),
+        agent=agent,
+        ends_with_stdin=options.ends_with_stdin,
+        monitor=options.monitor,
+    )
+
+
+def _require_alias_file() -> None:
+    """Workers without it would import the original, or nothing."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if not any((Path(folder) / _ALIAS_FILE).is_file() for folder in folders):
+        raise InvalidArgument(
+            f"--alias needs {_ALIAS_FILE}, which pip installs with this package, in one of {', '.join(folders)}: "
+            "install it there, or put `import accelerate_cpp.compat` at the beginning of the script"
+        )
+
+
+def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
+    """Torch's agent, if several machines have to agree on who takes part."""
+    backend = settings["rdzv_backend"].value
+    if launchers.count == 1 or (backend == "static" and options.max_restarts == 0):
+        return None
+    # With a rendezvous, the flags may be the same on all machines.
+    numbered = settings["num_machines"].value == 1 or settings["machine_rank"].source != DEFAULT
+    return Agent(
+        # Machines of a static rendezvous do not hear of each other's restarts.
+        "c10d" if backend == "static" else backend,
+        options.rdzv_conf,
+        options.role,
+        options.max_restarts,
+        options.monitor_interval,
+        options.tee,
+        is_host=launchers.rank == 0 if numbered else None,
+    )
+
+
+def resolve_group(
+    options: LaunchOptions, environ: Mapping[str, str] | None = None
+) -> tuple[WorkerGroup, dict[str, Setting]]:
+    """What the workers of a launch are told, whatever they run, and where that was said."""
+    environ = os.environ if environ is None else environ
+    if options.cpu and options.multi_gpu:
+        raise InvalidArgument("--cpu and --multi_gpu exclude each other: pass one of them")
+    file = config_file.find(options.config_file, environ)
+    settings = resolved(options, environ, file)
+    said = {name: setting.value for name, setting in settings.items()}
+    # Of what the file says and what a flag says, the flag counts.
+    cpu = said["cpu"] and not options.multi_gpu
+    gpu_ids = _gpu_ids(said["gpu_ids"], cpu)
+    visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
+    launchers = _launchers(settings, environ)
+    workers = _workers_of_launcher(settings, launchers, cpu, visible)
+    shares = shares_of_launch(workers, visible, on_gpus=not cpu) if said["enable_cpu_affinity"] else ()
+    group = WorkerGroup(
+        num_processes=workers,
+        cpu=cpu,
+        mixed_precision=said["mixed_precision"],
+        num_threads=threads_per_worker(workers, said["num_cpu_threads_per_process"], environ, shares),
+        master_addr=str(launchers.address),
+        master_port=said["main_process_port"] or launchers.port or host.free_port(),
+        debug=said["debug"],
+        gradient_accumulation_steps=said["gradient_accumulation_steps"],
+        gpu_ids=gpu_ids,
+        shares=shares,
+        fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
+        compiler=compiler(settings),
+        launchers=launchers,
+        alias=options.alias,
+    )
+    effective = {
+        "cpu": cpu,
+        "num_processes": group.world_size,
+        "num_cpu_threads_per_process": group.num_threads,
+    }
+    return group, settings | {name: replace(settings[name], value=value) for name, value in effective.items()}
+
+
+def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Launchers:
+    """Which launcher of how many this is: as flags or the file say, else as can be found out."""
+    machines, rank, address = settings["num_machines"], settings["machine_rank"], settings["main_process_ip"].value
+    mpirun = _mpirun(settings, environ)
+    if mpirun is not None:
+        from accelerate_cpp.launch.workers.over_mpi import launchers_to_come  # here, as few launches go this way
+
+        # A file says 1 unless it was asked for more; a flag means it.
+        is_said = machines.value > 1 or machines.source == "--num_machines"
+        return launchers_to_come(mpirun, machines.value if is_said else None, address)
+    if machines.value > 1:
+        launchers = Launchers(machines.value, rank.value, port=DEFAULT_PORT, source=machines.source)
+        found = ALONE if rank.source == "--machine_rank" else find_launchers(environ)
+        if found.count == launchers.count:  # a file that all machines share cannot say which of them this is
+            launchers = found
+    else:
+        if rank.value != 0:
+            raise InvalidArgument(f"machine_rank is {rank.value} ({rank.source}): with one machine the only rank is 0")
+        is_alone = machines.source == "--num_machines"
+        launchers = ALONE if is_alone else find_launchers(environ)
+        if launchers is ALONE and not is_alone:
+            refuse_batch_job(environ)
+    launchers = replace(launchers, address=address or launchers.address)
+    if launchers.address is None:
+        raise InvalidArgument(
+            f"{launchers.count} machines ({launchers.source}), and nobody says where rank 0 is: pass --main_process_ip "
+            "with the address of that machine"
+        )
+    return launchers
+
+
+def _mpirun(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Path | None:
+    """The file with the machines on which MPI has to start this launch; ``None`` when it has, or need not."""
+    path = settings["mpirun_hostfile"].value
+    return None if path is None or started_by_mpi(environ) else Path(path)
+
+
+def _workers_of_launcher(
+    settings: Mapping[str, Setting], launchers: Launchers, cpu: bool, visible: Mapping[str, str]
+) -> int:
+    setting, multi_gpu = settings["num_processes"], settings["multi_gpu"]
+    total = setting.value
+    if total is None:
+        alone_here = launchers.local_count == 1
+        each = launchers.workers_each or (1 if cpu or not alone_here else max(1, host.gpu_count(visible)))
+        total = each * launchers.count
+    if total < 1:
+        raise InvalidArgument(
+            f"num_processes is {total} ({setting.source}), and must be at least 1: pass --num_processes"
+        )
+    if total % launchers.count:
+        raise InvalidArgument(
+            f"num_processes is {total} ({setting.source}), which is of all machines together and cannot be shared out "
+            f"evenly to {launchers.count} ({launchers.source}); pass a multiple of {launchers.count}"
+        )
+    if multi_gpu.value and not cpu and total < 2:
+        raise InvalidArgument(
+            f"multi_gpu ({multi_gpu.source}) needs at least 2 processes, but this launch has {total}: "
+            "pass --num_processes, or leave --multi_gpu out"
+        )
+    return int(total // launchers.count)
+
+
+def _logs(options: LaunchOptions, num_workers: int) -> Logs:
+    """Each run has a folder of its own, so that no run writes into the files of another."""
+    streams = parse_tee(options.tee, num_workers)
+    if options.log_dir is None:
+        return Logs(None, streams)
+    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}"
+    return Logs(Path(options.log_dir) / run, streams if any(streams) else (STDOUT | STDERR,) * num_workers)
+
+
+def _gpu_ids(gpu_ids: str | None, cpu: bool) -> str | None:
+    """The text for ``CUDA_VISIBLE_DEVICES``, or ``None`` to leave it as it is."""
+    if gpu_ids is None or gpu_ids.strip() == "all" or cpu:
+        return None
+    entries = [entry.strip() for entry in gpu_ids.split(",")]
+    if not all(entries):
+        raise InvalidArgument(f"gpu_ids {gpu_ids!r}: expected 'all' or ids with commas between, such as 0,1")
+    return ",".join(entries)
+
+
+def _command(options: LaunchOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    script, arguments = options.training_script, options.training_script_args
+    if options.module and options.no_python:
+        raise InvalidArgument("--module and --no_python exclude each other: pass one of them")
+    if options.no_python:
+        program = shutil.which(script, path=environ.get("PATH"))
+        if program is None:
+            raise InvalidArgument(f"--no_python: no executable {script!r} here or in PATH")
+        return (program, *arguments)
+    if options.module:
+        return (sys.executable, "-m", script, *arguments)
+    if not Path(script).exists():
+        raise InvalidArgument(f"there is no script {script!r} in {Path.cwd()}")
+    return (sys.executable, script, *arguments)

@@ -1,0 +1,66 @@
+"""The plan of a rehearsal: a launch of the same script on the CPUs of this machine alone, with fewer processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from accelerate_cpp.config import file as config_file
+from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
+from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, resolved
+
+PROCESSES = 2  # enough for what goes wrong between processes
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A launch that stands for another one.
+
+    Attributes:
+        plan: of the launch that takes place.
+        settings: of the one that it stands for.
+        configured: processes of that one; as many as take place where nothing says.
+    """
+
+    plan: LaunchPlan
+    settings: Mapping[str, Setting]
+    configured: int
+
+    def crowd(self) -> str:
+        """Says which processes would have to share a device or a core on machines like this one; else empty."""
+        setting = self.settings["num_processes"]
+        machines, gpus, cores = self.settings["num_machines"].value, host.gpu_count(), len(os.sched_getaffinity(0))
+        if setting.source == DEFAULT:
+            return ""
+        said = f"{self.configured} processes ({setting.source})"
+        if gpus and not self.settings["cpu"].value:
+            return f"{said} on {gpus} GPUs of each machine like this" if self.configured > gpus * machines else ""
+        if self.settings["cpu"].value and self.configured > cores * machines:
+            return f"{said} on {cores} cores of each machine like this"
+        return ""
+
+
+def rehearse(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> Rehearsal:
+    """The rehearsal of the launch by ``options``: with at most :data:`PROCESSES`, unless a flag says how many.
+
+    Raises:
+        InvalidArgument: the launch could not be made, either.
+    """
+    environ = os.environ if environ is None else environ
+    settings = resolved(options, environ, config_file.find(options.config_file, environ))
+    asked = settings["num_processes"].value
+    configured = PROCESSES if asked is None or asked < 1 else int(asked)
+    here = replace(
+        options,
+        num_processes=options.num_processes or min(configured, PROCESSES),
+        num_machines=1,
+        machine_rank=0,
+        main_process_ip="127.0.0.1",
+        rdzv_backend="static",
+        cpu=True,
+        multi_gpu=False,
+        gpu_ids=None,
+    )
+    return Rehearsal(resolve(here, environ), settings, configured)

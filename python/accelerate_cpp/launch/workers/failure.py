@@ -1,0 +1,105 @@
+"""Which worker failed first, and how that is said."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from accelerate_cpp.config.env_table import render_cores as ranges
+from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.launch.workers.attendance import Absence
+
+Blames = Callable[[int], Collection[int] | None]
+"""Whom the error of a worker names as its cause: no worker, if it says only that there is another; ``None``: nobody."""
+
+
+class WorkerFailed(AccelerateError):
+    """A worker of a launch raised or died; ``rank`` and ``exit_code`` (negative: a signal) are the first one's."""
+
+    def __init__(self, message: str, rank: int = 0, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended.
+
+    Attributes:
+        exit_code: negative for a signal.
+        while_ending: whether the launcher was ending the run by then.
+        at: seconds since the epoch.
+    """
+
+    rank: int
+    exit_code: int
+    while_ending: bool
+    at: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended.
+
+    Attributes:
+        workers: in the order of their ends.
+        interrupted_by: the signal that interrupted the launcher, if any.
+        absence: the worker that ended well before it joined the group of those that waited for it, if any.
+    """
+
+    workers: tuple[WorkerEnd, ...]
+    interrupted_by: int | None
+    absence: Absence | None = None
+
+
+def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
+    """The end that caused the others, or ``None`` if every worker ended well.
+
+    A worker that the launcher ended, or whose error blames others, is a consequence; it is named only when there is
+    nothing else to name. A worker that ended well is the cause if others waited for it in vain to join their group,
+    or if all errors are consequences and blame it, or blame nobody by name.
+    """
+    if run.absence is not None:
+        return next(end for end in run.workers if end.rank == run.absence.worker)
+    failures = [end for end in run.workers if end.exit_code != 0]
+    own = [end for end in failures if not end.while_ending]
+    blamed = {end.rank: blames(end.rank) for end in own}
+    causes = [end for end in own if blamed[end.rank] is None]
+    named = {rank for ranks in blamed.values() for rank in ranks or ()}
+    left = [end for end in run.workers if end.exit_code == 0 and not end.while_ending]
+    if named or not own:
+        left = [end for end in left if end.rank in named]
+    return next(iter(causes or left or own or failures), None)
+
+
+def account(failure: WorkerEnd, run: RunEnd) -> str:
+    """What is said of the :func:`first_failure` of a run: ``failed first: exit code 1``."""
+    if failure.exit_code != 0:
+        return f"failed first: {describe(failure.exit_code)}"
+    if run.absence is None:
+        return "left first: it ended with exit code 0 while others still needed it"
+    waiting = run.absence.waiting
+    by = f"rank {waiting[0]}" if len(waiting) == 1 else f"ranks {ranges(waiting)}"
+    return f"left first: it ended with exit code 0 before it joined the process group, where {by} waited for it"
+
+
+def describe(exit_code: int) -> str:
+    """``exit code 1``, or ``killed by SIGKILL (signal 9)`` for a negative code."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name} (signal {-exit_code})"
+    except ValueError:  # real-time signals have no name
+        return f"killed by signal {-exit_code}"
+
+
+def shell_status(exit_code: int) -> int:
+    """The exit status that says the same of another process: 128 + n for signal n."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def failed_status(failure: WorkerEnd) -> int:
+    """The exit status of a launch that ended by ``failure``: never 0, also where a worker left."""
+    return shell_status(failure.exit_code) or 1

@@ -1,0 +1,246 @@
+"""Watches the workers of a run until all have ended, and ends the rest when one fails or the launch is interrupted."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.launch.workers.attendance import Absence, Attendance
+from accelerate_cpp.launch.workers.failure import Blames, RunEnd, WorkerEnd
+from accelerate_cpp.launch.workers.guard import Guard
+from accelerate_cpp.launch.workers.signals import INTERRUPTS
+from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, living_members
+
+REPORT_SECONDS = 1.0
+"""After the first failure the others get this long to fail on their own: their errors may name the lost rank."""
+CAUSE_SECONDS = 30.0
+"""A rank that the errors of the failed ones name gets this long to end: it may be first to fail and last to end."""
+GRACE_SECONDS = 5.0
+"""How long workers get to end after each signal before a harder one follows."""
+_CHUNK_BYTES = 64 * 1024
+
+
+class Periodic(Protocol):
+    """Something that shows what it has from time to time, such as the lines that a console holds."""
+
+    def seconds_left(self) -> float | None:
+        """How long until :meth:`show_due` has something to do; ``None`` when nothing waits."""
+
+    def show_due(self) -> None:
+        """Shows what is due."""
+
+    def show_all(self) -> None:
+        """Shows all there is."""
+
+
+class Supervisor:
+    """Owns the workers added to it. Leaving the context ends whatever still runs, reads the pipes empty, and reaps.
+
+    If this process is killed, the kernel ends the workers, and a guard what they have started in their groups.
+
+    Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
+    their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
+    ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` is as
+    SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` tells whom the
+    error of a worker names as its cause.
+    """
+
+    def __init__(
+        self,
+        signals: socket.socket | None = None,
+        consoles: Sequence[Periodic] = (),
+        lifeline: int | None = None,
+        attendance: Attendance | None = None,
+        blames: Blames = lambda rank: None,
+    ) -> None:
+        self._consoles = consoles
+        self._attendance = attendance
+        self._blames = blames
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[Worker] = []
+        self._ends: list[WorkerEnd] = []
+        self._interrupts: list[int] = []
+        self._outputs: dict[int, Sink] = {}
+        self._pidfds: set[int] = set()
+        self._watched_members: set[int] = set()
+        self._ending = False
+        if signals is not None:
+            self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signal, signals))
+        if lifeline is not None:
+            self._selector.register(lifeline, selectors.EVENT_READ, partial(self._on_lifeline, lifeline))
+        if attendance is not None:
+            self._selector.register(attendance.incoming, selectors.EVENT_READ, attendance.read)
+
+    def __enter__(self) -> Supervisor:
+        self._guard = Guard()
+        return self
+
+    def add(self, worker: Worker) -> None:
+        """Takes over a started worker and the read ends of its pipes."""
+        try:
+            self._watch(worker.pid, partial(self._on_worker_end, worker))
+        except OSError:  # no descriptor left
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.reap()
+            raise
+        self._workers.append(worker)
+        self._guard.watch(worker.pid)
+        for descriptor, sink in worker.outputs.items():
+            os.set_blocking(descriptor, False)
+            self._outputs[descriptor] = sink
+            self._selector.register(descriptor, selectors.EVENT_READ, partial(self._on_output, descriptor))
+
+    def run(self) -> RunEnd:
+        """Returns when every worker and every process in its group has ended."""
+        self._wait(lambda: self._all_ended or self._any_failed or self._interrupts or self._absence())
+        absence = self._absence()
+        self._wait(lambda: self._all_ended or self._interrupts or absence, REPORT_SECONDS)
+        self._wait(lambda: self._all_ended or self._interrupts or not self._cause_lives(), CAUSE_SECONDS)
+        interrupt = self._interrupts[0] if self._interrupts else None
+        ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
+        self._end(ladder)
+        return RunEnd(tuple(self._ends), interrupt, absence)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._end(())
+            for descriptor in list(self._outputs):
+                self._read_to_the_end(descriptor)
+            for console in self._consoles:
+                console.show_all()
+        finally:
+            self._guard.dismiss()
+            ended = {end.rank for end in self._ends}
+            for worker in self._workers:
+                if worker.rank in ended:
+                    worker.reap()
+            for descriptor in [*self._outputs, *self._pidfds]:
+                os.close(descriptor)
+            self._selector.close()
+
+    @property
+    def _all_ended(self) -> bool:
+        return len(self._ends) == len(self._workers)
+
+    @property
+    def _any_failed(self) -> bool:
+        return any(end.exit_code != 0 for end in self._ends)
+
+    def _cause_lives(self) -> bool:
+        """Whether the errors of all that have failed name one that lives."""
+        blamed = [self._blames(end.rank) for end in self._ends if end.exit_code != 0]
+        living = {worker.rank for worker in self._workers}.difference(end.rank for end in self._ends)
+        named = {rank for ranks in blamed for rank in ranks or ()}
+        return None not in blamed and not living.isdisjoint(named)
+
+    def _absence(self) -> Absence | None:
+        """Whom living workers wait for in vain, if nobody has failed."""
+        if self._attendance is None or not self._ends or self._any_failed:
+            return None
+        self._attendance.read()  # what a worker announced is there before its end
+        return self._attendance.absence([end.rank for end in self._ends])
+
+    def _wait(self, until: Callable[[], object], seconds: float | None = None) -> None:
+        """Handles events until ``until()`` is true or ``seconds`` have passed."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not until():
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return
+            held = [left for console in self._consoles if (left := console.seconds_left()) is not None]
+            for key, _ in self._selector.select(
+                min([*held, *([] if remaining is None else [remaining])], default=None)
+            ):
+                key.data()
+            for console in self._consoles:
+                console.show_due()
+
+    def _end(self, ladder: tuple[signal.Signals, ...]) -> None:
+        """Signals every group with each of ``ladder`` in turn while something lives, and at last with SIGKILL.
+
+        A further interrupt of the launcher goes to SIGKILL at once.
+        """
+        self._ending = True
+        interrupts_before = len(self._interrupts)
+        for number in ladder:
+            if not self._anything_lives() or len(self._interrupts) > interrupts_before:
+                break
+            self._signal_groups(number)
+            self._wait(lambda: not self._anything_lives() or len(self._interrupts) > interrupts_before, GRACE_SECONDS)
+        if not self._anything_lives():
+            return
+        self._signal_groups(signal.SIGKILL)
+        self._wait(lambda: not self._anything_lives(), GRACE_SECONDS)
+        if self._anything_lives():
+            left = living_members({worker.pid for worker in self._workers})
+            raise SystemFailure(f"processes {left} still live {GRACE_SECONDS:g} s after SIGKILL: look at their state")
+
+    def _signal_groups(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            os.killpg(worker.pid, number)
+
+    def _anything_lives(self) -> bool:
+        """Whether a worker, or a process that it left in its group, lives. The latter is watched from now on."""
+        if not self._all_ended:
+            return True
+        members = living_members({worker.pid for worker in self._workers})
+        for pid in members:
+            if pid not in self._watched_members:
+                try:
+                    self._watch(pid, partial(self._watched_members.discard, pid))
+                except ProcessLookupError:  # ended since it was listed
+                    continue
+                self._watched_members.add(pid)
+        return bool(members)
+
+    def _watch(self, pid: int, on_end: Callable[[], None]) -> None:
+        """Calls ``on_end`` once when process ``pid`` has ended."""
+        pidfd = os.pidfd_open(pid)
+        self._pidfds.add(pidfd)
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._on_end, pidfd, on_end))
+
+    def _on_end(self, pidfd: int, on_end: Callable[[], None]) -> None:
+        self._selector.unregister(pidfd)
+        self._pidfds.remove(pidfd)
+        os.close(pidfd)
+        on_end()
+
+    def _on_worker_end(self, worker: Worker) -> None:
+        self._ends.append(WorkerEnd(worker.rank, exit_code_of_ended(worker.pid), self._ending, time.time()))
+
+    def _on_signal(self, signals: socket.socket) -> None:
+        self._interrupts.extend(number for number in signals.recv(_CHUNK_BYTES) if number in INTERRUPTS)
+
+    def _on_lifeline(self, lifeline: int) -> None:
+        if not os.read(lifeline, _CHUNK_BYTES):
+            self._selector.unregister(lifeline)
+            self._interrupts.append(signal.SIGTERM)
+
+    def _on_output(self, descriptor: int) -> bool:
+        """Passes one chunk on, and returns whether more can come."""
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        sink = self._outputs[descriptor]
+        if not chunk:
+            self._selector.unregister(descriptor)
+            del self._outputs[descriptor]
+            os.close(descriptor)
+        sink(chunk)
+        return bool(chunk)
+
+    def _read_to_the_end(self, descriptor: int) -> None:
+        """Takes what is left in a pipe without waiting: a process outside our groups may hold its other end open."""
+        try:
+            while self._on_output(descriptor):
+                pass
+        except BlockingIOError:
+            self._outputs[descriptor](b"")

@@ -1,0 +1,171 @@
+"""What workers print: where it is written, and the end of it that is kept for the report."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate_cpp.launch.workers.worker import Sink
+
+TAIL_BYTES = 64 * 1024
+LONGEST_LINE_BYTES = 64 * 1024
+"""What is longer without an end is taken for a line."""
+_TRACEBACK = "Traceback (most recent call last)"
+_LAST_LINES = 20
+# Errors that come of what another rank did or left undone, and name it.
+_CONSEQUENCES = tuple(
+    f"accelerate_cpp.errors.{name}" for name in ("PeerLost", "OtherRankFailed", "Timeout", "MismatchedCollective")
+)
+# What torch's own backends and its store say then, without a name.
+_CLOSED_CONNECTION = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): .*(by (remote )?peer|Broken pipe)")
+_RANK = re.compile(r"\brank (\d+)")
+# What torch.distributed puts before each line of an uncaught exception.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+
+
+class Descriptor:
+    """Writes to a descriptor that others may share, until its reader leaves."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def __call__(self, chunk: bytes) -> None:
+        while chunk and self._descriptor is not None:
+            try:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+            except BlockingIOError:  # someone else made the shared descriptor non-blocking, and it is full
+                select.select((), (self._descriptor,), ())
+            except BrokenPipeError:  # the reader of our output left; the run itself goes on
+                self._descriptor = None
+
+
+class Tail:
+    """Keeps the last :data:`TAIL_BYTES` of what comes."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def __call__(self, chunk: bytes) -> None:
+        self._bytes += chunk
+        del self._bytes[:-TAIL_BYTES]
+
+    @property
+    def text(self) -> str:
+        """The last text that came."""
+        return self._bytes.decode(errors="replace")
+
+
+class LogFile:
+    """Writes what comes to a file. If that fails, ``complain`` is called once with the reason; the run goes on."""
+
+    def __init__(self, path: Path, complain: Callable[[str], object]) -> None:
+        self._path = path
+        self._complain = complain
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def __call__(self, chunk: bytes) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            while chunk:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+        except OSError as error:
+            self._complain(f"{self._path}: {error.strerror}: what workers print from now on is not in this file")
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file, after which nothing more is written."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class ForwardedText:
+    """Decodes UTF-8 chunks, whose borders may fall inside a character, and hands the text to ``write`` at once."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def __call__(self, chunk: bytes) -> None:
+        text = self._decoder.decode(chunk, final=not chunk)
+        if text:
+            self._write(text)
+
+
+class PrefixedText:
+    """Puts ``prefix`` before each line and hands it to ``write`` when it has ended; a carriage return ends one too."""
+
+    _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+
+    def __init__(self, prefix: str, write: Callable[[str], object]) -> None:
+        self._prefix = prefix
+        self._write = write
+        self._text = ForwardedText(self._take)
+        self._unfinished = ""
+
+    def __call__(self, chunk: bytes) -> None:
+        self._text(chunk)
+        if not chunk and self._unfinished:
+            self._write(f"{self._prefix}{self._unfinished}\n")
+            self._unfinished = ""
+
+    def _take(self, text: str) -> None:
+        self._unfinished += text
+        lines = self._LINE.findall(self._unfinished)
+        if lines:
+            self._unfinished = self._unfinished[sum(map(len, lines)) :]
+            self._write("".join(f"{self._prefix}{line}" for line in lines))
+
+
+def to_all(*sinks: Sink) -> Sink:
+    """A sink that hands each chunk to each of ``sinks``."""
+
+    def hand_on(chunk: bytes) -> None:
+        for sink in sinks:
+            sink(chunk)
+
+    return hand_on
+
+
+def visible(unfinished: bytes) -> bytes:
+    """What is to be seen of a line that has not ended: not what a carriage return has replaced."""
+    return unfinished[max(0, unfinished.rstrip(b"\r").rfind(b"\r")) :][-LONGEST_LINE_BYTES:]
+
+
+def last_traceback(tail: str) -> str:
+    """The last traceback in ``tail`` to its end, without torch's rank prefixes; without one, the last lines."""
+    tail = _RANK_PREFIX.sub("", tail)
+    start = tail.rfind(_TRACEBACK)
+    if start >= 0:
+        return tail[start:].rstrip("\n")
+    return "\n".join(tail.rstrip("\n").splitlines()[-_LAST_LINES:])
+
+
+def last_error_line(tail: str) -> str:
+    """The line ``module.Type: message`` that closes the last traceback in ``tail``; empty without a traceback."""
+    tail = _RANK_PREFIX.sub("", tail)
+    start = tail.rfind(_TRACEBACK)
+    if start < 0:
+        return ""
+    return next((line for line in tail[start:].splitlines()[1:] if line and not line[0].isspace()), "")
+
+
+def blamed_ranks(tail: str) -> tuple[int, ...] | None:
+    """:func:`blamed_by` for the last error in ``tail``."""
+    return blamed_by(last_error_line(tail))
+
+
+def blamed_by(error: str) -> tuple[int, ...] | None:
+    """The ranks that ``error``, a line ``module.Type: message``, names as its cause; ``None`` if it is one of its own.
+
+    Empty for an error that says only that another rank is the cause. The rank that raised it may be among them.
+    """
+    if error.startswith(_CONSEQUENCES):
+        return tuple(map(int, _RANK.findall(error)))
+    return () if _CLOSED_CONNECTION.match(error) else None

@@ -1,0 +1,150 @@
+"""Options of an ``Accelerator``: steps of gradients, compilation, loaders, and the folders of a project."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate_cpp.config.compile import DYNAMO_DEFAULTS, compile_dynamo, compile_dynamo_field
+from accelerate_cpp.config.session_config import DynamoConfig
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.enums import DynamoBackend
+from accelerate_cpp.plugins.handlers import KwargsHandler
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How micro-batches become optimizer steps.
+
+    Attributes:
+        num_steps: micro-batches per optimizer step.
+        adjust_scheduler: whether the scheduler's count of steps follows the micro-batches.
+        sync_with_dataloader: step on a loader's last batch, whatever the count.
+        sync_each_batch: reduce gradients in every backward pass, which needs less memory and more communication.
+    """
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """How ``torch.compile`` compiles models while they are prepared. It may be changed until then.
+
+    Attributes:
+        backend: a :class:`DynamoBackend` or its name in any case; ``NO`` compiles nothing. ``None`` takes
+            ``ACCELERATE_DYNAMO_BACKEND``, as other fields that are ``None`` take theirs.
+        mode: ``"default"``, ``"reduce-overhead"``, ``"max-autotune"`` or another one of the backend.
+        fullgraph: refuse breaks of the graph.
+        dynamic: compile for shapes that change; ``None`` lets the compiler find out which do.
+        options: of the backend, instead of a mode.
+        disable: compile nothing, for tests.
+        use_regional_compilation: compile the blocks of each ``ModuleList`` whose blocks are of one class one by one,
+            of which those that are alike share one compilation. A model without such blocks is compiled as a whole.
+
+    Raises:
+        ValueError: there is no backend of that name.
+    """
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in DYNAMO_DEFAULTS:
+            value, found = compile_dynamo_field(name, getattr(self, name))
+            setattr(self, name, _dynamo_backend(value, found) if name == "backend" else value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A deep copy of all fields, the backend in lower case, as ``torch.compile`` knows it."""
+        fields = super().to_dict()
+        return {**fields, "backend": str(_dynamo_backend(fields["backend"], "TorchDynamoPlugin.backend")).lower()}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Arguments of ``torch.compile``: the fields that differ from their defaults, whatever the variables say."""
+        options = super().to_kwargs()
+        options.pop("use_regional_compilation", None)
+        return options
+
+    def _defaults(self) -> dict[str, Any]:
+        return {**DYNAMO_DEFAULTS, "options": None, "disable": False}
+
+    def dynamo_config(self) -> DynamoConfig | None:
+        """What models are compiled with now; ``None`` if they are not.
+
+        Raises:
+            ValueError: a mode and options are both given.
+        """
+        return compile_dynamo(self.to_kwargs(), by_region=bool(self.use_regional_compilation))
+
+
+def _dynamo_backend(value: Any, found: str) -> DynamoBackend:
+    """The backend that ``value`` names; ``found`` is what the caller wrote."""
+    name = str(value).upper()
+    if name not in DynamoBackend.list():
+        known = ", ".join(DynamoBackend.list())
+        raise InvalidArgument(f"{found}: no such backend of torch.compile; expected one of {known}, in any case")
+    return DynamoBackend(name)
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How prepared data loaders share their data out among the processes.
+
+    Attributes:
+        split_batches: each batch of the loader is cut into one slice per process, instead of each process getting
+            batches of its own.
+        dispatch_batches: rank 0 reads and sends every other rank its part; ``None``: for iterable datasets only.
+        even_batches: repeat samples so that every process gets equally many batches.
+        use_seedable_sampler: shuffle from ``data_seed`` plus the epoch alone, as torch does with such a seed. The order
+            takes 4 bytes for each sample; ``"computed"`` shuffles in one that takes none, for data of any length.
+        data_seed: the seed of that shuffle; ``None`` takes torch's.
+        non_blocking: copy batches to the device without waiting.
+        use_stateful_dataloader: loaders have ``state_dict`` and ``load_state_dict``, and continue inside an epoch.
+            Where torchdata is installed they are its ``StatefulDataLoader``.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool | str = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where a project keeps its files.
+
+    Attributes:
+        project_dir: the folder of the project.
+        logging_dir: the folder for logs; ``project_dir`` when ``None``.
+        automatic_checkpoint_naming: number checkpoints.
+        total_limit: how many numbered checkpoints are kept; ``None`` keeps all.
+        iteration: the number of the next checkpoint.
+        save_on_each_node: save once per machine instead of once.
+    """
+
+    project_dir: str | os.PathLike[str] | None = None
+    logging_dir: str | os.PathLike[str] | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Sets ``project_dir``, and ``logging_dir`` where it was not set."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir

@@ -1,0 +1,232 @@
+"""The plugin for Megatron-LM: its fields, and the arguments that Megatron-LM is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accelerate_cpp.config import plugin_variables, unsupported
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.megatron_models import write_model_arguments
+
+__all__ = ["MegatronLMPlugin"]
+
+# Megatron-LM's names for fields whose own names differ, in its order; the others follow under their own names.
+_ARGUMENTS: Mapping[str, str] = {
+    "tensor_model_parallel_size": "tp_degree",
+    "pipeline_model_parallel_size": "pp_degree",
+    "pipeline_model_parallel_split_rank": "pipeline_model_parallel_split_rank",
+    "num_layers_per_virtual_pipeline_stage": "num_layers_per_virtual_pipeline_stage",
+    "DDP_impl": "DDP_impl",
+    "use_distributed_optimizer": "use_distributed_optimizer",
+    "sequence_parallel": "sequence_parallelism",
+    "clip_grad": "gradient_clipping",
+}
+_SAME_NAMES = (
+    *("num_micro_batches", "consumed_samples", "no_wd_decay_cond", "scale_lr_cond", "lr_mult", "megatron_dataset_flag"),
+    *("eval_iters", "eval_interval", "use_custom_fsdp", "no_load_optim", "eod_mask_loss", "no_save_optim"),
+    *("optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"),
+    *("decoder_last_pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("attention_backend", "expert_model_parallel_size", "context_parallel_size", "attention_dropout"),
+    *("hidden_dropout", "attention_softmax_in_fp32", "expert_tensor_parallel_size", "calculate_per_token_loss"),
+    "use_rotary_position_embeddings",
+)
+_OF_SCHEDULE = (
+    *("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", "lr_decay_iters", "lr_decay_samples"),
+    *("lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style", "start_weight_decay", "end_weight_decay"),
+    "min_lr",
+)
+
+
+@dataclass
+class MegatronLMPlugin:
+    """How Megatron-LM trains. The first 27 fields, where they are ``None``, are read from ``MEGATRON_LM_*``.
+
+    It may be changed until models are prepared. Training through Megatron-LM does not work in accelerate_cpp yet: an
+    ``Accelerator`` refuses the plugin. Fields that are not described have the names of Megatron-LM's own arguments.
+
+    Attributes:
+        tp_degree: processes over which layers are split.
+        pp_degree: stages of the pipeline.
+        num_micro_batches: micro-batches per optimizer step.
+        gradient_clipping: the largest norm of gradients; 0 means none.
+        sequence_parallelism: split what ``tp_degree`` does not along the sequence.
+        is_train_batch_min: take the batch size of the loader with the smallest batches.
+        train_iters, train_samples: the length of the training, for ``MegatronLMDummyScheduler``; one of them.
+        consumed_samples: samples of each loader that were trained on before; missing ones are 0, up to three.
+        megatron_dataset_flag: data in Megatron-LM's own format.
+        seq_length, encoder_seq_length, decoder_seq_length: of sequences, in tokens; otherwise that of the first batch.
+        tensorboard_dir, set_all_logging_options: what Megatron-LM logs, and where to.
+        return_logits: have ``eval`` steps return logits.
+        custom_train_step_class, custom_train_step_kwargs: a subclass of ``AbstractTrainStep`` and its arguments.
+        custom_model_provider_function, custom_prepare_model_function, custom_megatron_datasets_provider_function,
+        custom_get_batch_function, custom_loss_function: instead of those for the kind of the model.
+        other_megatron_args: further arguments; they count instead of those that fields come to.
+        megatron_lm_default_args: what Megatron-LM is given.
+        DDP_impl: ``"local"`` for pipelines, sharded optimizers and bf16, else ``"torch"``.
+    """
+
+    tp_degree: int | None = None
+    pp_degree: int | None = None
+    use_custom_fsdp: bool | None = None
+    overlap_cpu_optimizer_d2h_h2d: bool | None = None
+    no_load_optim: bool | None = None
+    eod_mask_loss: bool | None = None
+    no_save_optim: bool | None = None
+    optimizer_cpu_offload: bool | None = None
+    use_precision_aware_optimizer: bool | None = None
+    decoder_last_pipeline_num_layers: int | None = None
+    recompute_granularity: str | None = None
+    recompute_method: str | None = None
+    recompute_num_layers: int | None = None
+    attention_backend: bool | None = None
+    expert_model_parallel_size: int | None = None
+    context_parallel_size: int | None = None
+    attention_dropout: float | None = None
+    hidden_dropout: float | None = None
+    attention_softmax_in_fp32: bool | None = None
+    expert_tensor_parallel_size: int | None = None
+    calculate_per_token_loss: bool | None = None
+    use_rotary_position_embeddings: bool | None = None
+    num_micro_batches: int | None = None
+    gradient_clipping: float | None = None
+    sequence_parallelism: bool | None = None
+    recompute_activations: bool | None = None
+    use_distributed_optimizer: bool | None = None
+    pipeline_model_parallel_split_rank: int | None = None
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    is_train_batch_min: bool = True
+    train_iters: int | None = None
+    train_samples: int | None = None
+    weight_decay_incr_style: str = "constant"
+    start_weight_decay: float | None = None
+    end_weight_decay: float | None = None
+    lr_decay_style: str = "linear"
+    lr_decay_iters: int | None = None
+    lr_decay_samples: int | None = None
+    lr_warmup_iters: int | None = None
+    lr_warmup_samples: int | None = None
+    lr_warmup_fraction: float | None = None
+    min_lr: float = 0
+    consumed_samples: list[int] | None = None
+    no_wd_decay_cond: Callable[..., Any] | None = None
+    scale_lr_cond: Callable[..., Any] | None = None
+    lr_mult: float = 1.0
+    megatron_dataset_flag: bool = False
+    seq_length: int | None = None
+    encoder_seq_length: int | None = None
+    decoder_seq_length: int | None = None
+    tensorboard_dir: str | None = None
+    set_all_logging_options: bool = False
+    eval_iters: int = 100
+    eval_interval: int = 1000
+    return_logits: bool = False
+    custom_train_step_class: type | None = None
+    custom_train_step_kwargs: dict[str, Any] | None = None
+    custom_model_provider_function: Callable[..., Any] | None = None
+    custom_prepare_model_function: Callable[..., Any] | None = None
+    custom_megatron_datasets_provider_function: Callable[..., Any] | None = None
+    custom_get_batch_function: Callable[..., Any] | None = None
+    custom_loss_function: Callable[..., Any] | None = None
+    other_megatron_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        plugin_variables.fill(self, plugin_variables.MEGATRON)
+        self.DDP_impl = "local" if (self.pp_degree or 0) > 1 or self.use_distributed_optimizer else "torch"
+        if self.consumed_samples:
+            self.consumed_samples = [*self.consumed_samples, *[0] * (3 - len(self.consumed_samples))]
+        arguments = dict(_ARGUMENTS) | {name: name for name in _SAME_NAMES}
+        self.megatron_lm_default_args: dict[str, Any] = {
+            argument: getattr(self, field) for argument, field in arguments.items()
+        }
+        if self.tensorboard_dir is not None:
+            self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
+            if self.set_all_logging_options:
+                self.set_tensorboard_logging_options()
+        self.megatron_lm_default_args.update(self.other_megatron_args or {})
+
+    def set_network_size_args(self, model: torch.nn.Module, batch_data: Mapping[str, Any] | None = None) -> None:
+        """Writes the sizes of a model of transformers, of BERT's, GPT-2's, T5's or Llama's kind, into the arguments.
+
+        Args:
+            batch_data: the first batch, which tells the lengths of sequences where no field does.
+
+        Raises:
+            InvalidArgument: a model of another kind; see :func:`add_model_config_to_megatron_parser`.
+        """
+        write_model_arguments(self, model, batch_data)
+
+    def set_mixed_precision(self, mixed_precision: str | None) -> None:
+        """Writes the precision, ``"fp16"`` or ``"bf16"``, into the arguments; others leave them as they are."""
+        if mixed_precision == "fp16":
+            self.megatron_lm_default_args["fp16"] = True
+        elif mixed_precision == "bf16":
+            self.DDP_impl = "local"
+            self.megatron_lm_default_args.update(bf16=True, DDP_impl=self.DDP_impl)
+
+    def set_training_args(self, micro_batch_size: int, dp_degree: int) -> None:
+        """Writes the sizes of batches into the arguments.
+
+        Args:
+            micro_batch_size: samples per micro-batch and copy of the model.
+            dp_degree: the number of these copies.
+        """
+        self.data_parallel_size, self.micro_batch_size = dp_degree, micro_batch_size
+        self.global_batch_size = dp_degree * micro_batch_size * (self.num_micro_batches or 1)
+        for name in ("data_parallel_size", "micro_batch_size", "global_batch_size"):
+            self.megatron_lm_default_args[name] = getattr(self, name)
+
+    def set_optimizer_type(self, optimizer: Any) -> None:
+        """Writes the options of an optimizer of Adam's or SGD's kind into the arguments.
+
+        Raises:
+            InvalidArgument: another kind.
+        """
+        name, defaults = type(optimizer).__name__.lower(), optimizer.defaults
+        if "adam" in name:
+            first, second = defaults["betas"]
+            options = {"optimizer": "adam", "adam_beta1": first, "adam_beta2": second, "adam_eps": defaults["eps"]}
+        elif "sgd" in name:
+            options = {"optimizer": "sgd", "sgd_momentum": defaults["momentum"]}
+        else:
+            raise InvalidArgument(f"Megatron-LM has no {type(optimizer).__name__}; expected Adam, AdamW or SGD")
+        options |= {"lr": defaults["lr"], "weight_decay": defaults["weight_decay"]}
+        self.megatron_lm_default_args.update(options)
+
+    def set_scheduler_args(self, scheduler: Any) -> None:
+        """Writes the schedule of the learning rate into the arguments.
+
+        Where ``train_iters`` or ``lr_warmup_iters`` is ``None`` the scheduler tells, and ``train_samples`` and
+        ``lr_warmup_samples`` do not count.
+
+        Args:
+            scheduler: a ``MegatronLMDummyScheduler``, whose steps are those of all copies of the model.
+
+        Raises:
+            InvalidArgument: :meth:`set_training_args` was not called before, or the scheduler does not tell.
+        """
+        copies = self.megatron_lm_default_args.get("data_parallel_size")
+        if copies is None:
+            raise InvalidArgument("set_scheduler_args needs the number of copies; call set_training_args before")
+        if self.train_iters is None:
+            self.train_iters, self.train_samples = _steps(scheduler, "total_num_steps") // copies, None
+        if self.lr_warmup_iters is None:
+            self.lr_warmup_iters, self.lr_warmup_samples = _steps(scheduler, "warmup_num_steps") // copies, 0
+        self.megatron_lm_default_args.update({name: getattr(self, name) for name in _OF_SCHEDULE})
+
+    def set_tensorboard_logging_options(self) -> None:
+        """Would switch on everything that Megatron-LM can log: refused, as only Megatron-LM knows what that is."""
+        unsupported.refuse("megatron_lm_plugin", "MegatronLMPlugin.set_all_logging_options=True")
+
+
+def _steps(scheduler: Any, name: str) -> int:
+    found = getattr(scheduler, name, None)
+    if found is None:
+        raise InvalidArgument(
+            f"set_scheduler_args: {type(scheduler).__name__} does not tell {name}; pass a MegatronLMDummyScheduler "
+            "with it, or give MegatronLMPlugin train_iters and lr_warmup_iters"
+        )
+    return int(found)

@@ -1,0 +1,118 @@
+"""Options of tensor, context and sequence parallelism, as a ``ParallelismConfig`` holds them.
+
+Fields left at ``None`` are read from ``PARALLELISM_CONFIG_*``.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate_cpp.config import plugin_variables
+from accelerate_cpp.config.libraries import compare_versions, is_installed
+from accelerate_cpp.errors import InvalidArgument
+
+__all__ = [
+    "DeepSpeedSequenceParallelConfig",
+    "TorchContextParallelConfig",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+]
+
+BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
+
+_STRATEGIES = ("allgather", "alltoall")
+_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
+_KERNEL_OF_HUB = re.compile(r"[^/]+/[^/]*flash-attn.*")
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """How torch's attention sees the parts of a sequence that other processes hold.
+
+    Attributes:
+        cp_comm_strategy: ``"allgather"``, keys and values are gathered, or ``"alltoall"``, they go around.
+
+    Raises:
+        InvalidArgument: another strategy.
+    """
+
+    cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        plugin_variables.fill(self, plugin_variables.CONTEXT_PARALLEL)
+        if self.cp_comm_strategy not in _STRATEGIES:
+            raise InvalidArgument(
+                f"Invalid cp_comm_strategy: {self.cp_comm_strategy}, of TorchContextParallelConfig; expected one of "
+                f"{', '.join(_STRATEGIES)}"
+            )
+
+
+@dataclass
+class DeepSpeedSequenceParallelConfig:
+    """How DeepSpeed's attention sees sequences that are split over processes.
+
+    Attributes:
+        sp_seq_length: the length of all sequences, in tokens; needed if it is the same for all.
+        sp_seq_length_is_variable: whether sequences differ in length.
+        sp_attn_implementation: ``"sdpa"``, ``"flash_attention_2"``, ``"flash_attention_3"`` or a kernel of the Hub such
+            as ``"kernels-community/flash-attn2"``; ``None`` takes that of the model.
+
+    Raises:
+        InvalidArgument: the length is missing, or another attention.
+    """
+
+    sp_seq_length: int | None = None
+    sp_seq_length_is_variable: bool | None = None
+    sp_attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        plugin_variables.fill(self, plugin_variables.SEQUENCE_PARALLEL)
+        if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
+            raise InvalidArgument(
+                "DeepSpeedSequenceParallelConfig: sequences of one length (sp_seq_length_is_variable=False) need that "
+                "length; pass sp_seq_length, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH"
+            )
+        attention = self.sp_attn_implementation
+        if attention is not None and attention not in _ATTENTIONS and not _KERNEL_OF_HUB.fullmatch(attention):
+            raise InvalidArgument(
+                f"DeepSpeedSequenceParallelConfig: sp_attn_implementation={attention!r}; expected one of "
+                f"{', '.join(_ATTENTIONS)}, or a kernel of the Hub such as 'kernels-community/flash-attn2' (neither "
+                "eager nor flex_attention can work on parts of sequences)"
+            )
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """Options of tensor parallelism.
+
+    Attributes:
+        enable_async_tp: without effect; a warning says so.
+
+    Raises:
+        InvalidArgument: the installed transformers is older than 4.52, whose models cannot be split.
+    """
+
+    enable_async_tp: bool = False
+
+    def __post_init__(self) -> None:
+        oldest = BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
+        if is_installed("transformers") and compare_versions("transformers", "<", oldest):
+            raise InvalidArgument(f"tensor parallelism needs transformers {oldest} or newer; upgrade it")
+        if self.enable_async_tp:
+            warnings.warn("enable_async_tp=True has no effect: there is no asynchronous one", stacklevel=3)
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """The old way to ask for tensor parallelism; ``ParallelismConfig(tp_size=...)`` is the new one.
+
+    Attributes:
+        tp_size: the number of processes over which layers are split.
+        torch_device_mesh: a mesh with a dimension ``"tp"``.
+    """
+
+    tp_size: int = 1
+    torch_device_mesh: Any = None

@@ -1,0 +1,1 @@
+"""What ``prepare`` does, in its order, and what belongs to what was prepared."""

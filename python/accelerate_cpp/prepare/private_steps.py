@@ -1,0 +1,127 @@
+"""Private steps and lists of the original's ``Accelerator`` that programs call, replace and set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accelerate_cpp.config import unsupported
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Self
+
+    from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
+    from accelerate_cpp.parallel.bundle import Bundle
+    from accelerate_cpp.runtime.accumulation import Accumulation
+
+__all__ = ["PreparationSteps"]
+
+
+class PreparationSteps:
+    """What ``Accelerator`` has under the private names of the original's; steps of what does not work yet refuse."""
+
+    _prepared: Bundle
+    _checkpoints: Checkpoints
+    _accumulation: Accumulation
+    torch_device_mesh: DeviceMesh | None
+    prepare_data_loader: Callable[..., DataLoader[Any]]
+    prepare_model: Callable[..., torch.nn.Module]
+    prepare_optimizer: Callable[..., torch.optim.Optimizer]
+    prepare_scheduler: Callable[..., Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same object: a run has one of its processes and of what they prepared."""
+        return self
+
+    @property
+    def _models(self) -> list[torch.nn.Module]:
+        return self._prepared.models
+
+    @_models.setter
+    def _models(self, models: list[torch.nn.Module]) -> None:
+        self._prepared.models = models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self._prepared.optimizers
+
+    @_optimizers.setter
+    def _optimizers(self, optimizers: list[Any]) -> None:
+        self._prepared.optimizers = optimizers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._prepared.dataloaders
+
+    @_dataloaders.setter
+    def _dataloaders(self, dataloaders: list[Any]) -> None:
+        self._prepared.dataloaders = dataloaders
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._prepared.schedulers
+
+    @_schedulers.setter
+    def _schedulers(self, schedulers: list[Any]) -> None:
+        self._prepared.schedulers = schedulers
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._checkpoints.custom_objects
+
+    @_custom_objects.setter
+    def _custom_objects(self, objects: list[Any]) -> None:
+        self._checkpoints.custom_objects = objects
+
+    @property
+    def _save_model_state_pre_hook(self) -> dict[int, Callable[..., None]]:
+        return self._checkpoints.save_hooks
+
+    @property
+    def _load_model_state_pre_hook(self) -> dict[int, Callable[..., None]]:
+        return self._checkpoints.load_hooks
+
+    def _do_sync(self) -> None:
+        """Counts one micro-batch, and settles whether gradients are synchronised in it."""
+        self._accumulation.advance()
+
+    def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
+        """``obj`` prepared by itself: in the first pass a loader, a model or an optimizer, else a scheduler."""
+        if not first_pass:
+            return self.prepare_scheduler(obj) if isinstance(obj, LRScheduler) else obj
+        if isinstance(obj, DataLoader):
+            return self.prepare_data_loader(obj, device_placement=device_placement)
+        if isinstance(obj, torch.nn.Module):
+            return self.prepare_model(obj, device_placement=device_placement)
+        if isinstance(obj, torch.optim.Optimizer):
+            return self.prepare_optimizer(obj, device_placement=device_placement)
+        return obj
+
+    def _prepare_device_mesh(self) -> DeviceMesh | None:
+        """The mesh by which loaders are shared out."""
+        return self.torch_device_mesh
+
+    def _prepare_cp(self, *args: Any) -> NoReturn:
+        """Would split sequences for torch's attention: raises ``InvalidArgument``."""
+        unsupported.refuse("_prepare_cp", "Accelerator._prepare_cp(...)")
+
+    def _prepare_tp(self, *args: Any) -> NoReturn:
+        """Would split layers: raises ``InvalidArgument``."""
+        unsupported.refuse("_prepare_tp", "Accelerator._prepare_tp(...)")
+
+    def _prepare_fsdp2(self, *args: Any) -> NoReturn:
+        """Would shard a model by torch's ``fully_shard``: raises ``InvalidArgument``."""
+        unsupported.refuse("_prepare_fsdp2", "Accelerator._prepare_fsdp2(...)")
+
+    def _prepare_deepspeed(self, *args: Any) -> NoReturn:
+        """Would make DeepSpeed's engine: raises ``InvalidArgument``."""
+        unsupported.refuse("_prepare_deepspeed", "Accelerator._prepare_deepspeed(...)")
+
+    def _prepare_megatron_lm(self, *args: Any) -> NoReturn:
+        """Would make Megatron-LM's engine: raises ``InvalidArgument``."""
+        unsupported.refuse("_prepare_megatron_lm", "Accelerator._prepare_megatron_lm(...)")

@@ -1,0 +1,105 @@
+"""The part of a prepared loader that tells the state of the run where the loader stands."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from accelerate_cpp.comm.default_group import world_size
+from accelerate_cpp.comm.gather import all_gather
+from accelerate_cpp.data.adapter import DataLoaderAdapter
+from accelerate_cpp.data.cursor import Pass, Start
+from accelerate_cpp.data.uneven import while_all_have_some
+from accelerate_cpp.devices.tree import ignorant_find_batch_size
+from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime.gradient_state import GradientState
+
+
+class DataLoaderStateMixin:
+    """What ``GradientState`` knows of a loader: whether its last batch is out, and how many samples of it are real.
+
+    A loop over a prepared loader calls :meth:`begin` and :meth:`end`; call them yourself around batches that are read
+    in another way. A class of one's own sets ``end_of_dataloader`` while its last batch is out.
+    """
+
+    end_of_dataloader = False
+    remainder = -1
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the run stands between two optimizer steps."""
+        return GradientState()
+
+    def reset(self) -> None:
+        """No batch is out: ``end_of_dataloader`` is ``False``, and ``remainder`` -1, which means unknown."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def begin(self) -> None:
+        """The loader becomes the active one, with the ``remainder`` that its length tells."""
+        self.reset()
+        self.remainder = self._expected_remainder()
+        current.accumulation.reading.push_loader(self)
+
+    def end(self) -> None:
+        """Takes back the latest :meth:`begin`: the loader that was active before it is so again."""
+        current.accumulation.reading.remove_loader(self)
+
+    def _expected_remainder(self) -> int:
+        return -1
+
+
+class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
+    """A loader that is the active one while an iterator over it lives, however that ends."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._synchronize()
+        self.begin()
+        try:
+            yield from self._pass()
+        finally:
+            self.end()
+
+    def _pass(self) -> Iterator[Any]:
+        state = current.accumulation.reading
+        complete, reading = False, self.progress.begin(self)
+        try:
+            self.set_epoch(self.iteration)
+            for batch, is_last in _agreed(self, self._batches(reading)):
+                self.end_of_dataloader = is_last
+                self.progress.advance(reading, is_last)
+                state.rows = ignorant_find_batch_size(batch) if state.weighs_rows else None
+                yield batch
+            # A pass of which everything was left out has been read to its end all the same.
+            complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
+        finally:
+            self.progress.end(reading, complete)
+
+    def _synchronize(self) -> None:
+        """Makes ranks agree on what the pass depends on."""
+
+    @abstractmethod
+    def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
+        """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
+
+
+def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+    """``batches``; within ``join_uneven_inputs`` that stops or raises, those that all processes have."""
+    mode = current.accumulation.reading.on_uneven
+    if mode not in ("stop", "error") or world_size() == 1:
+        yield from batches
+        return
+    for batch, is_last, cut in while_all_have_some(batches, _who_has, raises=mode == "error"):
+        if cut:
+            loader.remainder = 0  # nothing has been repeated yet to complete a last batch
+        yield batch, is_last
+
+
+def _who_has(has: bool) -> list[bool]:
+    """Of each rank, what it says. Collective."""
+    assert current.session is not None
+    (flags,) = all_gather([torch.tensor([int(has)], device=current.session.device)], "gather")
+    return [bool(flag) for flag in flags.tolist()]

@@ -1,0 +1,1 @@
+"""Models in 8 or 4 bits."""

@@ -1,0 +1,74 @@
+"""The order of things in one save and one load; whole runs are in tests/python/test_checkpointing.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
+from accelerate_cpp.checkpoint.layout import Parts
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.utils.dataclasses import ProjectConfiguration
+
+MODEL = torch.nn.Linear(1, 1)
+
+
+def save(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration, **options: Any) -> Path:
+    model = torch.nn.Linear(1, 1)
+    parts, cursors = Parts(models=[model]), [{"epoch": 2, "generator": "abc"}]
+    weights = [dict(model.state_dict())]
+    return checkpoints.save(folder, project, Ranks(), parts, lambda: weights, 7, lambda: cursors, **options)
+
+
+def load(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration) -> Any:
+    return checkpoints.load(folder, project, Ranks(), Parts(models=[MODEL]), lambda model: model, lambda _: None)
+
+
+def test_step_cursors_and_iteration_come_back(tmp_path: Path) -> None:
+    project = ProjectConfiguration(iteration=4)
+    save(Checkpoints(), tmp_path / "c", project)
+    assert project.iteration == 5
+    fresh = ProjectConfiguration()
+    assert load(Checkpoints(), tmp_path / "c", fresh) == ({"step": 7}, [{"epoch": 2, "generator": "abc"}])
+    assert fresh.iteration == 5
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_hook_that_fails_leaves_neither_folder_nor_iteration(tmp_path: Path, blocking: bool) -> None:
+    checkpoints = Checkpoints()
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+
+    def fail(_models: Any, _weights: Any, folder: str) -> None:
+        (Path(folder) / "half").touch()
+        raise KeyError("in the hook")
+
+    handle = checkpoints.add_save_hook(fail)
+    with pytest.raises(KeyError, match="in the hook"):
+        save(checkpoints, None, project, blocking=blocking)
+    assert project.iteration == 0
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    handle.remove()
+    assert save(checkpoints, None, project).name == "checkpoint_0"
+
+
+def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    checkpoints, project = Checkpoints(), ProjectConfiguration()
+    (tmp_path / "file").touch()
+    save(checkpoints, tmp_path / "file" / "c", project, blocking=False)
+    with pytest.raises(OSError, match="file"):
+        save(checkpoints, tmp_path / "c", project)
+    save(checkpoints, tmp_path / "c", project)
+
+
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    checkpoints, project = Checkpoints(), ProjectConfiguration()
+    save(checkpoints, tmp_path / "c", project)
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"")
+    before = torch.get_rng_state()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: expected \d+ bytes, found 0"):
+        load(checkpoints, tmp_path / "c", project)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,97 @@
+"""Writing a checkpoint: whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelerate_cpp.checkpoint import writing as saving
+from accelerate_cpp.checkpoint.files import FileRecord
+from accelerate_cpp.checkpoint.layout import StateFile, random_states_file
+from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
+from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
+from accelerate_cpp.checkpoint.writing import Checkpoint
+from accelerate_cpp.errors import SystemFailure
+
+
+def checkpoint(target: Path, value: float = 1.0, limit: int | None = None) -> Checkpoint:
+    files = [StateFile("model.safetensors", {"a": torch.full((4,), value)}, safe=True), random_states_file(0, 0)]
+    return Checkpoint(target, "token", files, Manifest(3, 1, {}, []), limit)
+
+
+class Unwritable(StateFile):
+    def write(self, folder: Path) -> FileRecord:
+        raise SystemFailure(errno.ENOSPC, "no space left")
+
+
+def test_a_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "c").write(Ranks())
+    assert os.listdir(tmp_path) == ["c"]
+    assert why_not_whole(tmp_path / "c", Ranks()) is None
+    manifest = read_manifest(tmp_path / "c")
+    assert manifest is not None
+    assert (manifest.iteration, sorted(manifest.files)) == (3, ["model.safetensors", "random_states_0.pkl"])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, existed: bool, threads: int) -> None:
+    if existed:
+        checkpoint(tmp_path / "c").write(Ranks())
+    good = checkpoint(tmp_path / "c", 2.0)
+    failing = replace(good, files=[*good.files, Unwritable("optimizer.bin", {})], existed=existed)
+    with pytest.raises(OSError, match="no space left"):
+        failing.write(Ranks(), threads)
+    assert os.listdir(tmp_path) == (["c"] if existed else [])
+    if existed:
+        assert why_not_whole(tmp_path / "c", Ranks()) is None
+
+
+def test_what_hooks_wrote_into_a_new_folder_goes_with_the_failure(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "by_a_hook").touch()
+    with pytest.raises(OSError, match="no space left"):
+        replace(checkpoint(tmp_path / "c"), files=[Unwritable("optimizer.bin", {})]).write(Ranks())
+    assert os.listdir(tmp_path) == []
+
+
+def test_older_checkpoints_are_pruned_only_after_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        checkpoint(tmp_path / f"checkpoint_{number}").write(Ranks())
+    seen = []
+    prune = saving.prune
+
+    def looking(folder: Path, limit: int, newest: Path) -> None:
+        seen.append(sorted(os.listdir(folder)))
+        prune(folder, limit, newest)
+
+    monkeypatch.setattr(saving, "prune", looking)
+    checkpoint(tmp_path / "checkpoint_3", limit=2).write(Ranks())
+    assert seen == [["checkpoint_1", "checkpoint_2", "checkpoint_3"]]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_2", "checkpoint_3"]
+
+
+def test_a_failure_to_prune_keeps_the_new_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(saving, "prune", fail)
+    with pytest.raises(PermissionError):
+        checkpoint(tmp_path / "checkpoint_3", limit=1).write(Ranks())
+    assert why_not_whole(tmp_path / "checkpoint_3", Ranks()) is None
+
+
+def test_a_copy_does_not_follow_the_model(tmp_path: Path) -> None:
+    tensor = torch.zeros(4)
+    original = replace(checkpoint(tmp_path / "c"), files=[StateFile("model.safetensors", {"a": tensor}, safe=True)])
+    copied = original.copied(SnapshotMemory())
+    tensor.fill_(1)
+    assert copied.files[0].content["a"].tolist() == [0, 0, 0, 0]

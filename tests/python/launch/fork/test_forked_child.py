@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from accelerate_cpp.errors import PeerLost
+from accelerate_cpp.launch.fork.forked_child import ErrorReport, run_child
+from accelerate_cpp.launch.fork.results import result_files, values_of
+from accelerate_cpp.launch.workers.child import ChildSetup
+
+
+def _raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def _run(task: Callable[[], object]) -> tuple[int, str, str, ErrorReport | None]:
+    """Runs ``task`` in a fork and returns its exit code, what it printed, what it complained, and its report."""
+    pipes = [os.pipe() for _ in range(3)]
+    setup = ChildSetup()
+    with result_files(1) as (result,):
+        write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+        pid = os.fork()
+        if pid == 0:
+            run_child(task, dict(os.environ), setup, write_ends, result, [end for end, _ in pipes])
+    texts = []
+    for read_end, write_end in pipes:
+        os.close(write_end)
+        with open(read_end, encoding="utf-8") as pipe:
+            texts.append(pipe.read())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status, texts[0], texts[1], ErrorReport.parse(texts[2].encode())
+
+
+def test_report_survives_the_pipe() -> None:
+    report = ErrorReport.of(_raised(ValueError("böom")))
+    assert ErrorReport.parse(report.render()) == report
+    assert report.summary == "ValueError: böom"
+    assert report.traceback.startswith("Traceback (most recent call last)")
+    assert report.blames is None
+
+
+def test_report_knows_whom_the_error_blames() -> None:
+    report = ErrorReport.of(_raised(PeerLost("rank 1 died")))
+    assert report.blames == (1,)
+    assert ErrorReport.parse(report.render()) == report
+
+
+@pytest.mark.parametrize("data", [b"", b'{"summary": "Val'])
+def test_report_that_did_not_arrive_is_none(data: bytes) -> None:
+    assert ErrorReport.parse(data) is None
+
+
+def test_child_prints_to_its_pipes_in_any_way() -> None:
+    def task() -> None:
+        print("é")
+        print("bad", file=sys.stderr)
+        os.write(1, b"raw")
+
+    assert _run(task) == (0, "é\nraw", "bad\n", None)
+
+
+def test_what_the_child_returns_is_in_the_file() -> None:
+    with result_files(1) as (result,):
+        pipes = [os.pipe() for _ in range(3)]
+        setup = ChildSetup()
+        pid = os.fork()
+        if pid == 0:
+            write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+            run_child(lambda: {"loss": 0.5}, dict(os.environ), setup, write_ends, result, ())
+        assert os.waitpid(pid, 0)[1] == 0
+        assert values_of([result]) == [{"loss": 0.5}]
+    for end in (end for pipe in pipes for end in pipe):
+        os.close(end)
+
+
+def test_childs_exception_becomes_a_report_that_starts_at_the_function() -> None:
+    def task() -> None:
+        raise ValueError("boom")
+
+    code, _, complaints, report = _run(task)
+    assert (code, complaints) == (1, "")
+    assert report is not None
+    assert report.summary == "ValueError: boom"
+    assert 'forked_child.py", line' not in report.traceback.replace(__file__, "")
+
+
+@pytest.mark.parametrize(("request_", "code"), [(None, 0), (0, 0), (3, 3), ("words", 1)])
+def test_sys_exit_ends_the_child_as_it_ends_a_program(request_: object, code: int) -> None:
+    def task() -> None:
+        sys.exit(request_)  # type: ignore[arg-type]
+
+    status, _, complaints, report = _run(task)
+    assert (status, report) == (code, None)
+    assert complaints == ("words\n" if request_ == "words" else "")
+
+
+def test_child_waits_for_the_threads_that_it_started() -> None:
+    def task() -> None:
+        release = threading.Event()
+
+        def finish() -> None:
+            release.wait()
+            print("written")
+
+        threading.Thread(target=finish).start()
+        release.set()
+
+    assert _run(task)[1] == "written\n"
+
+
+def test_child_runs_no_exit_handler_of_its_parent() -> None:
+    def handler() -> None:
+        os.write(1, b"handler ran")
+
+    atexit.register(handler)
+    try:
+        assert _run(lambda: None)[1] == ""
+    finally:
+        atexit.unregister(handler)
+
+
+def test_childs_standard_input_is_empty() -> None:
+    assert _run(lambda: print(repr(sys.stdin.read())))[1] == "''\n"

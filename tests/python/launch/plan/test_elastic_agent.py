@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.launch.plan.elastic_agent import agent_command
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
+from accelerate_cpp.launch.workers import exec_with_parent as tied
+
+torchrun = pytest.importorskip("torch.distributed.run")
+
+
+def _plan(tmp_path: Path, **options: object) -> LaunchPlan:
+    (tmp_path / "train.py").touch()
+    several = {"cpu": True, "num_machines": 2, "num_processes": 4, "main_process_ip": "head"} | options
+    return resolve(LaunchOptions(str(tmp_path / "train.py"), ("--lr", "1"), **several), {})  # type: ignore[arg-type]
+
+
+def _agent(plan: LaunchPlan) -> object:
+    """The agent's command as torchrun reads it."""
+    assert plan.agent is not None
+    command = agent_command(plan, plan.agent)
+    assert command[:3] == (sys.executable, "-m", "torch.distributed.run")
+    return torchrun.get_args_parser().parse_args(command[3:])
+
+
+def test_other_rendezvous_is_the_agents(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, rdzv_backend="c10d", rdzv_conf="timeout=900", role="trainer")
+    told = _agent(plan)
+    assert (told.nnodes, told.nproc_per_node) == ("2", "2")
+    assert (told.rdzv_backend, told.rdzv_endpoint, told.rdzv_conf) == ("c10d", "head:29500", "timeout=900")
+    assert told.role == "trainer"
+    assert told.training_script == tied.__file__
+    assert told.training_script_args == [sys.executable, str(tmp_path / "train.py"), "--lr", "1"]
+
+
+def test_machine_with_rank_0_holds_the_store_where_ranks_were_said(tmp_path: Path) -> None:
+    conf = [
+        _agent(_plan(tmp_path, rdzv_backend="c10d", **said)).rdzv_conf  # type: ignore[attr-defined]
+        for said in ({"machine_rank": 0, "rdzv_conf": "a=1"}, {"machine_rank": 1}, {})
+    ]
+    assert conf == ["a=1,is_host=true", "is_host=false", ""]
+
+
+def test_restarts_over_several_machines_are_the_agents(tmp_path: Path) -> None:
+    told = _agent(_plan(tmp_path, max_restarts=3, machine_rank=1, main_process_port=1234, monitor_interval=0.5))
+    assert (told.max_restarts, told.monitor_interval) == (3, 0.5)
+    assert (told.rdzv_backend, told.rdzv_endpoint, told.rdzv_conf) == ("c10d", "head:1234", "is_host=false")
+
+
+def test_one_machine_and_a_static_rendezvous_need_no_agent(tmp_path: Path) -> None:
+    assert _plan(tmp_path).agent is None
+    assert _plan(tmp_path, num_machines=1, rdzv_backend="c10d", max_restarts=3).agent is None

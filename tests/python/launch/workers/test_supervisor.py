@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.comm.joining import BEGINS, MESSAGE
+from accelerate_cpp.launch.workers import supervisor as supervisor_module
+from accelerate_cpp.launch.workers.attendance import Absence, attendance
+from accelerate_cpp.launch.workers.failure import WorkerEnd
+from accelerate_cpp.launch.workers.supervisor import Supervisor
+from accelerate_cpp.launch.workers.worker import Worker, living_members
+
+SLEEP = ["sleep", "600"]
+
+
+@pytest.fixture(autouse=True)
+def patience_of_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 600.0)
+    monkeypatch.setattr(supervisor_module, "REPORT_SECONDS", 0.0)
+
+
+def _start(rank: int, command: list[str], sink: Callable[[bytes], object] = len) -> Worker:
+    read_end, write_end = os.pipe()
+    process = subprocess.Popen(command, start_new_session=True, stdout=write_end)
+    os.close(write_end)
+    return Worker(rank, process.pid, {read_end: sink}, process.wait)
+
+
+def _python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_output_is_passed_on_and_its_end_is_told() -> None:
+    chunks: list[bytes] = []
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, _python("print('hello', end='')"), chunks.append))
+        end = supervisor.run()
+    assert b"".join(chunks) == b"hello"
+    assert chunks[-1] == b""
+    assert end.workers == (WorkerEnd(0, 0, False),)
+
+
+def test_others_are_ended_when_one_fails() -> None:
+    with Supervisor() as supervisor:
+        sleeping = _start(0, SLEEP)
+        supervisor.add(sleeping)
+        supervisor.add(_start(1, _python("raise SystemExit(7)")))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 7, False), WorkerEnd(0, -signal.SIGTERM, True))
+    assert living_members({sleeping.pid}) == []
+
+
+def test_rank_that_the_failed_ones_name_may_end_on_its_own(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "failed")
+    survivor = _python(f"import os; open({str(tmp_path / 'failed')!r}, 'w').close(); os._exit(1)")
+    cause = _python(f"open({str(tmp_path / 'failed')!r}).close(); raise SystemExit(7)")
+    with Supervisor(blames=lambda rank: [1] if rank == 0 else None) as supervisor:
+        supervisor.add(_start(0, survivor))
+        supervisor.add(_start(1, cause))
+        end = supervisor.run()
+    assert WorkerEnd(1, 7, False) in end.workers
+
+
+def test_workers_that_wait_in_vain_are_ended() -> None:
+    with attendance() as present, Supervisor(attendance=present) as supervisor:
+        supervisor.add(_start(0, SLEEP))
+        supervisor.add(_start(1, ["true"]))
+        os.write(present.descriptor, MESSAGE.pack(0, BEGINS))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 0, False), WorkerEnd(0, -signal.SIGTERM, True))
+    assert end.absence == Absence(1, [0])
+
+
+def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 0.2)
+    os.mkfifo(tmp_path / "ready")
+    stubborn = _python(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close(); time.sleep(600)"
+    )
+    failing = _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, stubborn))
+        supervisor.add(_start(1, failing))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGKILL, True))
+
+
+def test_processes_that_a_worker_leaves_in_its_group_are_ended() -> None:
+    with Supervisor() as supervisor:
+        leaving = _start(0, ["sh", "-c", "sleep 600 & sleep 600 &"])
+        supervisor.add(leaving)
+        assert supervisor.run().workers == (WorkerEnd(0, 0, False),)
+        assert living_members({leaving.pid}) == []
+
+
+def test_process_outside_the_group_that_holds_the_pipe_is_not_waited_for() -> None:
+    outside: list[bytes] = []
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, ["sh", "-c", "setsid sleep 600 & echo $!"], outside.append))
+        supervisor.run()
+    escaped = int(b"".join(outside))
+    os.kill(escaped, signal.SIGKILL)
+
+
+def test_interrupt_is_forwarded_and_reported() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Supervisor(ours) as supervisor:
+        supervisor.add(_start(0, SLEEP))
+        theirs.send(bytes([signal.SIGINT]))
+        end = supervisor.run()
+    assert end.interrupted_by == signal.SIGINT
+    assert end.workers == (WorkerEnd(0, -signal.SIGINT, True),)
+
+
+def test_second_interrupt_kills_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 600.0)  # longer than a test may take
+    ours, theirs = socket.socketpair()
+    stubborn = _python(
+        "import os, signal, time; signal.signal(signal.SIGINT, lambda *a: os.write(1, b'no'))\n"
+        "os.write(1, b'ready')\n"
+        "while True: time.sleep(600)"
+    )
+    with ours, theirs, Supervisor(ours) as supervisor:
+        # Each line of the worker is answered with an interrupt: first when it is ready, then when it refuses.
+        supervisor.add(_start(0, stubborn, lambda chunk: theirs.send(bytes([signal.SIGINT])) if chunk else None))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(0, -signal.SIGKILL, True),)
+
+
+def test_other_signals_do_not_interrupt() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Supervisor(ours) as supervisor:
+        theirs.send(bytes([signal.SIGCHLD]))
+        supervisor.add(_start(0, ["true"]))
+        assert supervisor.run().interrupted_by is None
+
+
+def test_leaving_by_an_exception_ends_and_reaps_everything() -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    worker = _start(0, SLEEP)
+    with pytest.raises(ZeroDivisionError), Supervisor() as supervisor:
+        supervisor.add(worker)
+        raise ZeroDivisionError
+    with pytest.raises(ChildProcessError):
+        os.waitpid(worker.pid, 0)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_worker_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    worker = _start(0, SLEEP)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"), Supervisor() as supervisor:
+        supervisor.add(worker)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(worker.pid, 0)
+    for descriptor in worker.outputs:
+        os.close(descriptor)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.launch.workers.worker import exit_code_of_ended, living_members
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("pass", 0), ("import os; os._exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)]
+)
+def test_exit_code_is_read_without_reaping(code: str, expected: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert exit_code_of_ended(process.pid) == expected
+    assert process.wait() == expected
+
+
+def test_members_are_the_living_processes_of_the_group() -> None:
+    leader = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; exec sleep 600"], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    assert leader.stdout is not None
+    member = int(leader.stdout.readline())
+    try:
+        assert set(living_members({leader.pid})) == {leader.pid, member}
+        leader.kill()
+        os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
+        assert living_members({leader.pid}) == [member]
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.communicate()
+
+
+def test_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z 1 (b"
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([program, "600"], start_new_session=True)
+    try:
+        assert living_members({process.pid}) == [process.pid]
+    finally:
+        process.kill()
+        process.wait()

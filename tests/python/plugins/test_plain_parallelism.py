@@ -1,0 +1,112 @@
+"""Which parallelism a run may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.plugins import plain_parallelism
+from accelerate_cpp.plugins.plain_parallelism import rank_along, require_plain
+from accelerate_cpp.runtime import current
+from accelerate_cpp.state import AcceleratorState, PartialState
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+@pytest.fixture
+def _third_of_four() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+def test_nothing_and_one_copy_are_accepted() -> None:
+    config = ParallelismConfig()
+    assert require_plain(None) is None
+    assert require_plain(config) is config
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.usefixtures("_third_of_four")
+def test_one_copy_per_process_is_accepted(copies: int) -> None:
+    config = ParallelismConfig(dp_replicate_size=copies)
+    assert require_plain(config) is config
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"tp_size": 2}, r"\(tp_size=2\)"),
+        ({"dp_replicate_size": 2, "dp_shard_size": 3}, r"\(dp_shard_size=3\)"),
+        ({"dp_shard_size": 2, "cp_size": 2}, r"\(dp_shard_size=2, cp_size=2\)"),
+        ({"sp_size": 2}, r"\(sp_size=2\)"),
+    ],
+    ids=str,
+)
+def test_other_kinds_are_refused_by_their_sizes(sizes: dict[str, int], found: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^parallelism_config=ParallelismConfig{found}: a mesh of several kinds"):
+        require_plain(ParallelismConfig(**sizes))
+
+
+def test_another_number_of_copies_is_refused_before_processes_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match="dp_replicate_size=3, and there are 1 processes"):
+        require_plain(ParallelismConfig(dp_replicate_size=3))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert require_plain(ParallelismConfig(dp_replicate_size=3))
+
+
+@pytest.mark.parametrize("found", [3, {"tp_size": 1}])
+def test_what_is_no_configuration_is_refused(found: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^parallelism_config=.*: expected a ParallelismConfig$"):
+        require_plain(found)
+
+
+@pytest.mark.usefixtures("_third_of_four")
+def test_the_place_of_a_process_is_0_where_there_is_one_process() -> None:
+    config = ParallelismConfig(dp_replicate_size=4)
+    mesh = config.get_device_mesh("cpu")
+    assert [rank_along(config, mesh, name) for name in ("dp_replicate", "dp_shard", "tp")] == [2, 0, 0]
+    assert rank_along(ParallelismConfig(), None, "dp_replicate") == 0
+    with pytest.raises(InvalidArgument, match="no dimension tp, as it has no mesh; pass a ParallelismConfig"):
+        rank_along(None, None, "tp")
+
+
+def test_the_state_keeps_the_configuration_until_another_one_is_given() -> None:
+    state, config, other = AcceleratorState(cpu=True), ParallelismConfig(), ParallelismConfig(dp_replicate_size=1)
+    assert (state.parallelism_config, state.device_mesh) == (None, None)
+    assert AcceleratorState(parallelism_config=config).parallelism_config is config
+    assert AcceleratorState().parallelism_config is state.parallelism_config is config
+    assert AcceleratorState(parallelism_config=other).parallelism_config is other
+    AcceleratorState._reset_state()
+    assert AcceleratorState().parallelism_config is None
+
+
+@pytest.mark.usefixtures("_third_of_four")
+def test_the_state_has_the_mesh_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    PartialState(cpu=True)
+    state = AcceleratorState(parallelism_config=ParallelismConfig(dp_replicate_size=4))
+    assert state.device_mesh is not None
+    assert (state.device_mesh.mesh_dim_names, state.device_mesh.get_local_rank()) == (("dp_replicate",), 2)
+    session = replace(state._session, device=SimpleNamespace(type="cuda"))  # type: ignore[arg-type]
+    monkeypatch.setattr(current, "session", session)
+    with pytest.raises(InvalidArgument, match="there is a mesh of cpu devices already"):
+        AcceleratorState()
+
+
+def test_of_plugins_the_state_says_that_there_are_none() -> None:
+    state = AcceleratorState(cpu=True)
+    assert issubclass(AcceleratorState, plain_parallelism.PluginViews)
+    assert [state.deepspeed_plugins, state.deepspeed_plugin, state.torch_tp_plugin] == [None] * 3  # type: ignore[func-returns-value]
+    assert state.is_fsdp2 is False
+    with pytest.raises(InvalidArgument, match=r"get_deepspeed_plugin\('a'\): this run does not go through DeepSpeed"):
+        state.get_deepspeed_plugin("a")
+    with pytest.raises(InvalidArgument, match=r"select_deepspeed_plugin\(None\): this run does not go through"):
+        state.select_deepspeed_plugin()

@@ -1,0 +1,49 @@
+"""What counts as sharded, in one process; several are in tests/distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    # Not Gloo's: torch keeps groups of DTensors for good, and one with threads never ends in workers forked later.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def by(kind: str) -> torch.nn.Module:
+    model, mesh = torch.nn.Linear(2, 2), init_device_mesh("cpu", (1,))
+    if kind == "fully_shard":
+        return fully_shard(model, mesh=mesh)
+    if kind == "wrapper":
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    return distribute_module(model, mesh) if kind == "tensors" else model
+
+
+@pytest.mark.parametrize(("kind", "how"), [("fully_shard", "by FSDP"), ("wrapper", "FSDP"), ("tensors", "'weight'")])
+def test_what_is_sharded_is_refused_for_training_on_several_processes_alone(kind: str, how: str) -> None:
+    for model in (by(kind), torch.nn.Sequential(torch.nn.ReLU(), by(kind))):
+        assert is_sharded(model)
+        require_whole(model, 1)
+        with pytest.raises(InvalidArgument, match=rf"is sharded already \(.*({how}|'1\.weight')"):
+            require_whole(model, 2)
+        require_whole(model.requires_grad_(False), 2)
+
+
+def test_other_models_are_whole() -> None:
+    model = by("none")
+    assert not is_sharded(model)
+    require_whole(model, 2)
