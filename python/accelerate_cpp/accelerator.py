@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
@@ -21,42 +17,43 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_cpp import checkpointing
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
-from accelerate_cpp.comm.compression_hooks import require_hook
 from accelerate_cpp.config import env_table, unsupported
-from accelerate_cpp.config.compile import compile_accumulation, compile_precision, freeze
-from accelerate_cpp.config.session_config import AccumulationConfig, DynamoConfig
+from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.devices.memory import release_cache
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
 from accelerate_cpp.parallel.data_parallel import core_backend
-from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.parallel.data_parallel_strategy import synchronising
 from accelerate_cpp.parallelism_config import ParallelismConfig
+from accelerate_cpp.plugins.configurations import chosen_dynamo_plugin
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
-from accelerate_cpp.plugins.fp8_recipes import settle_recipe
-from accelerate_cpp.plugins.handlers import by_class
+from accelerate_cpp.plugins.fp8_recipes import with_recipe
+from accelerate_cpp.plugins.handlers import accepted_handlers
 from accelerate_cpp.plugins.plain_parallelism import rank_along
-from accelerate_cpp.precision.forward import install
-from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.grad_scaler import unscale_all
-from accelerate_cpp.precision.master_weights import master_dtypes
-from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
-from accelerate_cpp.prepare.compile_regions import compile_prepared, compile_prepared_regions
+from accelerate_cpp.precision.plan import PrecisionPlan
+from accelerate_cpp.prepare.metrics import all_tensors, drop_repeated, rows_of_last_batch
+from accelerate_cpp.prepare.order import (
+    autocast_options,
+    evaluated,
+    is_prepared,
+    placements_of,
+    precision_plan,
+    prepare_together,
+    remember,
+)
 from accelerate_cpp.prepare.private_steps import PreparationSteps
-from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
+from accelerate_cpp.prepare.uneven_inputs import uneven_inputs
 from accelerate_cpp.runtime import current
-from accelerate_cpp.runtime.accumulation import Accumulation
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.runtime.reading import OnUneven
-from accelerate_cpp.runtime.session import Session
 from accelerate_cpp.scheduler import AcceleratedScheduler
-from accelerate_cpp.state import AcceleratorState, GradientState, enter_session
+from accelerate_cpp.state import AcceleratorState, open_session, precision_of_run
 from accelerate_cpp.trackers.active import ActiveTrackers
 from accelerate_cpp.trackers.general import GeneralTracker
 from accelerate_cpp.tracking import filter_trackers
-from accelerate_cpp.utils.constants import PROFILE_PATTERN_NAME
 from accelerate_cpp.utils.dataclasses import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -80,14 +77,7 @@ from accelerate_cpp.utils.dataclasses import (
     TorchDynamoPlugin,
 )
 from accelerate_cpp.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
-from accelerate_cpp.utils.operations import (
-    gather,
-    gather_object,
-    honor_type,
-    pad_across_processes,
-    recursively_apply,
-    reduce,
-)
+from accelerate_cpp.utils.operations import gather, gather_object, pad_across_processes, reduce
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
 
 if TYPE_CHECKING:
@@ -101,7 +91,11 @@ T = TypeVar("T")
 # Subclasses of the original's Accelerator take these as the defaults of arguments that it no longer has, but the first.
 _split_batches, _dispatch_batches, _even_batches, _use_seedable_sampler = (object() for _ in range(4))
 _ACCELERATORS = frozenset(TYPE_OF_SEVERAL_PROCESSES.values()) - {DistributedType.MULTI_CPU, DistributedType.XLA}
-_RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs)
+
+
+def _replaced_conversion() -> Callable[..., Any] | None:
+    """What a program has put in the place of the conversion to fp8 that this module only lends it."""
+    return globals().get("convert_model_to_fp8_ao")
 
 
 class Accelerator(PreparationSteps):
@@ -144,6 +138,8 @@ class Accelerator(PreparationSteps):
         ImportError: the library that fp8 needs is not installed.
     """
 
+    _scheduler_types = (LRScheduler, AcceleratedScheduler)
+    state: AcceleratorState
     flag_tensor: torch.Tensor | None
     """What :meth:`set_trigger` sets to 1, 0-dim; ``None`` before the first use."""
 
@@ -171,72 +167,57 @@ class Accelerator(PreparationSteps):
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
-        _refuse_arguments(
-            split_batches,
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            deepspeed_plugins=deepspeed_plugins,
+        unsupported.refuse_given(
+            {
+                "deepspeed_plugin": deepspeed_plugin,
+                "fsdp_plugin": fsdp_plugin,
+                "torch_tp_plugin": torch_tp_plugin,
+                "megatron_lm_plugin": megatron_lm_plugin,
+                "deepspeed_plugins": deepspeed_plugins,
+            }
         )
-        handlers, accumulation = (
-            _with_recipe(_accepted_handlers(kwargs_handlers), mixed_precision),
-            _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
+        if split_batches is not _split_batches:
+            warnings.warn(
+                "Accelerator(split_batches=...) has no effect; pass "
+                "dataloader_config=DataLoaderConfiguration(split_batches=...)",
+                stacklevel=2,
+            )
+        precision = None if mixed_precision is None else str(mixed_precision)
+        handlers = with_recipe(accepted_handlers(kwargs_handlers), precision_of_run(precision))
+        accumulation = compile_accumulation(
+            gradient_accumulation_steps,
+            None if gradient_accumulation_plugin is None else gradient_accumulation_plugin.to_kwargs(),
         )
-        project, trackers = _project_and_trackers(project_config, project_dir, log_with)
-        self._session, self._accumulation = _open_session(
-            cpu,
-            mixed_precision,
-            accumulation,
-            handlers,
-            _dynamo_plugin(dynamo_plugin, dynamo_backend),
-            parallelism_config,
-        )
-        self._keep(
-            device_placement=device_placement,
-            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            dataloader_config=dataloader_config or DataLoaderConfiguration(),
-            rng_types=["generator"] if rng_types is None else rng_types,
-            project_configuration=project,
-            handlers=handlers,
-            trackers=trackers,
-        )
+        self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
+        if project_dir is not None and self.project_configuration.project_dir is None:
+            self.project_configuration.set_directories(project_dir)
+        self._trackers = ActiveTrackers(filter_trackers(log_with, self.logging_dir))
+        dynamo = chosen_dynamo_plugin(dynamo_plugin, dynamo_backend)
 
-    def _keep(
-        self,
-        device_placement: bool,
-        step_scheduler_with_optimizer: bool,
-        dataloader_config: DataLoaderConfiguration,
-        rng_types: list[str | RNGType],
-        project_configuration: ProjectConfiguration,
-        handlers: Mapping[type[KwargsHandler], Any],
-        trackers: ActiveTrackers,
-    ) -> None:
-        self.device_placement, self.step_scheduler_with_optimizer = device_placement, step_scheduler_with_optimizer
-        self.dataloader_config, self.rng_types, self.project_configuration = (
-            dataloader_config,
-            rng_types,
-            project_configuration,
-        )
-        self.state, self.gradient_state = AcceleratorState(), GradientStateOf(self._accumulation)
-        self._keep_handlers(handlers.get(AutocastKwargs), handlers.get(GradScalerKwargs), handlers)
-        self._prepared, self.flag_tensor, self._checkpoints, self._trackers = Bundle(), None, Checkpoints(), trackers
-
-    def _keep_handlers(
-        self,
-        autocast: AutocastKwargs | None,
-        scaler: GradScalerKwargs | None,
-        handlers: Mapping[type[KwargsHandler], Any],
-    ) -> None:
-        self.autocast_handler, self.scaler_handler = autocast, scaler
-        self.ddp_handler, self.init_handler, self.profile_handler = map(
-            handlers.get, (DistributedDataParallelKwargs, InitProcessGroupKwargs, ProfileKwargs)
-        )
-        self.ao_recipe_handler, self.te_recipe_handler = handlers.get(AORecipeKwargs), handlers.get(TERecipeKwargs)
-        self.msamp_recipe_handler, self.fp8_recipe_handler = map(handlers.get, (MSAMPRecipeKwargs, FP8RecipeKwargs))
+        self._session = open_session(cpu, precision, accumulation, handlers, dynamo, parallelism_config)
+        self._accumulation = begin_accumulation(accumulation)
+        self.state = AcceleratorState()
+        self.gradient_state = GradientStateOf(self._accumulation)
+        self.device_placement = device_placement
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.rng_types = ["generator"] if rng_types is None else rng_types
+        self.autocast_handler = handlers.get(AutocastKwargs)
+        self.scaler_handler = handlers.get(GradScalerKwargs)
+        self.ddp_handler = handlers.get(DistributedDataParallelKwargs)
+        self.init_handler = handlers.get(InitProcessGroupKwargs)
+        self.profile_handler = handlers.get(ProfileKwargs)
+        self.ao_recipe_handler = handlers.get(AORecipeKwargs)
+        self.te_recipe_handler = handlers.get(TERecipeKwargs)
+        self.msamp_recipe_handler = handlers.get(MSAMPRecipeKwargs)
+        self.fp8_recipe_handler = handlers.get(FP8RecipeKwargs)
         self.scaler = self._session.precision.make_scaler(
-            scaler.to_kwargs() if scaler else None, gradients_are_measured=core_backend() is not None
+            self.scaler_handler.to_kwargs() if self.scaler_handler else None,
+            gradients_are_measured=core_backend() is not None,
         )
+        self.flag_tensor = None
+        self._prepared = Bundle()
+        self._checkpoints = Checkpoints()
 
     # Processes and devices
 
@@ -512,7 +493,7 @@ class Accelerator(PreparationSteps):
             ValueError: with several processes, a model that was spread over devices, or one to be trained that is
                 sharded already (by FSDP, or with ``DTensor`` parameters).
         """
-        prepared = _prepare_together(self, args, _placements(args, device_placement))
+        prepared = prepare_together(self, args, placements_of(args, device_placement), _replaced_conversion())
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def prepare_model(
@@ -523,10 +504,12 @@ class Accelerator(PreparationSteps):
         With ``evaluation_mode`` it is only moved, and compiled where that was asked for: no gradient will be reduced,
         and it need not have any.
         """
-        if (_is_prepared(model) and not self._session.strategy.is_thawed(model)) or evaluation_mode:
-            return _remember(self._models, model if _is_prepared(model) else _evaluated(self, model, device_placement))
-        prepared: torch.nn.Module = _prepare_together(self, (model,), [device_placement])[0]
-        return prepared
+        if is_prepared(model) and (evaluation_mode or not self._session.strategy.is_thawed(model)):
+            return remember(self._models, model)
+        if evaluation_mode:
+            return remember(self._models, evaluated(self, model, device_placement))
+        (prepared,) = prepare_together(self, (model,), [device_placement], _replaced_conversion())
+        return cast(torch.nn.Module, prepared)
 
     def prepare_data_loader(
         self,
@@ -538,33 +521,48 @@ class Accelerator(PreparationSteps):
 
         ``slice_fn_for_dispatch`` cuts a rank's part from the batches that rank 0 reads for everyone.
         """
-        if _is_prepared(data_loader):
-            return _remember(self._dataloaders, data_loader)
-        put_on_device = self.device_placement if device_placement is None else device_placement
-        sharded = _shard_loader(self, data_loader, put_on_device, slice_fn_for_dispatch)
-        return _remember(self._dataloaders, sharded)
+        if is_prepared(data_loader):
+            return remember(self._dataloaders, data_loader)
+        config = self.dataloader_config
+        sharded = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            split_batches=config.split_batches,
+            put_on_device=self.device_placement if device_placement is None else device_placement,
+            rng_types=list(self.rng_types),
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
+        )
+        return remember(self._dataloaders, sharded)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> torch.optim.Optimizer:
         """An optimizer that steps only where gradients are synchronised."""
-        if _is_prepared(optimizer):
-            return _remember(self._optimizers, optimizer)
+        if is_prepared(optimizer):
+            return remember(self._optimizers, optimizer)
         placement = self.device_placement if device_placement is None else device_placement
         prepared = AcceleratedOptimizer(optimizer, device_placement=placement, scaler=self.scaler)
         prepared._accumulation = self._accumulation
-        return _remember(self._optimizers, prepared)
+        return remember(self._optimizers, prepared)
 
     def prepare_scheduler(self, scheduler: LRScheduler | AcceleratedScheduler) -> LRScheduler | AcceleratedScheduler:
         """A scheduler that steps with its optimizer; an optimizer that is prepared already is found again."""
-        if _is_prepared(scheduler):
-            return _remember(self._schedulers, scheduler)
+        if is_prepared(scheduler):
+            return remember(self._schedulers, scheduler)
         own = [wrapped for wrapped in self._optimizers if wrapped.optimizer is getattr(scheduler, "optimizer", None)]
         prepared = AcceleratedScheduler(
             scheduler, own or self._optimizers, self.step_scheduler_with_optimizer, self.split_batches
         )
         prepared._accumulation = self._accumulation
-        return _remember(self._schedulers, prepared)
+        return remember(self._schedulers, prepared)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
         """A loader like ``dataloader`` that starts after its first ``num_batches`` batches."""
@@ -574,7 +572,12 @@ class Accelerator(PreparationSteps):
     @property
     def has_lomo_optimizer(self) -> bool:
         """Whether an optimizer of the package ``lomo_optim`` was prepared, whose fused backward is not supported."""
-        return any(_is_of_package(wrapped.optimizer, "lomo_optim") for wrapped in self._optimizers)
+        kinds = [kind for wrapped in self._optimizers for kind in type(wrapped.optimizer).__mro__]
+        return any(kind.__module__.partition(".")[0] == "lomo_optim" for kind in kinds)
+
+    @staticmethod
+    def _bitsandbytes_computes_on_cpu() -> bool:
+        return is_bitsandbytes_multi_backend_available() and not is_xpu_available()
 
     # Training
 
@@ -638,7 +641,7 @@ class Accelerator(PreparationSteps):
         Args:
             model: as :meth:`prepare` returned it.
         """
-        return _synchronising(model)
+        return synchronising(model)
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
         """``loss.backward(**kwargs)``; in fp16 the loss is scaled.
@@ -655,7 +658,8 @@ class Accelerator(PreparationSteps):
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
-        loss, weight = _weighted(self, loss, weight)
+        current.accumulation = self._accumulation
+        loss, weight = self._accumulation.weighted(loss, weight)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         with self._accumulation.weights.of_pass(self._session.strategy.models, weight, self.sync_gradients) as weights:
             self._session.strategy.backward(scaled, weights, **kwargs)
@@ -709,11 +713,11 @@ class Accelerator(PreparationSteps):
         Raises:
             ValueError: it has not been prepared.
         """
-        return _plan(self, model)
+        return precision_plan(self, model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """The casting that mixed precision asks for; none in full precision, whatever the handler says."""
-        return self._session.precision.autocast(_autocast_options(autocast_handler or self.autocast_handler))
+        return self._session.precision.autocast(autocast_options(autocast_handler or self.autocast_handler))
 
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
@@ -721,7 +725,7 @@ class Accelerator(PreparationSteps):
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         with handler.build() as profiler:
             yield profiler
-        _write_trace(profiler, handler.output_trace_dir, self.process_index)
+        handler.write_trace(profiler, self.process_index)
         self.wait_for_everyone()
 
     @contextmanager
@@ -744,7 +748,7 @@ class Accelerator(PreparationSteps):
         with ExitStack() as stack:
             stack.enter_context(overriding_even_batches(self._dataloaders, even_batches))
             if self.use_distributed:
-                stack.enter_context(_uneven(self._session.strategy, joinables, mode))
+                stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode))
             yield
 
     # Collectives
@@ -766,10 +770,10 @@ class Accelerator(PreparationSteps):
             input_data: tensors in nested containers; anything else is gathered by pickling, as a list of samples.
             use_gather_object: pickle tensors as well.
         """
-        pickled = use_gather_object or not _all_tensors(input_data)
+        pickled = use_gather_object or not all_tensors(input_data)
         gathered = gather_object(input_data) if pickled else gather(input_data)
-        rows = _rows_of_last_batch(self.gradient_state, self.num_processes)
-        return gathered if rows is None else _drop_repeated(gathered, input_data, pickled, *rows)
+        rows = rows_of_last_batch(self.gradient_state, self.num_processes)
+        return gathered if rows is None else drop_repeated(gathered, input_data, pickled, *rows)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The ``"sum"``, ``"mean"`` or ``"max"`` over all processes, as new tensors; ``scale`` has no effect."""
@@ -935,10 +939,12 @@ class Accelerator(PreparationSteps):
             One ``None`` for each of ``objects``: ``model, optimizer = accelerator.free_memory(model, optimizer)`` drops
             the caller's own references.
         """
-        _forget(self)
+        self._prepared = Bundle()
+        self._checkpoints.release_memory()
+        self.step = 0
         freed = [None] * len(objects)
         del objects
-        _release_cache(self.device)
+        release_cache(self.device)
         return freed
 
     def clear(self, *objects: Any) -> list[None]:
@@ -1006,358 +1012,3 @@ class Accelerator(PreparationSteps):
         finally:
             self._trackers.finish()
         self.wait_for_everyone()
-
-
-def _weighted(
-    accelerator: Accelerator, loss: torch.Tensor, weight: float | torch.Tensor | None
-) -> tuple[torch.Tensor, float | None]:
-    """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples."""
-    current.accumulation = accelerator._accumulation
-    if weight is not None:
-        return loss, float(weight)
-    reading = current.accumulation.reading
-    rows = reading.rows if reading.weighs_rows else None
-    return (loss / current.accumulation.num_steps, None) if rows is None else (loss * rows, float(rows))
-
-
-@contextmanager
-def _synchronising(model: torch.nn.Module) -> Iterator[None]:
-    model = inside_compiler(model)
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
-    switches = ("require_backward_grad_sync", "require_forward_param_sync")
-    before = {name: getattr(model, name) for name in switches if hasattr(model, name)}
-    model.__dict__.update(dict.fromkeys(before, True))
-    model.reducer.prepare_for_backward([])
-    try:
-        yield
-    finally:
-        model.__dict__.update(before)
-
-
-def _is_of_package(optimizer: Any, package: str) -> bool:
-    return any(kind.__module__.partition(".")[0] == package for kind in type(optimizer).__mro__)
-
-
-@contextmanager
-def _uneven(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterator[None]:
-    reading = current.accumulation.reading
-    if mode not in get_args(OnUneven):
-        raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
-    before, reading.on_uneven = reading.on_uneven, mode
-    try:
-        with strategy.join(joinables) if mode == "join" else nullcontext(False) as weighs:
-            reading.weighs_rows = weighs
-            yield
-    finally:
-        reading.on_uneven, reading.weighs_rows = before, False
-
-
-def _refuse_arguments(split_batches: object, **plugins: Any) -> None:
-    unsupported.refuse_given(plugins)
-    if split_batches is not _split_batches:
-        warnings.warn(
-            "Accelerator(split_batches=...) has no effect; pass "
-            "dataloader_config=DataLoaderConfiguration(split_batches=...)",
-            stacklevel=3,
-        )
-
-
-def _accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandler], Any]:
-    accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
-    unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})
-    ddp = accepted.get(DistributedDataParallelKwargs, DistributedDataParallelKwargs())
-    require_hook(str(ddp.comm_hook), str(ddp.comm_wrapper))
-    return accepted
-
-
-def _with_recipe(
-    handlers: dict[type[KwargsHandler], Any], mixed_precision: PrecisionType | str | None
-) -> dict[type[KwargsHandler], Any]:
-    """``handlers``, with the default recipe if the run is in fp8 and they hold none."""
-    settled = None if current.session is None else current.session.config.mixed_precision
-    precision = settled if settled is not None and mixed_precision is None else compile_precision(mixed_precision)
-    recipe = settle_recipe(precision, [handlers[kind] for kind in _RECIPES if kind in handlers])
-    return handlers if recipe is None else {**handlers, type(recipe): recipe}
-
-
-def _dynamo_plugin(plugin: TorchDynamoPlugin | None, backend: DynamoBackend | str | None) -> TorchDynamoPlugin | None:
-    if plugin is not None and backend is not None:
-        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
-    if plugin is not None and not isinstance(plugin, TorchDynamoPlugin):
-        raise InvalidArgument(f"dynamo_plugin={plugin!r}: expected a TorchDynamoPlugin")
-    return plugin if backend is None else TorchDynamoPlugin(backend=backend)
-
-
-def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> AccumulationConfig:
-    return compile_accumulation(steps, None if plugin is None else plugin.to_kwargs())
-
-
-def _open_session(
-    cpu: bool,
-    mixed_precision: PrecisionType | str | None,
-    accumulation: AccumulationConfig,
-    handlers: dict[type[KwargsHandler], Any],
-    dynamo_plugin: TorchDynamoPlugin | None,
-    parallelism_config: ParallelismConfig | None,
-) -> tuple[Session, Accumulation]:
-    """Settles the state, and makes the session and the count of micro-batches of this Accelerator the current ones."""
-    group = handlers.get(InitProcessGroupKwargs)
-    AcceleratorState(
-        mixed_precision=None if mixed_precision is None else str(mixed_precision),
-        cpu=cpu,
-        dynamo_plugin=dynamo_plugin,
-        parallelism_config=parallelism_config,
-        _from_accelerator=True,
-        **({} if group is None else group.to_kwargs()),
-    )
-    ddp = handlers.get(DistributedDataParallelKwargs)
-    settled = AcceleratorState()._session.config
-    ddp_kwargs = freeze(None if ddp is None else _ddp_options(ddp))
-    fp8 = next((handlers[kind].fp8_config() for kind in _RECIPES if kind in handlers), None)
-    session = enter_session(replace(settled, accumulation=accumulation, ddp_kwargs=ddp_kwargs, fp8=fp8))
-    return session, begin_accumulation(accumulation)
-
-
-def _ddp_options(handler: DistributedDataParallelKwargs) -> dict[str, Any]:
-    """What the user set, with the communication hook, if there is one, by the names of its parts."""
-    options = handler.to_kwargs()
-    if str(handler.comm_hook) != "no":
-        options.update(comm_hook=str(handler.comm_hook), comm_wrapper=str(handler.comm_wrapper))
-        options.update(comm_state_option=dict(handler.comm_state_option))
-    return options
-
-
-def _project_and_trackers(
-    configuration: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None, log_with: Any
-) -> tuple[ProjectConfiguration, ActiveTrackers]:
-    project = configuration or ProjectConfiguration(project_dir=project_dir)
-    if project_dir is not None and project.project_dir is None:
-        project.set_directories(project_dir)
-    return project, ActiveTrackers(filter_trackers(log_with, project.logging_dir))
-
-
-def _is_prepared(item: Any) -> bool:
-    return bool(getattr(item, "_is_accelerate_prepared", False))
-
-
-def _remember(prepared: list[Any], item: T) -> T:
-    """Marks ``item`` as prepared, adds it to the list of its kind once, and returns it."""
-    object.__setattr__(item, "_is_accelerate_prepared", True)  # a compiled module would hand it on to the one inside
-    if not any(known is item for known in prepared):
-        prepared.append(item)
-    return item
-
-
-def _placements(items: tuple[Any, ...], placements: Sequence[bool | None] | None) -> list[bool | None]:
-    if placements is None:
-        return [None] * len(items)
-    if len(placements) != len(items):
-        raise InvalidArgument(
-            f"prepare: device_placement has {len(placements)} entries for {len(items)} objects; give one for each"
-        )
-    return list(placements)
-
-
-def _place(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
-    """The model on its device, where it is unless it is sharded, with a forward in the precision of the run."""
-    moves = accelerator.device_placement and not is_sharded(model) if placement is None else placement
-    handler = accelerator.autocast_handler or AutocastKwargs()
-    return install(
-        model.to(accelerator.device) if moves else model,
-        accelerator._session.precision,
-        _autocast_options(handler),
-        keeps_low_precision=not handler.outputs_in_fp32,
-    )
-
-
-def _dynamo(accelerator: Accelerator) -> DynamoConfig | None:
-    """How models that are prepared now are compiled; those in full precision then compute in TF32 where GPUs can."""
-    dynamo = accelerator.state.dynamo_plugin.dynamo_config()
-    if dynamo is not None and accelerator.mixed_precision == "no":
-        allow_tf32(accelerator.device.type)
-    return dynamo
-
-
-def _evaluated(accelerator: Accelerator, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
-    """The model as ``evaluation_mode`` prepares it."""
-    dynamo = _dynamo(accelerator)
-    return compile_prepared(compile_prepared_regions(_place(accelerator, model, placement), dynamo), dynamo)
-
-
-def _plan(accelerator: Accelerator, model: torch.nn.Module) -> PrecisionPlan:
-    if not _is_prepared(model):
-        raise InvalidArgument(
-            f"precision_plan: {type(model).__name__} has not been prepared; pass the model that prepare returned"
-        )
-    inner = accelerator._session.strategy.unwrap(model)
-    handler = accelerator.autocast_handler or AutocastKwargs()
-    stepped = [master_dtypes(wrapped.optimizer) for wrapped in accelerator._optimizers]
-    return plan_for(
-        inner,
-        accelerator._session.precision,
-        casts=handler.enabled and "_original_forward" in inner.__dict__,
-        reduces=isinstance(inside_compiler(model), DistributedDataParallel),
-        master_dtypes={parameter: dtype for dtypes in stepped for parameter, dtype in dtypes.items()},
-    )
-
-
-def _autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
-    options = {} if handler is None else handler.to_kwargs()
-    options.pop("outputs_in_fp32", None)
-    return options
-
-
-def _require_own_copy(accelerator: Accelerator, model: torch.nn.Module) -> None:
-    spread = accelerator.use_distributed and accelerator.verify_device_map(model)
-    if spread and not env_table.BYPASS_DEVICE_MAP.get():
-        raise InvalidArgument(
-            f"prepare: {type(model).__name__} was spread over devices by a device_map, and none of the "
-            f"{accelerator.num_processes} processes can have a copy of its own; load it without device_map, or set "
-            f"{env_table.BYPASS_DEVICE_MAP.name}"
-        )
-
-
-def _require_quantized_in_memory(model: torch.nn.Module) -> None:
-    """Refuses to train layers of 8 or 4 bits that are offloaded, or on a CPU where bitsandbytes has none."""
-    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
-        return
-    places = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
-    on_cpu = "cpu" in places and (not is_bitsandbytes_multi_backend_available() or is_xpu_available())
-    if on_cpu or "disk" in places:
-        raise InvalidArgument(
-            f"prepare: {type(model).__name__} has been loaded in 8-bit or 4-bit precision with CPU or disk offload "
-            f"({', '.join(sorted(places))}), and cannot be trained so; load it onto the accelerator as a whole, or "
-            "install a bitsandbytes that computes on the CPU"
-        )
-
-
-def _models_to_prepare(accelerator: Accelerator, items: Iterable[Any]) -> dict[int, torch.nn.Module]:
-    """By the ``id`` of what the user gave, the models that are not prepared, or were while they were frozen."""
-    found = {}
-    for item in items:
-        if isinstance(item, torch.nn.Module):
-            thawed = accelerator._session.strategy.is_thawed(item)
-            if thawed or not _is_prepared(item):
-                found[id(item)] = inside_compiler(item) if thawed else item
-    for model in found.values():
-        _require_own_copy(accelerator, model)
-        _require_quantized_in_memory(model)
-        require_whole(model, accelerator.num_processes)
-    return found
-
-
-def _prepare_together(accelerator: Accelerator, items: tuple[Any, ...], placements: Sequence[bool | None]) -> list[Any]:
-    """Prepares models first, so that optimizers see their final parameters, and schedulers last."""
-    placement_of = {id(item): placement for item, placement in zip(items, placements, strict=True)}
-    unique = list({id(item): item for item in items}.values())
-    models = _models_to_prepare(accelerator, unique)
-    optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not _is_prepared(item)]
-    session, dynamo = accelerator._session, _dynamo(accelerator)
-    replaced = globals().get("convert_model_to_fp8_ao")  # by a program, as this module only lends it
-    converted, stepping = convert_to_fp8(
-        session.config.fp8, [*models.values()], optimizers, session.device.type, replaced
-    )
-    placed = [_place(accelerator, new, placement_of[key]) for key, new in zip(models, converted, strict=True)]
-    ready = session.strategy.prepare(
-        Bundle(
-            models=[compile_prepared_regions(model, dynamo) for model in placed],
-            optimizers=stepping,
-            dataloaders=[item for item in unique if isinstance(item, DataLoader)],
-            schedulers=[item for item in unique if isinstance(item, LRScheduler)],
-        )
-    )
-    compiled = [compile_prepared(model, dynamo) for model in ready.models]
-    results: dict[int, Any] = dict(zip(models, compiled, strict=True))
-    accelerator._models[:] = [results.get(id(model), model) for model in accelerator._models]
-    results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
-    for last in (False, True):
-        for item in unique:
-            if isinstance(item, LRScheduler | AcceleratedScheduler) is last:
-                results[id(item)] = _prepare_one(accelerator, results.get(id(item), item), placement_of[id(item)])
-    return [results[id(item)] for item in items]
-
-
-def _prepare_one(accelerator: Accelerator, item: Any, placement: bool | None) -> Any:
-    if isinstance(item, torch.nn.Module):
-        return _remember(accelerator._models, item)
-    if isinstance(item, torch.optim.Optimizer):
-        return accelerator.prepare_optimizer(item, placement)
-    if isinstance(item, DataLoader):
-        return accelerator.prepare_data_loader(item, placement)
-    if isinstance(item, LRScheduler | AcceleratedScheduler):
-        return accelerator.prepare_scheduler(item)
-    return item
-
-
-def _shard_loader(
-    accelerator: Accelerator, loader: DataLoader[Any], put_on_device: bool, slice_fn: Callable[..., Any] | None
-) -> DataLoader[Any]:
-    config = accelerator.dataloader_config
-    return prepare_data_loader(
-        loader,
-        accelerator.device,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        split_batches=config.split_batches,
-        put_on_device=put_on_device,
-        rng_types=list(accelerator.rng_types),
-        dispatch_batches=config.dispatch_batches,
-        even_batches=config.even_batches,
-        slice_fn_for_dispatch=slice_fn,
-        use_seedable_sampler=config.use_seedable_sampler,
-        data_seed=config.data_seed,
-        non_blocking=config.non_blocking,
-        use_stateful_dataloader=config.use_stateful_dataloader,
-    )
-
-
-def _all_tensors(data: Any) -> bool:
-    try:
-        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
-    except TypeError:
-        return False
-    return True
-
-
-def _rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozenset[int | None], int] | None:
-    """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
-
-    A full batch is one of them also where none was completed, as in one process: libraries repeat a mean loss so often.
-    ``None`` where nothing is to be dropped: another batch than the last, a full or an unknown remainder.
-    """
-    if not state.end_of_dataloader or state.remainder <= 0:
-        return None
-    total, real = state.active_dataloader.total_batch_size, state.remainder  # type: ignore[union-attr]
-    return frozenset({total, math.ceil(real / num_processes) * num_processes}), real
-
-
-def _drop_repeated(gathered: Any, local: Any, pickled: bool, lengths: frozenset[int | None], real: int) -> Any:
-    """Cuts to ``real`` rows whatever has one of ``lengths``; 0-dim tensors of ``local`` have no rows to cut."""
-    if pickled:
-        return gathered[:real] if isinstance(gathered, Sequence) and len(gathered) in lengths else gathered
-    if isinstance(local, torch.Tensor):
-        return gathered[:real] if local.ndim > 0 and len(gathered) in lengths else gathered
-    if isinstance(local, Mapping):
-        cut = {key: _drop_repeated(gathered[key], value, False, lengths, real) for key, value in local.items()}
-        return type(gathered)(cut)
-    pairs = zip(gathered, local, strict=True)
-    return honor_type(gathered, (_drop_repeated(whole, part, False, lengths, real) for whole, part in pairs))
-
-
-def _write_trace(profiler: torch.profiler.profile, folder: str | None, rank: int) -> None:
-    if folder is not None:
-        os.makedirs(folder, exist_ok=True)
-        profiler.export_chrome_trace(os.path.join(folder, PROFILE_PATTERN_NAME.format(suffix=rank)))
-
-
-def _forget(accelerator: Accelerator) -> None:
-    accelerator._prepared, accelerator.step = Bundle(), 0
-    accelerator._checkpoints.release_memory()
-
-
-def _release_cache(device: torch.device) -> None:
-    gc.collect()
-    if device.type != "cpu":
-        torch.get_device_module(device).empty_cache()

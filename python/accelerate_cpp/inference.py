@@ -88,7 +88,7 @@ def prepare_pippy(
         example = _on_device_of(model, (tuple(example_args or ()), dict(example_kwargs or {})))
         run = PipelinedForward(model, points, example, chunks, bool(gather_output))
         model.pippy_stage = run.schedule
-        model._original_forward = run.__wrapped__
+        model._original_forward = run.__wrapped__  # type: ignore[assignment]
         model.forward = run
     return model
 
@@ -318,7 +318,7 @@ def _in_one_piece(traced: fx.GraphModule) -> fx.GraphModule:
         later = [user for user in node.users if stage_of[user] > stage_of[node]]
         if node.op == "call_function" and later and isinstance(value, Tensor) and not value.is_contiguous():
             with traced.graph.inserting_after(node):
-                options = {"memory_format": torch.contiguous_format}
+                options: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = traced.graph.call_function(torch.ops.aten.clone.default, (node,), options)
             copied.meta = {**node.meta, "val": value.contiguous()}
             for user in later:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import copyreg
 import inspect
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import unsupported
-from accelerate_cpp.config.compile import compile_precision, compile_process
-from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.config.compile import compile_precision, compile_process, freeze
+from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
+from accelerate_cpp.plugins.fp8_recipes import Recipe
+from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
 from accelerate_cpp.plugins.plain_parallelism import PluginViews, require_plain
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.detached_session import Remembered, remember
@@ -51,7 +54,7 @@ def _session_here() -> Session | None:
 
 
 # What was prepared, or prepares, and then is pickled belongs to the session of the process that loads it.
-copyreg.pickle(Session, lambda _: (_session_here, ()))
+copyreg.pickle(Session, lambda _: (_session_here, ()))  # type: ignore[arg-type, return-value]
 
 
 def view_of(kind: type[Any], remembered: Remembered | None) -> Any:
@@ -115,8 +118,8 @@ class PartialState(Processes):
         raise AttributeError(f"{owner!r} object has no attribute {name!r}")
 
     @property
-    def _session(self) -> Any:
-        session = current.session or self.__dict__.get("_remembered")
+    def _session(self) -> Session | Remembered:
+        session: Session | Remembered | None = current.session or self.__dict__.get("_remembered")
         if session is None:
             raise AttributeError(f"{type(self).__name__} was reset by _reset_state()")
         return session
@@ -321,8 +324,8 @@ class AcceleratorState(PluginViews, PartialState):
             PartialState._reset_state()
 
     @property
-    def _session(self) -> Any:
-        session = current.session if self.initialized else self.__dict__.get("_remembered")
+    def _session(self) -> Session | Remembered:
+        session: Session | Remembered | None = current.session if self.initialized else self.__dict__.get("_remembered")
         if session is None:
             raise AttributeError("AcceleratorState was reset by _reset_state()")
         return session
@@ -339,3 +342,39 @@ class AcceleratorState(PluginViews, PartialState):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+
+
+def precision_of_run(asked: str | None) -> str:
+    """The precision that the run has, if it has one already and none is asked for; else what is asked for comes to."""
+    settled = None if current.session is None else current.session.config.mixed_precision
+    return settled if settled is not None and asked is None else compile_precision(asked)
+
+
+def open_session(
+    cpu: bool,
+    mixed_precision: str | None,
+    accumulation: AccumulationConfig,
+    handlers: Mapping[type[KwargsHandler], Any],
+    dynamo_plugin: TorchDynamoPlugin | None,
+    parallelism_config: Any,
+) -> Session:
+    """Settles the state of a run as an ``Accelerator`` is asked for it, and makes its session the current one."""
+    group = handlers.get(InitProcessGroupKwargs)
+    state = AcceleratorState(
+        mixed_precision=mixed_precision,
+        cpu=cpu,
+        dynamo_plugin=dynamo_plugin,
+        parallelism_config=parallelism_config,
+        _from_accelerator=True,
+        **({} if group is None else group.to_kwargs()),
+    )
+    ddp = handlers.get(DistributedDataParallelKwargs)
+    recipe = next((handler for handler in handlers.values() if isinstance(handler, Recipe)), None)
+    return enter_session(
+        replace(
+            cast(SessionConfig, state._session.config),
+            accumulation=accumulation,
+            ddp_kwargs=freeze(None if ddp is None else ddp.strategy_options()),
+            fp8=None if recipe is None else recipe.fp8_config(),
+        )
+    )

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cxx
-from tree import PACKAGE, ROOT_FOLDERS, Violation, cxx_files, is_root_file, parse, python_files
+import structure
+from tree import PACKAGE, Violation, cxx_files, is_root_file, parse, python_files
 
 TORCH_INCLUDE = re.compile(r"^(torch|ATen|c10|caffe2)/")
 PYBIND_INCLUDE = re.compile(r"^(pybind11/|torch/extension\.h|torch/csrc/utils/pybind\.h)")
@@ -29,15 +30,24 @@ FORBIDDEN_INCLUDES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
     "bindings": (),
 }
 
-# Folder or module of the package → its height: it imports itself and what stands below; siblings share a height.
-PYTHON_LAYERS = {
-    "runtime": 5,
-    **dict.fromkeys(("parallel", "launch", "data", "precision", "checkpoint", "offload", "trackers"), 4),
-    **dict.fromkeys(("comm", "devices"), 3),
-    "config": 2,
-    "_native": 1,
-    **dict.fromkeys(("errors", "_build_info", "_C"), 0),
-}
+# The rooms of the package from above to below: what is in one imports itself and what stands below it. Those that share
+# a line do not know each other, but for the first: the interface that users know, and its tools.
+PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("", "alias", "check", "commands", "test_utils", "utils"),
+    ("launch", "prepare"),
+    ("runtime",),
+    ("quantization",),
+    ("placement",),
+    ("checkpoint", "data", "parallel", "precision", "trackers"),
+    ("plugins",),
+    ("comm", "devices"),
+    ("config",),
+    ("_native",),
+    ("errors", "_C", "_build_info"),
+)
+# What lends names to every module; it imports nothing of the package but as a name is asked for.
+LENDING = {"lazy", "alias.borrowed_names"}
+HEIGHTS = {room: -number for number, rooms in enumerate(PYTHON_LAYERS) for room in rooms}
 ENVIRONMENT_NAMES = {"environ", "getenv", "putenv", "unsetenv", "environb", "getenvb"}
 
 
@@ -65,42 +75,43 @@ def folder_name_violations(root: Path) -> Iterator[Violation]:
                 yield Violation(str(path), 0, f"a folder named {part} shadows torch's headers")
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every import, ``from a import b`` as ``a.b``; those under TYPE_CHECKING are left out."""
-    skipped: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            skipped.update(inner for statement in node.body for inner in ast.walk(statement))
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            prefix = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
-
-
 def import_violations(root: Path) -> Iterator[Violation]:
-    """Imports that point upwards or sideways between the folders of the package."""
+    """Imports that point upwards or sideways between the rooms of the package, those for type checkers included."""
+    for name, targets in structure.import_graph(root).items():
+        own, path = _room(name), _path(name)
+        if "." in name and own == "":
+            yield Violation(path, 0, f"folder {name.partition('.')[0]} is not among the rooms of the design")
+            continue
+        for target, line in targets.items():
+            room = _room(target)
+            if room == own or target in LENDING or HEIGHTS[room] == HEIGHTS[own] == 0:
+                continue
+            if HEIGHTS[room] >= HEIGHTS[own]:
+                yield Violation(path, line, f"imports {target}, which does not stand below it")
+
+
+def _path(module: str) -> str:
+    return f"{PACKAGE}/{module.replace('.', '/')}.py"
+
+
+def _room(module: str) -> str:
+    """The folder that ``module`` is in, ``""`` for files of the package itself, but for the lowest ones."""
+    first = module.partition(".")[0]
+    return first if first in HEIGHTS else ""
+
+
+def cycle_violations(root: Path) -> Iterator[Violation]:
+    """Modules that import themselves through others, type checkers' imports and those in functions included."""
+    for group in structure.cycles(structure.import_graph(root)):
+        yield Violation(_path(group[0]), 0, f"imports itself: {' ↔ '.join(group)}")
+
+
+def relative_import_violations(root: Path) -> Iterator[Violation]:
+    """Imports that do not say the full name."""
     for path in python_files(root, PACKAGE):
-        if is_root_file(path) and path.relative_to(PACKAGE).parts[0] not in {"errors.py", "_native.py"}:
-            continue
-        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if own not in PYTHON_LAYERS:
-            yield Violation(str(path), 0, f"folder {own} is not among the layers of the design")
-            continue
-        for line, name in _imports(parse(root / path)):
+        for line, name in structure.imports(parse(root / path)):
             if name.startswith("."):
                 yield Violation(str(path), line, "relative import: write the full name")
-            if not name.startswith("accelerate_cpp."):
-                continue
-            target = name.split(".")[1]
-            if target == own:
-                continue
-            if target not in PYTHON_LAYERS:
-                yield Violation(str(path), line, f"{own} imports {name} of the drop-in surface, which stands above it")
-            elif PYTHON_LAYERS[target] >= PYTHON_LAYERS[own]:
-                yield Violation(str(path), line, f"{own} imports {name}, which does not stand below it")
 
 
 def environment_violations(root: Path) -> Iterator[Violation]:
@@ -120,9 +131,9 @@ def environment_violations(root: Path) -> Iterator[Violation]:
 
 
 def label_violations(root: Path) -> Iterator[Violation]:
-    """Uses of the label DistributedType below the drop-in surface."""
+    """Uses of the label DistributedType below the drop-in surface, but where it is defined."""
     for path in python_files(root, PACKAGE):
-        if is_root_file(path):
+        if is_root_file(path) or path == Path(PACKAGE, "plugins", "enums.py"):
             continue
         for node in ast.walk(parse(root / path)):
             names = {
@@ -135,11 +146,8 @@ def label_violations(root: Path) -> Iterator[Violation]:
 
 
 def global_violations(root: Path) -> Iterator[Violation]:
-    """Imports of the one global below the drop-in surface."""
-    module = "accelerate_cpp.runtime.current"
-    for path in python_files(root, PACKAGE):
-        if is_root_file(path):
-            continue
-        for line, name in _imports(parse(root / path)):
-            if name == module or name.startswith(module + "."):
-                yield Violation(str(path), line, f"only the files of {sorted(ROOT_FOLDERS)} and the root read {module}")
+    """Imports of the one global by rooms below the one that has it."""
+    module = "runtime.current"
+    for name, targets in structure.import_graph(root).items():
+        if module in targets and HEIGHTS[_room(name)] < HEIGHTS["runtime"]:
+            yield Violation(_path(name), targets[module], f"{module} is read by runtime and what stands above it")

@@ -39,8 +39,9 @@ def import_graph(root: Path) -> Graph:
             inside = imported.removeprefix("accelerate_cpp").removeprefix(".")
             if not imported.startswith("accelerate_cpp"):
                 continue
-            target = inside if inside in files else inside.rpartition(".")[0]
-            if target in files and target != name:
+            holder = inside.rpartition(".")[0]
+            target = holder if inside not in files and holder in files else inside
+            if target != name:
                 found.setdefault(target, line)
         graph[name] = found
     return graph
@@ -56,7 +57,7 @@ def cycles(graph: Graph) -> list[list[str]]:
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
         stack.append(node)
-        for target in graph[node]:
+        for target in graph.get(node, ()):
             if target not in index:
                 visit(target)
                 low[node] = min(low[node], low[target])

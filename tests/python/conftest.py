@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -109,3 +111,39 @@ def transformer_engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     seen.pytorch, seen.recipe = pytorch, recipe
     return seen
+
+
+Outcome = dict[str, Any] | str
+
+
+def shown(value: Any) -> Any:
+    """``value`` without what tells the two packages apart."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, functools.partial):
+        return (value.func.__name__, {name: shown(option) for name, option in value.keywords.items()})
+    if callable(value) and not isinstance(value, type):
+        return getattr(value, "__name__", "callable")
+    if hasattr(value, "set_stage_and_offload"):
+        return value.config
+    return repr(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+@pytest.fixture
+def comes_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """``comes_to(kind, arguments, variables)``: attributes of the object and changed variables, or ``"refused"``."""
+
+    def comes_to(
+        kind: type, arguments: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
+    ) -> Outcome:
+        before = {**os.environ, **(variables or {})}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", dict(before))
+            try:
+                made = kind(**(arguments or {}))
+            except Exception:
+                return "refused"
+            changed = dict(os.environ.items() - before.items())
+        return {name: shown(value) for name, value in vars(made).items()} | {"variables": changed}
+
+    return comes_to

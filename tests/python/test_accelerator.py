@@ -173,6 +173,16 @@ class TestPrepare:
         scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1))
         assert scheduler.optimizers[0] is prepared
 
+    def test_optimizers_and_schedulers_can_be_prepared_by_themselves(self) -> None:
+        accelerator, (_, optimizer, _) = Accelerator(cpu=True, step_scheduler_with_optimizer=False), parts()
+        prepared = accelerator.prepare_optimizer(optimizer)
+        scheduler = accelerator.prepare_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        assert prepared.optimizer is optimizer
+        assert scheduler.optimizers == [prepared]
+        assert not scheduler.step_with_optimizer
+        assert accelerator.prepare(prepared, scheduler) == (prepared, scheduler)
+        assert (accelerator._optimizers, accelerator._schedulers) == ([prepared], [scheduler])
+
     def test_prepared_objects_are_returned_as_they_are(self) -> None:
         accelerator, (model, optimizer, loader) = Accelerator(cpu=True), parts()
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accelerate_cpp.logging import get_logger
+from accelerate_cpp.logging import MultiProcessAdapter, get_logger
 from accelerate_cpp.state import AcceleratorState, PartialState
 
 
@@ -30,6 +30,7 @@ def test_logging_before_any_state_says_what_to_create() -> None:
 def test_messages_carry_the_rank_and_the_line_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     PartialState(cpu=True)
     logger = get_logger("tests.logging.rank", log_level="info")
+    assert isinstance(logger, MultiProcessAdapter)
     logger.info("%s there", "hello")
     logger.warning("everyone", main_process_only=False)
     logger.warning("in turn", in_order=True)

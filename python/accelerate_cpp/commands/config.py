@@ -18,7 +18,7 @@ from accelerate_cpp.config import answers as answers_of
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.questions import QUESTIONS, Machine
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import resolve_group
 
 # In the original, commands.config is a folder with config_args in it, and is imported from as such.
@@ -73,7 +73,7 @@ def get_config_parser(
 
 def default_values(mixed_precision: str) -> dict[str, Any]:
     """A configuration that uses all GPUs of this machine, or its CPU."""
-    gpus = host.gpu_count()
+    gpus = host_resources.gpu_count()
     values = {name: key.default for name, key in config_file.KEYS.items()}
     return values | {
         "distributed_type": "MULTI_GPU" if gpus > 1 else "NO",
@@ -111,7 +111,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
 
 def _ask(args: argparse.Namespace) -> int:
     path = config_file.path_of(args.config_file)
-    machine = Machine(gpus=host.gpu_count())
+    machine = Machine(gpus=host_resources.gpu_count())
     before = config_file.load(path).given if path.exists() else {}
     if args.answers is not None:
         answers = answers_of.answers_of_file(Path(args.answers).expanduser(), machine)

@@ -13,7 +13,7 @@ from shutil import which
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 
 __getattr__ = lending("commands.env")
 
@@ -54,9 +54,9 @@ def facts(path: str | None) -> dict[str, str]:
         "Python": f"{platform.python_version()}, {sys.executable}",
         "command": which("accelerate-cpp") or "not in PATH",
         "platform": platform.platform(),
-        "cores": f"{host.usable_cores()} of {os.cpu_count()}",
+        "cores": f"{host_resources.usable_cores()} of {os.cpu_count()}",
         "memory": f"{memory:.1f} GiB",
-        "NVIDIA GPUs": str(host.gpu_count()),
+        "NVIDIA GPUs": str(host_resources.gpu_count()),
         "configuration file": str(in_use) if shows else f"none at {in_use}",
         **({"configuration": _content(in_use)} if shows else {}),
     }

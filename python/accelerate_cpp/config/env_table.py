@@ -281,6 +281,11 @@ def render(values: Mapping[Variable[Any], Any]) -> dict[str, str]:
     return {row.name: row.render(value) for row, value in values.items() if value is not None}
 
 
+def environment_here() -> Mapping[str, str]:
+    """The variables of this process, as they are."""
+    return os.environ
+
+
 @contextmanager
 def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iterator[None]:
     """Within it, ``os.environ`` has ``values`` besides, or instead of, what it had; then it is as it was before.

@@ -82,7 +82,7 @@ def pin_process(local_rank: int, workers: int, *, on_gpus: bool, environ: Mappin
             f"CPU affinity: local rank {local_rank} of {workers} processes on this host: expected 0 to {workers - 1}; "
             "LOCAL_WORLD_SIZE says how many there are"
         )
-    environ = os.environ if environ is None else environ
+    environ = env_table.environment_here() if environ is None else environ
     cores = env_table.CORES.get(environ) or _usable_before_pinning()
     shares, problem = _shares(cores, workers, environ, on_gpus)
     if problem and local_rank == 0:

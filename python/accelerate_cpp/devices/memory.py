@@ -33,3 +33,10 @@ def should_reduce_batch_size(exception: BaseException) -> bool:
     if not isinstance(exception, RuntimeError) or len(exception.args) != 1:
         return False
     return any(text in str(exception.args[0]) for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def release_cache(device: torch.device) -> None:
+    """Collects garbage, and returns memory that torch keeps for later to ``device``."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()

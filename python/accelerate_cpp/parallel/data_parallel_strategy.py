@@ -170,3 +170,20 @@ def _is_trained(model: torch.nn.Module) -> bool:
 def _living(references: Iterable[weakref.ref[M]]) -> list[M]:
     """The modules that there still are, in the order in which they were prepared, which all ranks share."""
     return [model for model in (reference() for reference in references) if model is not None]
+
+
+@contextmanager
+def synchronising(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, backward passes through ``model`` synchronise gradients, though the forward pass was in no_sync."""
+    model = inside_compiler(model)
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    switches = ("require_backward_grad_sync", "require_forward_param_sync")
+    before = {name: getattr(model, name) for name in switches if hasattr(model, name)}
+    model.__dict__.update(dict.fromkeys(before, True))
+    model.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        model.__dict__.update(before)

@@ -68,7 +68,7 @@ def offload_weight(
         SystemFailure: the disk is full, or the system refused something else.
     """
     path = _file_of(Path(offload_folder), weight_name)
-    _write(path, memoryview(_bytes_of(path, weight).numpy()))
+    _write(path, _bytes_of(path, weight).numpy().data)
     if index is not None:
         index[weight_name] = _entry(weight)
     return index
@@ -274,7 +274,7 @@ class FolderWriter:
         if _has(path, data):
             self._kept[name] = _entry(tensor)
         else:
-            _write(path, memoryview(data.numpy()))
+            _write(path, data.numpy().data)
             self._written[name] = _entry(tensor)
 
     def __enter__(self) -> FolderWriter:

@@ -102,7 +102,7 @@ class Repeatable:
             if weights[name] is not source or away.requires_grad != there.requires_grad:
                 return None
         for (_, label, _), _, _, there in self._values:
-            tensors[label] = there
+            tensors[label] = there  # type: ignore[assignment]
         return self._brought
 
 
@@ -198,7 +198,8 @@ def _brought(
 
 
 def _is_on(tensor: Tensor, device: torch.device) -> bool:
-    return tensor.device == device or (device.index is None and tensor.device.type == device.type)
+    any_index: bool = device.index is None  # torch.device("cuda") is any of them
+    return tensor.device == device or (any_index and tensor.device.type == device.type)
 
 
 def _fitted(old: Tensor, value: Tensor, moved: Tensor) -> Tensor:

@@ -148,3 +148,14 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
+
+
+def chosen_dynamo_plugin(
+    plugin: TorchDynamoPlugin | None, backend: DynamoBackend | str | None
+) -> TorchDynamoPlugin | None:
+    """The plugin, or one of ``backend``; ``InvalidArgument`` if both are given, or ``plugin`` is none."""
+    if plugin is not None and backend is not None:
+        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
+    if plugin is not None and not isinstance(plugin, TorchDynamoPlugin):
+        raise InvalidArgument(f"dynamo_plugin={plugin!r}: expected a TorchDynamoPlugin")
+    return plugin if backend is None else TorchDynamoPlugin(backend=backend)

@@ -244,3 +244,9 @@ def _torchao_config(pad_inner_dim: bool, enable_fsdp_float8_all_gather: bool) ->
     from torchao.float8 import Float8LinearConfig
 
     return Float8LinearConfig(pad_inner_dim=pad_inner_dim, enable_fsdp_float8_all_gather=enable_fsdp_float8_all_gather)
+
+
+def with_recipe(handlers: dict[type[KwargsHandler], Any], precision: str) -> dict[type[KwargsHandler], Any]:
+    """``handlers``, with the default recipe if ``precision`` is ``"fp8"`` and they hold none; see settle_recipe."""
+    recipe = settle_recipe(precision, [handler for handler in handlers.values() if isinstance(handler, Recipe)])
+    return handlers if recipe is None else {**handlers, type(recipe): recipe}

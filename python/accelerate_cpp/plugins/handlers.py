@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from accelerate_cpp.comm.compression_hooks import hook_for
+from accelerate_cpp.comm.compression_hooks import hook_for, require_hook
+from accelerate_cpp.config import unsupported
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.enums import DDPCommunicationHookType
 
@@ -68,6 +70,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
         """The options of the wrapper itself; those of its communication hook are ignored unless asked for."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
+    def strategy_options(self) -> dict[str, Any]:
+        """What was set, with the communication hook, if there is one, by the names of its parts."""
+        options = self.to_kwargs()
+        if str(self.comm_hook) != "no":
+            options.update(comm_hook=str(self.comm_hook), comm_wrapper=str(self.comm_wrapper))
+            options.update(comm_state_option=dict(self.comm_state_option))
+        return options
+
     def register_comm_hook(self, model: torch.nn.Module) -> None:
         """Lets ``model`` exchange gradients through the hook that is chosen here; without one nothing changes.
 
@@ -124,6 +134,8 @@ class InitProcessGroupKwargs(KwargsHandler):
             self.timeout = _Unset(minutes=10 if self.backend == "nccl" else 30)
 
 
+PROFILE_PATTERN_NAME = "profile_{suffix}.json"
+
 _ACTIVITIES = {
     "cpu": "CPU",
     "cuda": "CUDA",
@@ -160,6 +172,13 @@ class ProfileKwargs(KwargsHandler):
             with_modules=self.with_modules,
         )
 
+    def write_trace(self, profiler: torch.profiler.profile, rank: int) -> None:
+        """Writes the trace of ``rank`` into ``output_trace_dir``, if that is set; the folder is made if need be."""
+        if self.output_trace_dir is not None:
+            os.makedirs(self.output_trace_dir, exist_ok=True)
+            name = PROFILE_PATTERN_NAME.format(suffix=rank)
+            profiler.export_chrome_trace(os.path.join(self.output_trace_dir, name))
+
 
 def _activity(name: str) -> torch.profiler.ProfilerActivity:
     attribute = _ACTIVITIES.get(name)
@@ -179,3 +198,16 @@ def by_class(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandle
             raise InvalidArgument(f"kwargs_handlers holds two {type(handler).__name__}; give one")
         found[type(handler)] = handler
     return found
+
+
+def accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandler], Any]:
+    """:func:`by_class`, where none asks for what is not supported.
+
+    Raises:
+        InvalidArgument: as :func:`by_class`; or a handler is not supported, or asks for a hook that there is not.
+    """
+    accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
+    unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})
+    ddp = accepted.get(DistributedDataParallelKwargs, DistributedDataParallelKwargs())
+    require_hook(str(ddp.comm_hook), str(ddp.comm_wrapper))
+    return accepted

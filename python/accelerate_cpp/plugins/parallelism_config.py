@@ -61,7 +61,7 @@ class ParallelismConfig:
 
     # The mesh, once it has been asked for, and sizes by dimension; no fields, so they are not annotated.
     device_mesh = None  # type: DeviceMesh | None
-    _sizes = None  # type: dict[str, int]
+    _sizes = None  # type: Any
 
     def __post_init__(self) -> None:
         plugin_variables.fill(self, plugin_variables.PARALLELISM)
@@ -232,7 +232,7 @@ class ParallelismConfig:
             ("dp_cp", self.dp_cp_dim_names),
         ):
             if parts:
-                mesh[parts]._flatten(joint)
+                mesh[tuple(parts)]._flatten(joint)
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:

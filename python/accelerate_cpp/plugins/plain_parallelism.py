@@ -61,7 +61,11 @@ def rank_along(config: ParallelismConfig | None, mesh: DeviceMesh | None, dimens
 class PluginViews:
     """The attributes of an ``AcceleratorState`` that tell of plugins and of the mesh."""
 
-    device: torch.device
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> torch.device: ...
+
     parallelism_config: ParallelismConfig | None
     """The configuration that the run was given, if any; it comes to plain data parallelism."""
     device_mesh: DeviceMesh | None

@@ -58,5 +58,5 @@ def _refuse_recurrent_layers_under_sequence_parallelism(model: nn.Module) -> Non
 
 
 def _text_config(model: Any) -> Any:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
     from accelerate_cpp.parallel.bundle import Bundle
+    from accelerate_cpp.plugins.configurations import ProjectConfiguration
+    from accelerate_cpp.plugins.handlers import AutocastKwargs
     from accelerate_cpp.runtime.accumulation import Accumulation
+    from accelerate_cpp.runtime.session import Session
 
 __all__ = ["PreparationSteps"]
 
@@ -25,14 +28,41 @@ __all__ = ["PreparationSteps"]
 class PreparationSteps:
     """What ``Accelerator`` has under the private names of the original's; steps of what does not work yet refuse."""
 
-    _prepared: Bundle
-    _checkpoints: Checkpoints
+    # What ``Accelerator`` has, as preparing and checkpoints see it.
     _accumulation: Accumulation
-    torch_device_mesh: DeviceMesh | None
+    _checkpoints: Checkpoints
+    _prepared: Bundle
+    _scheduler_types: tuple[type, ...] = (LRScheduler,)
+    _session: Session
+    autocast_handler: AutocastKwargs | None
+    device_placement: bool
+    project_configuration: ProjectConfiguration
+    scaler: Any
+    state: Any
+    get_state_dict: Callable[..., dict[str, torch.Tensor]]
+    load_state: Callable[..., None]
     prepare_data_loader: Callable[..., DataLoader[Any]]
     prepare_model: Callable[..., torch.nn.Module]
     prepare_optimizer: Callable[..., torch.optim.Optimizer]
     prepare_scheduler: Callable[..., Any]
+    verify_device_map: Callable[[torch.nn.Module], bool]
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> torch.device: ...
+        @property
+        def mixed_precision(self) -> str: ...
+        @property
+        def num_processes(self) -> int: ...
+        @property
+        def torch_device_mesh(self) -> DeviceMesh | None: ...
+        @property
+        def use_distributed(self) -> bool: ...
+        @property
+        def step(self) -> int: ...
+        @step.setter
+        def step(self, step: int) -> None: ...
+        def _bitsandbytes_computes_on_cpu(self) -> bool: ...
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same object: a run has one of its processes and of what they prepared."""

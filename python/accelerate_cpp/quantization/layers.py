@@ -79,7 +79,7 @@ def _layer(old: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     if config.load_in_8bit:
         options: dict[str, Any] = {"has_fp16_weights": False, "threshold": config.llm_int8_threshold}
         new: nn.Module = bnb.nn.Linear8bitLt(*sizes, bias=has_bias, device="meta", **options)
-        weight = bnb.nn.Int8Params(old.weight.data, requires_grad=False, has_fp16_weights=False)
+        weight: Any = bnb.nn.Int8Params(old.weight.data, requires_grad=False, has_fp16_weights=False)
     else:
         options = {
             "compress_statistics": config.bnb_4bit_use_double_quant,

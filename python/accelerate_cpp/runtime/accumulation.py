@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from accelerate_cpp.runtime.reading import Reading
 
 if TYPE_CHECKING:
+    import torch
+
     from accelerate_cpp.parallel.step_weights import StepWeights
 
 
@@ -43,6 +45,13 @@ class Accumulation:
         from accelerate_cpp.parallel.step_weights import StepWeights
 
         return StepWeights()
+
+    def weighted(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> tuple[torch.Tensor, float | None]:
+        """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples."""
+        if weight is not None:
+            return loss, float(weight)
+        rows = self.reading.rows if self.reading.weighs_rows else None
+        return (loss / self.num_steps, None) if rows is None else (loss * rows, float(rows))
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""

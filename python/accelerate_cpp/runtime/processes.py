@@ -20,15 +20,26 @@ __all__ = ["Processes"]
 class Processes:
     """The methods of states that concern the processes; what they are is told by the properties named here."""
 
-    device: torch.device
-    num_processes: int
-    process_index: int
-    local_process_index: int
-    use_distributed: bool
-    is_main_process: bool
-    is_local_main_process: bool
-    is_last_process: bool
-    fork_launched: bool
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> torch.device: ...
+        @property
+        def num_processes(self) -> int: ...
+        @property
+        def process_index(self) -> int: ...
+        @property
+        def local_process_index(self) -> int: ...
+        @property
+        def use_distributed(self) -> bool: ...
+        @property
+        def is_main_process(self) -> bool: ...
+        @property
+        def is_local_main_process(self) -> bool: ...
+        @property
+        def is_last_process(self) -> bool: ...
+        @property
+        def fork_launched(self) -> bool: ...
 
     def wait_for_everyone(self) -> None:
         """Returns when every process has called it."""

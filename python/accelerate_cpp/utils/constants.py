@@ -19,11 +19,10 @@ from accelerate_cpp.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
 from accelerate_cpp.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 from accelerate_cpp.config.libraries import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from accelerate_cpp.plugins.fsdp_options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accelerate_cpp.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accelerate_cpp.plugins.parallelism import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
 )
-
-PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
 SAGEMAKER_PYTORCH_VERSION = "1.10.2"

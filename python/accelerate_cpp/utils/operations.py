@@ -164,7 +164,7 @@ def convert_outputs_to_fp32(model_forward: Callable[P, Any]) -> Callable[P, Any]
     def forward(*args: P.args, **kwargs: P.kwargs) -> Any:
         return converted(*args, **kwargs)
 
-    forward.__wrapped__ = converted  # type: ignore[attr-defined]
+    forward.__wrapped__ = converted
     return forward
 
 

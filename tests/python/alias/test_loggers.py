@@ -12,7 +12,7 @@ import pytest
 
 from accelerate_cpp.alias.loggers import ORIGINAL_OF
 
-PACKAGE = Path(__file__).resolve().parents[2] / "python" / "accelerate_cpp"
+PACKAGE = Path(__file__).resolve().parents[3] / "python" / "accelerate_cpp"
 LISTENING = """
 import logging, sys
 

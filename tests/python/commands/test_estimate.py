@@ -155,7 +155,8 @@ def test_a_local_model_of_transformers_needs_no_network(tmp_path: Path) -> None:
 
 
 def test_its_flags_are_known_without_loading_torch() -> None:
-    script = "import sys; from accelerate_cpp.commands import estimate, memory_report; print('torch' in sys.modules)"
+    script = "import sys; from accelerate_cpp.commands import estimate; "
+    script += "from accelerate_cpp.placement import memory_report; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

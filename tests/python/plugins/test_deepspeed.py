@@ -92,7 +92,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     module.HfDeepSpeedConfig = Held  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers.integrations.deepspeed", module)
-    monkeypatch.setattr(deepspeed_plugin, "is_transformers_available", lambda: True)
+    monkeypatch.setattr(deepspeed_plugin, "is_installed", lambda name: True)
     return told
 
 
@@ -263,7 +263,7 @@ def test_transformers_is_told_a_configuration_without_open_batch_sizes(transform
 
 
 def test_without_transformers_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_plugin, "is_transformers_available", lambda: False)
+    monkeypatch.setattr(deepspeed_plugin, "is_installed", lambda name: False)
     plugin = DeepSpeedPlugin()
     with pytest.raises(MissingLibrary, match="needs transformers; pip install transformers"):
         plugin.set_deepspeed_weakref()
@@ -301,13 +301,13 @@ def test_layers_with_experts_are_named_to_deepspeed(monkeypatch: pytest.MonkeyPa
     DeepSpeedPlugin().set_moe_leaf_modules(model)
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Linear, ReLU")
     plugin = DeepSpeedPlugin()
-    monkeypatch.setattr(deepspeed_plugin, "is_deepspeed_available", lambda: False)
+    monkeypatch.setattr(deepspeed_plugin, "is_installed", lambda name: False)
     with pytest.raises(MissingLibrary, match="needs DeepSpeed"):
         plugin.set_moe_leaf_modules(model)
     stand_in = SimpleNamespace(set_z3_leaf_modules=lambda *given: seen.append(given))
     monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
     monkeypatch.setitem(sys.modules, "deepspeed.utils", stand_in)  # type: ignore[arg-type]
-    monkeypatch.setattr(deepspeed_plugin, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(deepspeed_plugin, "is_installed", lambda name: True)
     plugin.set_moe_leaf_modules(model)
     assert seen == [(model, [torch.nn.Linear, torch.nn.ReLU])]
     with pytest.raises(InvalidArgument, match="has 'Zebra', and Sequential has no such layer"):

@@ -91,7 +91,7 @@ def test_tensor_parallelism_refuses_an_old_transformers(
 ) -> None:
     from packaging.version import Version
 
-    monkeypatch.setattr(parallelism, "is_transformers_available", lambda: installed is not None)
+    monkeypatch.setattr(parallelism, "is_installed", lambda name: installed is not None)
     monkeypatch.setattr(
         parallelism, "compare_versions", lambda name, sign, oldest: Version(str(installed)) < Version(oldest)
     )

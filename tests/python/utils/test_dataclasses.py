@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.handlers import by_class
 from accelerate_cpp.utils.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -23,7 +24,6 @@ from accelerate_cpp.utils.dataclasses import (
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
-    by_class,
 )
 
 NO_HOOK = DDPCommunicationHookType.NO

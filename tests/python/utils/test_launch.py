@@ -17,7 +17,7 @@ import torch.multiprocessing
 from accelerate_cpp import Accelerator
 from accelerate_cpp.commands.launch import launch_command_parser
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils import launch, patch_environment
 
@@ -64,7 +64,7 @@ def test_several_processes_are_refused_there(script: Path, tmp_path: Path) -> No
 
 
 def test_several_processes_have_an_environment_in_common(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "gpu_count", lambda *_: 2)
+    monkeypatch.setattr(host_resources, "gpu_count", lambda *_: 2)
     monkeypatch.setenv("LOCAL_RANK", "7")
     args = parsed("--multi_gpu", "--num_processes", 2, "--main_process_port", 29999, script)
     given = dict(vars(args))
@@ -156,7 +156,7 @@ def test_processes_that_torch_starts_train_together(tmp_path: Path, debug: bool)
     if debug:
         told["ACCELERATE_DEBUG_RDV_FILE"] = tmp_path / "rendezvous"
     else:
-        told |= {"LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": host.free_port()}
+        told |= {"LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": host_resources.free_port()}
     with patch_environment(**told):
         prepared = launch.PrepareForLaunch(_train, "MULTI_CPU", debug=debug)
         torch.multiprocessing.start_processes(prepared, args=(str(results),), nprocs=2, start_method="fork")

@@ -67,6 +67,7 @@ def test_a_function_is_applied_to_every_tensor_and_types_are_kept():
 
 def test_descriptions_of_tensors_are_told_from_tensors():
     described = operations.get_data_structure({"x": torch.zeros(2, 3)})["x"]
+    assert described == operations.TensorInformation(torch.Size((2, 3)), torch.float32)
     assert operations.is_tensor_information(described)
     assert not operations.is_tensor_information(torch.zeros(2, 3))
 

@@ -31,7 +31,7 @@ from accelerate_cpp.launch.fork.fork_server_main import (
 from accelerate_cpp.launch.fork.forked import Supervision
 from accelerate_cpp.launch.fork.pickle_files import packed, read
 from accelerate_cpp.launch.fork.pickled_function import Surroundings, TaskPickler, refusal
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe
@@ -71,7 +71,7 @@ def run_in_fork_server(
         InvalidArgument: ``task`` cannot be shipped.
         AccelerateError: the server died.
     """
-    host.require_supervision(group.num_processes)
+    host_resources.require_supervision(group.num_processes)
     with ExitStack() as stack:
         stack.enter_context(_one_run)
         asked = Request(group, Surroundings.here(), display is not None, supervision or Supervision())

@@ -21,7 +21,7 @@ from string import Template
 
 from accelerate_cpp.devices.affinity import pinned
 from accelerate_cpp.launch.fork.forked_child import ErrorReport, run_child
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, worker_environment
 from accelerate_cpp.launch.view.live_view import CELL_DELAY_SECONDS, LiveView, in_cell
 from accelerate_cpp.launch.view.notebook_cells import FunctionFailed
@@ -116,7 +116,7 @@ def run_forked(
     Raises :class:`FunctionFailed` for the first worker that failed in the last attempt, KeyboardInterrupt when this
     process is interrupted, and :class:`InvalidArgument` where workers cannot be forked. No worker is left in any case.
     """
-    host.require_supervision(group.num_processes)
+    host_resources.require_supervision(group.num_processes)
     parent, supervision = parent or Parent(), supervision or Supervision()
     with ExitStack() as stack:
         signals = parent.signals

@@ -10,7 +10,7 @@ from accelerate_cpp.devices.affinity import shares_of_launch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.fork.first_gpu_use import first_use
 from accelerate_cpp.launch.fork.notebook_accelerators import gpu_count, has_tpu, initialised
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import ALONE, Launchers
 
@@ -61,7 +61,7 @@ def function_group(
         mixed_precision=mixed_precision or env_table.MIXED_PRECISION.get() or "no",
         num_threads=threads_per_worker(num_processes, None, os.environ, shares),
         master_addr=master_addr,
-        master_port=master_port or host.free_port(),
+        master_port=master_port or host_resources.free_port(),
         debug=env_table.DEBUG_MODE.get(),
         fork_launched=True,
         shares=shares,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 
 _TPU_VARIABLES = ("COLAB_TPU_ADDR", "TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "XRT_TPU_CONFIG")
 # CUDA and ROCm open these when they initialise, whichever library asks for it; NVML, which only counts, does not.
@@ -24,7 +24,7 @@ def gpu_count(environ: Mapping[str, str]) -> int:
     """GPUs that workers will see: none if the torch that is loaded here is built for none."""
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda:
-        return host.gpu_count(environ)
+        return host_resources.gpu_count(environ)
     if getattr(torch.version, "xpu", None):
         return _ask(torch.xpu)
     return _ask(torch.cuda) if torch.version.hip else 0

@@ -12,7 +12,7 @@ from typing import Any
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.devices.affinity import Shares
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.machines import ALONE, Launchers
 
 # A launch makes its own group: what an outer launch says about another group must not reach its workers.
@@ -84,7 +84,7 @@ def threads_per_worker(num_processes: int, asked: int | None, environ: Mapping[s
     inherited: int | None = env_table.OMP_NUM_THREADS.get(environ)
     if inherited is not None:
         return inherited
-    return max(1, min([host.usable_cores() // num_processes, *map(len, shares)]))
+    return max(1, min([host_resources.usable_cores() // num_processes, *map(len, shares)]))
 
 
 def worker_environment(

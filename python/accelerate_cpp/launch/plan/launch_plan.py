@@ -15,7 +15,7 @@ from typing import Any
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.devices.affinity import shares_of_launch
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import (
     ALONE,
@@ -206,7 +206,7 @@ def resolve_group(
         mixed_precision=said["mixed_precision"],
         num_threads=threads_per_worker(workers, said["num_cpu_threads_per_process"], environ, shares),
         master_addr=str(launchers.address),
-        master_port=said["main_process_port"] or launchers.port or host.free_port(),
+        master_port=said["main_process_port"] or launchers.port or host_resources.free_port(),
         debug=said["debug"],
         gradient_accumulation_steps=said["gradient_accumulation_steps"],
         gpu_ids=gpu_ids,
@@ -268,7 +268,7 @@ def _workers_of_launcher(
     total = setting.value
     if total is None:
         alone_here = launchers.local_count == 1
-        each = launchers.workers_each or (1 if cpu or not alone_here else max(1, host.gpu_count(visible)))
+        each = launchers.workers_each or (1 if cpu or not alone_here else max(1, host_resources.gpu_count(visible)))
         total = each * launchers.count
     if total < 1:
         raise InvalidArgument(

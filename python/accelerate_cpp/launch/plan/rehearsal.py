@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from accelerate_cpp.config import file as config_file
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, resolved
 
@@ -31,7 +31,8 @@ class Rehearsal:
     def crowd(self) -> str:
         """Says which processes would have to share a device or a core on machines like this one; else empty."""
         setting = self.settings["num_processes"]
-        machines, gpus, cores = self.settings["num_machines"].value, host.gpu_count(), len(os.sched_getaffinity(0))
+        machines = self.settings["num_machines"].value
+        gpus, cores = host_resources.gpu_count(), len(os.sched_getaffinity(0))
         if setting.source == DEFAULT:
             return ""
         said = f"{self.configured} processes ({setting.source})"

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from accelerate_cpp.devices.affinity import pinned
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
 from accelerate_cpp.launch.view.report import Attempt, write_report
@@ -40,15 +40,15 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
         SystemFailure: the report cannot be written.
     """
     count = plan.group.num_processes
-    if plan.monitor and not host.can_supervise():
+    if plan.monitor and not host_resources.can_supervise():
         raise InvalidArgument(
             "--monitor needs Linux 5.4 or newer with memfd_create and pidfd_open, which this system does not offer; "
             "leave it out here"
         )
-    if count == 1 and not host.can_supervise():
+    if count == 1 and not host_resources.can_supervise():
         with pinned(plan.group.cores_of(0)):
             os.execve(plan.command[0], plan.command, worker_environment(plan.group, 0, -1))
-    host.require_supervision(count)
+    host_resources.require_supervision(count)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # when inherited as ignored, the kernel would discard exit codes
     attempts: list[Attempt] = []
     has_lost_output = False

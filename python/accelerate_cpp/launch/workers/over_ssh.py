@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import account, failed_status, first_failure, shell_status
@@ -153,7 +153,7 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
 
     Each ends when the connection to this process does.
     """
-    host.require_supervision(len(machines))
+    host_resources.require_supervision(len(machines))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tails = [Tail() for _ in machines]
     with ExitStack() as lifelines, caught_signals(INTERRUPTS) as signals, Supervisor(signals) as supervisor:

@@ -28,7 +28,7 @@ def communication(accelerator: Accelerator) -> None:
 def data(accelerator: Accelerator) -> None:
     """Every sample is seen once, in order and shuffled."""
     for shuffle in (False, True):
-        loader = accelerator.prepare(DataLoader(torch.arange(SAMPLES), batch_size=BATCH_SIZE, shuffle=shuffle))
+        loader = accelerator.prepare(DataLoader(torch.arange(SAMPLES), batch_size=BATCH_SIZE, shuffle=shuffle))  # type: ignore[arg-type]
         seen = [sample for batch in loader for sample in accelerator.gather_for_metrics(batch).tolist()]
         require(f"the samples seen with shuffle={shuffle}", list(range(SAMPLES)), sorted(seen))
 

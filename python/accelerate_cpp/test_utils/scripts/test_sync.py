@@ -21,7 +21,7 @@ def _model(accelerator: Accelerator) -> Any:
 
 def _gradient(model: Any) -> float:
     (parameter,) = model.parameters()
-    return parameter.grad.item()
+    return float(parameter.grad.item())
 
 
 def _backward(accelerator: Accelerator, model: Any) -> None:
@@ -49,7 +49,7 @@ def accumulating(accelerator: Accelerator) -> None:
     model = _model(accelerator)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
     samples = torch.arange(BATCHES * BATCH_SIZE * accelerator.num_processes)
-    optimizer, loader = accelerator.prepare(optimizer, DataLoader(samples, batch_size=BATCH_SIZE))
+    optimizer, loader = accelerator.prepare(optimizer, DataLoader(samples, batch_size=BATCH_SIZE))  # type: ignore[arg-type]
     synchronised = []
     for number, _ in enumerate(loader, start=1):
         with accelerator.accumulate(model):

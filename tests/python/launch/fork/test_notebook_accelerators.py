@@ -10,7 +10,7 @@ import pytest
 
 from accelerate_cpp.launch.fork import notebook_accelerators as accelerators
 from accelerate_cpp.launch.fork.notebook_accelerators import gpu_count, has_tpu, initialised
-from accelerate_cpp.launch.plan import host_resources as host
+from accelerate_cpp.launch.plan import host_resources
 
 
 def _torch(cuda: Any = None, hip: Any = None, xpu: Any = None, **state: Any) -> SimpleNamespace:
@@ -25,7 +25,7 @@ def _torch(cuda: Any = None, hip: Any = None, xpu: Any = None, **state: Any) -> 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call it with the torch that is to be the loaded one."""
-    monkeypatch.setattr(host, "gpu_count", lambda environ: 8)
+    monkeypatch.setattr(host_resources, "gpu_count", lambda environ: 8)
     return lambda torch: monkeypatch.setitem(sys.modules, "torch", torch)
 
 

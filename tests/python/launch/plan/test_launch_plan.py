@@ -9,7 +9,7 @@ import pytest
 from accelerate_cpp.devices import affinity
 from accelerate_cpp.devices.cores import Place
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch import plan
+from accelerate_cpp.launch.plan import launch_plan as plan
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, resolve
 
 

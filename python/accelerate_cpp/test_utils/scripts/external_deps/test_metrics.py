@@ -16,7 +16,7 @@ SAMPLES, BATCH_SIZE = (82, 96, 3), 16
 
 def evaluated(accelerator: Accelerator, samples: int) -> None:
     """Every sample counts once, whether batches are split or dispatched or neither; also as objects."""
-    loader: Any = accelerator.prepare(DataLoader(torch.arange(samples), batch_size=BATCH_SIZE))
+    loader: Any = accelerator.prepare(DataLoader(torch.arange(samples), batch_size=BATCH_SIZE))  # type: ignore[arg-type]
     labels, objects = [], []
     for batch in loader:
         labels += accelerator.gather_for_metrics((batch % 2, batch))[1].tolist()

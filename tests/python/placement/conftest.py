@@ -1,54 +1,15 @@
-"""What tests of this folder share: what configuration classes come to, and programs with a double of a device."""
+"""Programs with a double of a device."""
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-Outcome = dict[str, Any] | str
-
-
-def shown(value: Any) -> Any:
-    """``value`` without what tells the two packages apart."""
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, functools.partial):
-        return (value.func.__name__, {name: shown(option) for name, option in value.keywords.items()})
-    if callable(value) and not isinstance(value, type):
-        return getattr(value, "__name__", "callable")
-    if hasattr(value, "set_stage_and_offload"):
-        return value.config
-    return repr(value) if hasattr(value, "__dataclass_fields__") else value
-
-
-@pytest.fixture
-def comes_to(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """``comes_to(kind, arguments, variables)``: attributes of the object and changed variables, or ``"refused"``."""
-
-    def comes_to(
-        kind: type, arguments: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
-    ) -> Outcome:
-        before = {**os.environ, **(variables or {})}
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "environ", dict(before))
-            try:
-                made = kind(**(arguments or {}))
-            except Exception:
-                return "refused"
-            changed = dict(os.environ.items() - before.items())
-        return {name: shown(value) for name, value in vars(made).items()} | {"variables": changed}
-
-    return comes_to
-
 
 DOUBLE = Path(__file__).parents[3] / "build" / "editable" / "tests" / "cpp" / "libdevice_double.so"
 

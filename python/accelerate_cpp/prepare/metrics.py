@@ -1,0 +1,48 @@
+"""What gathered metrics lose: the rows that were repeated to complete the last batch of a loader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accelerate_cpp.devices.tree import honor_type, recursively_apply
+from accelerate_cpp.runtime.gradient_state import GradientState
+
+__all__ = ["all_tensors", "drop_repeated", "rows_of_last_batch"]
+
+
+def all_tensors(data: Any) -> bool:
+    """Whether nested ``data`` holds nothing but tensors."""
+    try:
+        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozenset[int | None], int] | None:
+    """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
+
+    A full batch is one of them also where none was completed, as in one process: libraries repeat a mean loss so often.
+    ``None`` where nothing is to be dropped: another batch than the last, a full or an unknown remainder.
+    """
+    if not state.end_of_dataloader or state.remainder <= 0:
+        return None
+    total, real = state.active_dataloader.total_batch_size, state.remainder  # type: ignore[union-attr]
+    return frozenset({total, math.ceil(real / num_processes) * num_processes}), real
+
+
+def drop_repeated(gathered: Any, local: Any, pickled: bool, lengths: frozenset[int | None], real: int) -> Any:
+    """Cuts to ``real`` rows whatever has one of ``lengths``; 0-dim tensors of ``local`` have no rows to cut."""
+    if pickled:
+        return gathered[:real] if isinstance(gathered, Sequence) and len(gathered) in lengths else gathered
+    if isinstance(local, torch.Tensor):
+        return gathered[:real] if local.ndim > 0 and len(gathered) in lengths else gathered
+    if isinstance(local, Mapping):
+        cut = {key: drop_repeated(gathered[key], value, False, lengths, real) for key, value in local.items()}
+        return type(gathered)(cut)
+    pairs = zip(gathered, local, strict=True)
+    return honor_type(gathered, (drop_repeated(whole, part, False, lengths, real) for whole, part in pairs))

@@ -1,0 +1,210 @@
+"""What ``prepare`` does, in its order: place, precision, compile, distribute; then loaders, optimizers, schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.config.session_config import DynamoConfig
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
+from accelerate_cpp.plugins.handlers import AutocastKwargs
+from accelerate_cpp.precision.forward import install
+from accelerate_cpp.precision.fp8 import convert_to_fp8
+from accelerate_cpp.precision.master_weights import master_dtypes
+from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
+from accelerate_cpp.prepare.compile_regions import compile_prepared, compile_prepared_regions
+from accelerate_cpp.prepare.private_steps import PreparationSteps
+from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
+
+__all__ = [
+    "autocast_options",
+    "evaluated",
+    "is_prepared",
+    "placements_of",
+    "precision_plan",
+    "prepare_together",
+    "remember",
+]
+
+T = TypeVar("T")
+
+
+def is_prepared(item: Any) -> bool:
+    """Whether ``item`` is what ``prepare`` returned."""
+    return bool(getattr(item, "_is_accelerate_prepared", False))
+
+
+def remember(prepared: list[Any], item: T) -> T:
+    """Marks ``item`` as prepared, adds it to the list of its kind once, and returns it."""
+    object.__setattr__(item, "_is_accelerate_prepared", True)  # a compiled module would hand it on to the one inside
+    if not any(known is item for known in prepared):
+        prepared.append(item)
+    return item
+
+
+def placements_of(items: tuple[Any, ...], placements: Sequence[bool | None] | None) -> list[bool | None]:
+    """For each of ``items``, whether it is to be moved to the device; ``InvalidArgument`` if the numbers differ."""
+    if placements is None:
+        return [None] * len(items)
+    if len(placements) != len(items):
+        raise InvalidArgument(
+            f"prepare: device_placement has {len(placements)} entries for {len(items)} objects; give one for each"
+        )
+    return list(placements)
+
+
+def place(run: PreparationSteps, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
+    """The model on its device, where it is unless it is sharded, with a forward in the precision of the run."""
+    moves = run.device_placement and not is_sharded(model) if placement is None else placement
+    handler = run.autocast_handler or AutocastKwargs()
+    return install(
+        model.to(run.device) if moves else model,
+        run._session.precision,
+        autocast_options(handler),
+        keeps_low_precision=not handler.outputs_in_fp32,
+    )
+
+
+def _dynamo(run: PreparationSteps) -> DynamoConfig | None:
+    """How models that are prepared now are compiled; those in full precision then compute in TF32 where GPUs can."""
+    dynamo: DynamoConfig | None = run.state.dynamo_plugin.dynamo_config()
+    if dynamo is not None and run.mixed_precision == "no":
+        allow_tf32(run.device.type)
+    return dynamo
+
+
+def evaluated(run: PreparationSteps, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
+    """The model as ``evaluation_mode`` prepares it."""
+    dynamo = _dynamo(run)
+    return compile_prepared(compile_prepared_regions(place(run, model, placement), dynamo), dynamo)
+
+
+def autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
+    """The arguments of ``torch.autocast`` in ``handler``."""
+    options = {} if handler is None else handler.to_kwargs()
+    options.pop("outputs_in_fp32", None)
+    return options
+
+
+def _require_own_copy(run: PreparationSteps, model: torch.nn.Module) -> None:
+    spread = run.use_distributed and run.verify_device_map(model)
+    if spread and not env_table.BYPASS_DEVICE_MAP.get():
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} was spread over devices by a device_map, and none of the "
+            f"{run.num_processes} processes can have a copy of its own; load it without device_map, or set "
+            f"{env_table.BYPASS_DEVICE_MAP.name}"
+        )
+
+
+def _require_quantized_in_memory(run: PreparationSteps, model: torch.nn.Module) -> None:
+    """Refuses to train layers of 8 or 4 bits that are offloaded, or on a CPU on which bitsandbytes does not compute."""
+    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
+        return
+    places = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    on_cpu = "cpu" in places and not run._bitsandbytes_computes_on_cpu()
+    if on_cpu or "disk" in places:
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} has been loaded in 8-bit or 4-bit precision with CPU or disk offload "
+            f"({', '.join(sorted(places))}), and cannot be trained so; load it onto the accelerator as a whole, or "
+            "install a bitsandbytes that computes on the CPU"
+        )
+
+
+def _models_to_prepare(run: PreparationSteps, items: Iterable[Any]) -> dict[int, torch.nn.Module]:
+    """By the ``id`` of what the user gave, the models that are not prepared, or were while they were frozen."""
+    found = {}
+    for item in items:
+        if isinstance(item, torch.nn.Module):
+            thawed = run._session.strategy.is_thawed(item)
+            if thawed or not is_prepared(item):
+                found[id(item)] = inside_compiler(item) if thawed else item
+    for model in found.values():
+        _require_own_copy(run, model)
+        _require_quantized_in_memory(run, model)
+        require_whole(model, run.num_processes)
+    return found
+
+
+def prepare_together(
+    run: PreparationSteps,
+    items: tuple[Any, ...],
+    placements: Sequence[bool | None],
+    convert_to_float8: Callable[..., Any] | None = None,
+) -> list[Any]:
+    """What ``Accelerator.prepare`` does: models first, so that optimizers see their final parameters, schedulers last.
+
+    Models are converted to fp8, placed with a forward in the precision of the run, compiled by regions, distributed by
+    the strategy together with their optimizers, and compiled as a whole, in this order.
+
+    Args:
+        items: what to prepare.
+        placements: for each of them, whether it is moved to the device; ``None`` follows the Accelerator's choice.
+        convert_to_float8: instead of torchao's conversion.
+
+    Returns:
+        The prepared objects, in the order of ``items``.
+    """
+    placement_of = {id(item): placement for item, placement in zip(items, placements, strict=True)}
+    unique = list({id(item): item for item in items}.values())
+    models = _models_to_prepare(run, unique)
+    optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not is_prepared(item)]
+    session, dynamo = run._session, _dynamo(run)
+    converted, stepping = convert_to_fp8(
+        session.config.fp8, [*models.values()], optimizers, session.device.type, convert_to_float8
+    )
+    placed = [place(run, new, placement_of[key]) for key, new in zip(models, converted, strict=True)]
+    ready = session.strategy.prepare(
+        Bundle(
+            models=[compile_prepared_regions(model, dynamo) for model in placed],
+            optimizers=stepping,
+            dataloaders=[item for item in unique if isinstance(item, DataLoader)],
+            schedulers=[item for item in unique if isinstance(item, LRScheduler)],
+        )
+    )
+    compiled = [compile_prepared(model, dynamo) for model in ready.models]
+    results: dict[int, Any] = dict(zip(models, compiled, strict=True))
+    run._models[:] = [results.get(id(model), model) for model in run._models]
+    results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
+    for last in (False, True):
+        for item in unique:
+            if isinstance(item, run._scheduler_types) is last:
+                results[id(item)] = _prepare_one(run, results.get(id(item), item), placement_of[id(item)])
+    return [results[id(item)] for item in items]
+
+
+def _prepare_one(run: PreparationSteps, item: Any, placement: bool | None) -> Any:
+    if isinstance(item, torch.nn.Module):
+        return remember(run._models, item)
+    if isinstance(item, torch.optim.Optimizer):
+        return run.prepare_optimizer(item, placement)
+    if isinstance(item, DataLoader):
+        return run.prepare_data_loader(item, placement)
+    if isinstance(item, run._scheduler_types):
+        return run.prepare_scheduler(item)
+    return item
+
+
+def precision_plan(run: PreparationSteps, model: torch.nn.Module) -> PrecisionPlan:
+    """What ``Accelerator.precision_plan`` returns."""
+    if not is_prepared(model):
+        raise InvalidArgument(
+            f"precision_plan: {type(model).__name__} has not been prepared; pass the model that prepare returned"
+        )
+    inner = run._session.strategy.unwrap(model)
+    handler = run.autocast_handler or AutocastKwargs()
+    stepped = [master_dtypes(wrapped.optimizer) for wrapped in run._optimizers]
+    return plan_for(
+        inner,
+        run._session.precision,
+        casts=handler.enabled and "_original_forward" in inner.__dict__,
+        reduces=isinstance(inside_compiler(model), DistributedDataParallel),
+        master_dtypes={parameter: dtype for dtypes in stepped for parameter, dtype in dtypes.items()},
+    )
