@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_cpp.accelerator import Accelerator, _drop_repeated, _rows_of_last_batch
+from accelerate_cpp.accelerator import Accelerator
+from accelerate_cpp.prepare.metrics import drop_repeated, rows_of_last_batch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -319,7 +320,7 @@ class TestRepeatedSamples:
         loader = type("Loader", (LastBatch,), changes)()
         state = GradientState()
         state._add_dataloader(loader)
-        found = _rows_of_last_batch(state, num_processes)
+        found = rows_of_last_batch(state, num_processes)
         state._remove_dataloader(loader)
         return found
 
@@ -337,15 +338,15 @@ class TestRepeatedSamples:
         pair = namedtuple("pair", "logits loss")
         local = {"ids": torch.zeros(2, 3), "stats": [pair(torch.zeros(2), torch.tensor(0.0))], "other": torch.zeros(5)}
         gathered = {"ids": torch.zeros(4, 3), "stats": [pair(torch.zeros(4), torch.zeros(2))], "other": torch.zeros(10)}
-        cut = _drop_repeated(gathered, local, False, frozenset({4, 2}), 1)
+        cut = drop_repeated(gathered, local, False, frozenset({4, 2}), 1)
         assert cut["ids"].shape == (1, 3)
         assert type(cut["stats"][0]) is pair
         assert (len(cut["stats"][0].logits), len(cut["stats"][0].loss), len(cut["other"])) == (1, 2, 10)
 
     def test_gathered_objects_are_cut_when_there_is_one_for_each_sample(self) -> None:
         lengths = frozenset({4, 2})
-        assert _drop_repeated(["a", "b", "c", "d"], ["a", "b"], True, lengths, 3) == ["a", "b", "c"]
-        assert _drop_repeated(["a", "b", "c"], ["a"], True, lengths, 1) == ["a", "b", "c"]
+        assert drop_repeated(["a", "b", "c", "d"], ["a", "b"], True, lengths, 3) == ["a", "b", "c"]
+        assert drop_repeated(["a", "b", "c"], ["a"], True, lengths, 1) == ["a", "b", "c"]
 
 
 class TestTheEnd:
