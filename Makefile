@@ -92,19 +92,19 @@ format: $(VENV)/.requirements ## format Python and C++
 	$(BIN)/ruff format .
 	git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs $(BIN)/clang-format -i
 
-docs: build ## bring the README's table of what is refused, and the types of lazy names, up to date
-	$(BIN)/python -c "$$UPDATE_README"
+docs: build ## bring the table of what is refused, and the types of lazy names, up to date
+	$(BIN)/python -c "$$UPDATE_REFUSALS"
 	$(BIN)/python build_backend/stubs.py
 
-define UPDATE_README
+define UPDATE_REFUSALS
 import pathlib, re
 from accelerate_cpp.config.unsupported import markdown_table
-readme = pathlib.Path("README.md")
+page = pathlib.Path("docs/refusals.md")
 begin, end = "<!-- unsupported: begin -->\n", "<!-- unsupported: end -->"
 pattern = re.escape(begin) + ".*" + re.escape(end)
-readme.write_text(re.sub(pattern, lambda _: begin + markdown_table() + end, readme.read_text(), flags=re.DOTALL))
+page.write_text(re.sub(pattern, lambda _: begin + markdown_table() + end, page.read_text(), flags=re.DOTALL))
 endef
-export UPDATE_README
+export UPDATE_REFUSALS
 
 site: build ## build the documentation into out/site
 	$(BIN)/python -m pip install --quiet -r requirements/docs.txt

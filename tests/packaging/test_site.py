@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_site_has_every_document(site: Path) -> None:
     sources = [
         *REPOSITORY.glob("docs/**/*.md"),
-        *map(REPOSITORY.joinpath, ("README.md", "SECURITY.md", "CHANGELOG.md")),
+        *map(REPOSITORY.joinpath, ("README.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")),
     ]
     pages = [source.relative_to(REPOSITORY).with_suffix(".html") for source in sources]
     assert [page for page in pages if not (site / page).is_file()] == []
