@@ -142,8 +142,8 @@ def ending(outcome: Outcome) -> str:
 HEADER = """\
 # What of torch.distributed runs on backend `shm`
 
-Each row is a test with real processes, and a row that says no is tested to be refused. Those marked *full* belong to
-`make test-full`, all others to `make test`. Where nothing is said of processes, there are two.
+Each row is a test with real processes. A row that says no is tested to be refused. Rows marked *full* belong to
+`make test-full`, all others to `make test`. A row that names no number of processes runs with two.
 
 Generated from `tests/distributed/features_table.py`: run `python tests/distributed/torch_features.py` after a change.
 """
