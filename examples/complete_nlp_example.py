@@ -12,13 +12,13 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
 
 def build_model():
-    """A layer of a transformer over the embedded tokens, whose outputs are classified."""
+    """A transformer layer over the embedded tokens, with a classifier on its outputs."""
     return nn.Sequential(
         nn.Embedding(64, 32),
         nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=64, dropout=0.1, batch_first=True),

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on the handwritten digits: the lines that Accelerate takes are marked."""
+"""Trains a small convolutional network on the handwritten digits: the lines for Accelerate are marked."""
 
 import argparse
 

@@ -23,7 +23,7 @@ def load_data():
 
 
 def build_model():
-    """A small convolutional network; without batch norm and dropout any number of processes trains it alike."""
+    """A small convolutional network; without batch norm and dropout, it trains alike on any number of processes."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),

@@ -1,4 +1,4 @@
-"""Shows what digits.py wrote: a table, the curves as a picture, and the time of another run beside it."""
+"""Shows what digits.py wrote: a table, the curves as a picture, and a comparison with the time of another run."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def table(run: Run) -> str:
 
 
 def training_seconds(run: Run) -> float:
-    """Seconds spent in the training loops of all epochs, evaluation and start-up left out."""
+    """Seconds spent in the training loops of all epochs, without evaluation and start-up."""
     return sum(row["seconds"] for row in run["epochs"])
 
 

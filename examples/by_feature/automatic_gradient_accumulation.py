@@ -1,4 +1,4 @@
-"""Finds the batch size that fits into memory, and accumulates gradients so that a step always sees as many samples."""
+"""Finds the batch size that fits into memory, and accumulates gradients so that steps have equal numbers of samples."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -45,7 +45,7 @@ def train(args):
         return batch_size
 
     # The feature: this function is called again with half the size, on all processes, when any of them runs out of
-    # memory. So whatever depends on the size, or was changed by the last try, is made inside.
+    # memory. So it creates whatever depends on the size or was changed by the last try.
     @find_executable_batch_size(starting_batch_size=args.observed_batch_size, reduce_batch_size_fn=half)
     def train_with(batch_size):
         accelerator.free_memory()

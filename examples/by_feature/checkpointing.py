@@ -1,4 +1,4 @@
-"""Saves the whole state of a run. Started again, the run goes on from there, and ends as if it had not been stopped."""
+"""Saves the whole state of a run. A restarted run continues from it, and ends as if it had not been interrupted."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ from accelerate_cpp.utils import ProjectConfiguration, set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -50,7 +50,7 @@ class Progress:
 
 
 def train(args):
-    # The feature: checkpoints are numbered in <project_dir>/checkpoints; a stateful loader goes on within an epoch.
+    # The feature: checkpoints are numbered in <project_dir>/checkpoints; a stateful loader continues within an epoch.
     accelerator = Accelerator(
         dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True),
         project_config=ProjectConfiguration(
@@ -95,7 +95,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpointing_steps", default="10", help='steps between checkpoints, or "epoch"')
     parser.add_argument("--output_dir", type=Path, default=Path("out/checkpointing"), help="folder of the checkpoints")
-    parser.add_argument("--total_limit", type=int, help="checkpoints that are kept; default: all")
+    parser.add_argument("--total_limit", type=int, help="how many checkpoints are kept; default: all")
     parser.add_argument("--resume_from_checkpoint", help="folder of a checkpoint; default: the newest")
     parser.add_argument("--batch_size", type=int, default=64, help="samples per batch and process")
     parser.add_argument("--num_epochs", type=int, default=3)

@@ -58,7 +58,7 @@ def cross_validate(args):
         return TensorDataset(torch.from_numpy(pixels), torch.from_numpy(labels))
 
     test_set, votes = dataset(test_pixels, test_labels), []
-    # The feature: the folds are the same on all processes, and between them everything that was prepared is freed.
+    # The feature: all processes have the same folds, and everything that was prepared is freed after each fold.
     folds = StratifiedKFold(args.num_folds, shuffle=True, random_state=args.seed).split(pixels, labels)
     for number, (chosen, left_out) in enumerate(folds, start=1):
         accuracy, logits, references = train_fold(

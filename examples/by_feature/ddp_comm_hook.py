@@ -1,4 +1,4 @@
-"""Compresses gradients on their way between the processes, by a communication hook."""
+"""Compresses gradients on their way between the processes, with a communication hook."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -36,8 +36,8 @@ def evaluate(accelerator, model, loader):
 
 
 def train(args):
-    # The feature: a hook, and possibly fp16 or bf16 for what it sends. PowerSGD sends matrices of low rank, after some
-    # first steps without compression; its options are those of torch's PowerSGDState.
+    # The feature: a hook, and possibly fp16 or bf16 for what it sends. PowerSGD sends low-rank matrices, after some
+    # steps without compression at the start; its options are those of torch's PowerSGDState.
     low_rank = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 4}
     compression = DistributedDataParallelKwargs(
         comm_hook=DDPCommunicationHookType(args.ddp_comm_hook),
@@ -66,7 +66,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     hooks, wrappers = ["no", "fp16", "bf16", "power_sgd"], ["no", "fp16", "bf16"]
     parser.add_argument("--ddp_comm_hook", choices=hooks, default="bf16", help="how gradients are compressed")
-    parser.add_argument("--ddp_comm_wrapper", choices=wrappers, default="no", help="of what the hook still sends")
+    parser.add_argument("--ddp_comm_wrapper", choices=wrappers, default="no", help="compression of what the hook sends")
     parser.add_argument("--batch_size", type=int, default=64, help="samples per batch and process")
     parser.add_argument("--num_epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-2)

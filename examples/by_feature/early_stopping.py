@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -36,7 +36,7 @@ def evaluate(accelerator, model, loader):
 
 
 class EarlyStopping:
-    """Whether a loss has not got better by ``min_delta`` for ``patience`` steps."""
+    """Whether the loss has not improved by ``min_delta`` for ``patience`` steps."""
 
     def __init__(self, min_delta, patience):
         self.min_delta, self.patience = min_delta, patience
@@ -86,8 +86,8 @@ def train(args):
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--min_delta", type=float, default=0.01, help="what counts as a better loss")
-    parser.add_argument("--patience", type=int, default=8, help="steps without a better loss")
+    parser.add_argument("--min_delta", type=float, default=0.01, help="smallest improvement of the loss that counts")
+    parser.add_argument("--patience", type=int, default=8, help="steps without improvement before stopping")
     parser.add_argument("--batch_size", type=int, default=64, help="samples per batch and process")
     parser.add_argument("--num_epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=1e-2)

@@ -1,6 +1,6 @@
-"""Accumulates the gradients of a language model by tokens: every token counts the same, however long its sentence is.
+"""Accumulates the gradients of a language model by tokens: every token counts the same, in sentences of any length.
 
-The mean over a step of the batches' mean losses gives the tokens of short batches more weight than those of long ones.
+A mean of the batches' mean losses gives the tokens of short batches more weight than those of long ones.
 Here each backward pass has a sum and its number of tokens, and gradients are divided once, by the tokens of all batches
 and processes: two processes that accumulate train as one does on large batches.
 """
@@ -19,7 +19,7 @@ PADDING = 0
 
 
 def load_sentences(samples, seed):
-    """Sentences of 2 to 16 tokens 1…31, int64, padded at the end; most tokens follow from the one before."""
+    """Sentences of 2 to 16 tokens 1…31, int64, padded at the end; most tokens follow from the previous one."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 32, (samples, 16), generator=generator)
     follows = torch.rand(tokens.shape, generator=generator) < 0.9
@@ -30,7 +30,7 @@ def load_sentences(samples, seed):
 
 
 class LanguageModel(nn.Module):
-    """Reads a sentence from left to right, and tells after each token the logits of the next one."""
+    """Reads a sentence from left to right, and returns the logits of the next token after each token."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Local SGD: processes train by themselves, and average their parameters every few steps instead of all gradients."""
+"""Local SGD: processes train independently, and average their parameters every few steps instead of all gradients."""
 
 import argparse
 
@@ -13,7 +13,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -37,7 +37,7 @@ def evaluate(accelerator, model, loader):
 
 
 def difference(accelerator, model):
-    """How far parameters of the processes are apart, at most."""
+    """The largest difference between parameters of the processes."""
     own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     everyones = accelerator.gather(own.unsqueeze(0))
     return (everyones.amax(dim=0) - everyones.amin(dim=0)).max().item()
@@ -74,7 +74,7 @@ def train(args):
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--local_sgd_steps", type=int, default=8, help="optimizer steps from one average to the next")
+    parser.add_argument("--local_sgd_steps", type=int, default=8, help="optimizer steps between averages")
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--batch_size", type=int, default=32, help="samples per batch and process")
     parser.add_argument("--num_epochs", type=int, default=3)

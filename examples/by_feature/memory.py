@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -39,8 +39,8 @@ def train(args):
     accelerator = Accelerator()
     tried = []
 
-    # The feature: the first argument is the batch size, which the decorator passes. It tries nine tenths of it next;
-    # whatever depends on the size, or was changed by the last try, is made inside.
+    # The feature: the decorator passes the batch size as first argument, and next tries nine tenths of it. So this
+    # function creates whatever depends on the size or was changed by the last try.
     @find_executable_batch_size(starting_batch_size=args.batch_size)
     def train_with(batch_size):
         tried.append(batch_size)

@@ -1,4 +1,4 @@
-"""Evaluates on several processes as on one, when the samples cannot be shared out evenly."""
+"""Evaluates on several processes as on one, even if the samples cannot be divided evenly."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -43,11 +43,11 @@ def train(args):
         with torch.no_grad():
             predicted = model(tokens).argmax(dim=1)
         gathered += len(accelerator.gather(predicted))
-        # The feature: samples that were repeated to complete the last batch are left out again, of tensors …
+        # The feature: samples that were repeated to complete the last batch are removed again, from tensors …
         predicted, labels = accelerator.gather_for_metrics((predicted, labels))
         predictions.append(predicted)
         references.append(labels)
-        # … and of anything else with one entry per sample.
+        # … and from anything else with one entry per sample.
         words += accelerator.gather_for_metrics([f"{first}-{last}" for first, *_, last in tokens.tolist()])
     correct = (torch.cat(predictions) == torch.cat(references)).sum().item()
     everything, everyones_labels = (tensor.to(accelerator.device) for tensor in test_set.tensors)

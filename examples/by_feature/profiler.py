@@ -1,4 +1,4 @@
-"""Profiles some steps of training: a table of what took the time, and a trace of every process to look at."""
+"""Profiles some steps of training: a table of where the time goes, and a trace of every process."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -37,7 +37,7 @@ def evaluate(accelerator, model, loader):
 
 def train(args):
     # The feature: options of torch.profiler, and the folder where each process writes profile_<rank>.json, for
-    # chrome://tracing or ui.perfetto.dev. Without activities, the profiler watches whatever devices there are.
+    # chrome://tracing or ui.perfetto.dev. Without activities, the profiler records all devices that there are.
     profiling = ProfileKwargs(record_shapes=args.record_shapes, output_trace_dir=args.output_trace_dir)
     accelerator = Accelerator(kwargs_handlers=[profiling])
     set_seed(args.seed)
@@ -64,8 +64,8 @@ def train(args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5, help="training steps, all of which are profiled")
-    parser.add_argument("--rows", type=int, default=8, help="of the table")
-    parser.add_argument("--record_shapes", action="store_true", help="note the shapes of operators' inputs")
+    parser.add_argument("--rows", type=int, default=8, help="rows of the table")
+    parser.add_argument("--record_shapes", action="store_true", help="record the shapes of operators' inputs")
     parser.add_argument("--output_trace_dir", default="out/profiler", help="folder of the traces")
     parser.add_argument("--batch_size", type=int, default=64, help="samples per batch and process")
     parser.add_argument("--lr", type=float, default=1e-2)

@@ -1,4 +1,4 @@
-"""Trains without a schedule of the learning rate, by an optimizer of schedulefree, a library that may be missing."""
+"""Trains without a learning-rate schedule, with an optimizer of schedulefree, a library that may be missing."""
 
 import argparse
 
@@ -17,7 +17,7 @@ except ImportError:
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -49,7 +49,7 @@ def train(args):
     optimizer = AdamWScheduleFree(model.parameters(), lr=args.lr, warmup_steps=4)
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     for epoch in range(1, args.num_epochs + 1):
-        # The feature: such an optimizer trains other weights than those that are evaluated and saved, and is told so.
+        # The feature: such an optimizer trains other weights than those that are evaluated and saved: switch it.
         model.train()
         optimizer.train()
         for tokens, labels in train_loader:

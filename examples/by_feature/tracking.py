@@ -1,4 +1,4 @@
-"""Logs loss and accuracy of a run to TensorBoard, or to any other tracker, and to a tracker of one's own."""
+"""Logs loss and accuracy of a run to TensorBoard, or to any other tracker, and to a tracker of your own."""
 
 import argparse
 import csv
@@ -15,7 +15,7 @@ from accelerate_cpp.utils import set_seed
 
 
 def load_data(samples, seed):
-    """Sequences of 16 tokens 0…63, int64, with the label 1 where more than half of the tokens are even, else 0."""
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
     tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
     return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
 
@@ -26,7 +26,7 @@ def build_model():
 
 
 class TableTracker(GeneralTracker):
-    """A tracker of one's own: a file with a row for each value. Accelerator calls it on the main process only."""
+    """A custom tracker: a file with a row for each value. Accelerator calls it on the main process only."""
 
     name = "table"
     requires_logging_directory = False
@@ -55,7 +55,7 @@ class TableTracker(GeneralTracker):
 
 
 def train(args):
-    # The feature: what to log with, and where. Names of trackers and trackers of one's own go together.
+    # The feature: what to log with, and where. Names of trackers and custom trackers can be mixed.
     accelerator = Accelerator(
         log_with=[*args.log_with, TableTracker(args.project_dir / "table.csv")], project_dir=args.project_dir
     )
