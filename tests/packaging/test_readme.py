@@ -26,6 +26,16 @@ def test_readme_is_short_enough_to_be_read_to_its_end() -> None:
     assert [line for line in lines if len(line) > 120] == []
 
 
+def test_index_lists_all_documents_in_the_known_order() -> None:
+    """Once as links, which any reader of Markdown follows, and once as the site's tables of contents."""
+    index = REPOSITORY / "docs" / "index.md"
+    order = ["Quick tour", "Tutorials", "How-to guides", "Concepts", "Reference", "Project"]
+    assert re.findall(r"^## (.+)$", index.read_text(), re.MULTILINE) == order
+    assert re.findall(r"^:caption: (.+)$", index.read_text(), re.MULTILINE) == order
+    linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#]+)", index.read_text())}
+    assert [page for page in sorted(index.parent.rglob("*.md")) if page not in {index, *linked}] == []
+
+
 def test_readme_leads_to_the_state_of_gpus_first() -> None:
     """The first row of the table of what works is about GPUs, and links to the page about them."""
     table = (REPOSITORY / "README.md").read_text().split("\n## What works\n")[1].split("\n## ")[0]
