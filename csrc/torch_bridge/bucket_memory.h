@@ -6,12 +6,12 @@
 
 #include <vector>
 
-#include "core/comm/gradient_exchange.h"
+#include "core/grad/gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
 
 // Zeros for each bucket, on the device of the first of its `parameters` and of its dtype, complex ones being pairs.
-inline std::vector<at::Tensor> bucket_memories(const std::vector<comm::BucketSpec>& buckets,
+inline std::vector<at::Tensor> bucket_memories(const std::vector<BucketSpec>& buckets,
                                                const std::vector<std::vector<at::Tensor>>& parameters) {
   std::vector<at::Tensor> memories;
   for (std::size_t index = 0; index < buckets.size(); ++index) {

@@ -47,8 +47,6 @@ class C10dCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
   // Waits a while until what this rank has sent has left it.
   void leave() noexcept override;
   void abort(const std::string& reason) noexcept override;

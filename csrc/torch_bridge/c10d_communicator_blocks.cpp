@@ -8,7 +8,6 @@
 #include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/heap_buffer.h"
-#include "core/comm/reduced_gradient_exchange.h"
 #include "core/comm/solo.h"
 #include "core/comm/split_choice.h"
 #include "torch_bridge/c10d_communicator.h"
@@ -145,11 +144,6 @@ std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key, const 
 
 std::shared_ptr<Buffer> C10dCommunicator::allocate(std::size_t size_bytes) {
   return std::make_shared<HeapBuffer>(size_bytes);
-}
-
-std::unique_ptr<GradientExchange> C10dCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                                      Deadline) {
-  return std::make_unique<ReducedGradientExchange>(*this, buckets);
 }
 
 void C10dCommunicator::leave() noexcept {

@@ -6,11 +6,11 @@
 
 namespace accelerate_cpp::grad {
 
-DeviceGradientExchange::DeviceGradientExchange(comm::Communicator& communicator, std::vector<comm::BucketSpec> buckets,
+DeviceGradientExchange::DeviceGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                                                const std::vector<std::vector<at::Tensor>>& parameters,
                                                SumOverRanks sum_over_ranks,
                                                std::shared_ptr<const cuda::LoadedSlotKernels> kernels)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(), comm::reduce_by(communicator)),
+    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
       sum_over_ranks_(std::move(sum_over_ranks)),
       memory_(bucket_memories(this->buckets(), parameters)),
       statistics_(this->buckets(), memory_, std::move(kernels)) {}
@@ -27,7 +27,7 @@ bool DeviceGradientExchange::averages_after_sum(std::size_t index) const {
 
 void DeviceGradientExchange::start(std::size_t index) {
   if (!averages_after_sum(index)) {
-    memory_[index].mul_(comm::inverse(sum_of_weights()));
+    memory_[index].mul_(inverse(sum_of_weights()));
   }
   awaits_.push_back(sum_over_ranks_(memory_[index]));
 }
@@ -41,7 +41,7 @@ double DeviceGradientExchange::complete(MemoryView used, Deadline deadline) {
     awaits_[index]();
     const bool averages = averages_after_sum(index);
     if (averages || options().measures) {
-      statistics_.measure(index, averages ? comm::inverse(sum_of_weights()) : 1.0);
+      statistics_.measure(index, averages ? inverse(sum_of_weights()) : 1.0);
     }
   }
   return sum_of_weights();

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "core/comm/sequential_gradient_exchange.h"
+#include "core/grad/sequential_gradient_exchange.h"
 #include "torch_bridge/device_statistics.h"
 
 namespace accelerate_cpp::grad {
@@ -31,11 +31,11 @@ struct DeviceGroup {
   std::shared_ptr<const cuda::LoadedSlotKernels> kernels;  // measure the averages; null: ATen does
 };
 
-class DeviceGradientExchange final : public comm::SequentialGradientExchange {
+class DeviceGradientExchange final : public SequentialGradientExchange {
  public:
   // `parameters` are those of each bucket, on whose device its memory is. `communicator` has the same ranks as the
   // process group and must outlive the exchange. All of them have `kernels` or none.
-  DeviceGradientExchange(comm::Communicator& communicator, std::vector<comm::BucketSpec> buckets,
+  DeviceGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                          const std::vector<std::vector<at::Tensor>>& parameters, SumOverRanks sum_over_ranks,
                          std::shared_ptr<const cuda::LoadedSlotKernels> kernels = nullptr);
 

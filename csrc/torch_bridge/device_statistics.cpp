@@ -36,10 +36,10 @@ cuda::Stream current_stream(const at::Device& device) {
   return static_cast<cuda::Stream>(guard.getStream(device).native_handle());
 }
 
-void measure_by_aten(const at::Tensor& bucket, const std::vector<comm::SlotSpan>& slots, const at::Tensor& rows) {
+void measure_by_aten(const at::Tensor& bucket, const std::vector<SlotSpan>& slots, const at::Tensor& rows) {
   std::vector<at::Tensor> parts;
   parts.reserve(slots.size());
-  for (const comm::SlotSpan& slot : slots) {
+  for (const SlotSpan& slot : slots) {
     parts.push_back(bucket.narrow(0, static_cast<std::int64_t>(slot.offset), static_cast<std::int64_t>(slot.count)));
   }
   const at::Tensor squares = at::stack(at::_foreach_norm(parts, 2, rows.scalar_type())).square_();
@@ -49,7 +49,7 @@ void measure_by_aten(const at::Tensor& bucket, const std::vector<comm::SlotSpan>
 
 }  // namespace
 
-DeviceStatistics::DeviceStatistics(const std::vector<comm::BucketSpec>& buckets, const std::vector<at::Tensor>& memory,
+DeviceStatistics::DeviceStatistics(const std::vector<BucketSpec>& buckets, const std::vector<at::Tensor>& memory,
                                    std::shared_ptr<const cuda::LoadedSlotKernels> kernels)
     : kernels_(std::move(kernels)) {
   for (std::size_t index = 0; index < buckets.size(); ++index) {
@@ -68,7 +68,7 @@ DeviceStatistics::DeviceStatistics(const std::vector<comm::BucketSpec>& buckets,
 void DeviceStatistics::put_chunks_on_device(Bucket& bucket) const {
   std::vector<cuda::Chunk> chunks;
   std::vector<std::uint32_t> first_chunks;
-  for (const comm::SlotSpan& slot : bucket.slots) {
+  for (const SlotSpan& slot : bucket.slots) {
     first_chunks.push_back(static_cast<std::uint32_t>(chunks.size()));
     for (std::size_t begin = 0; begin < slot.count; begin += cuda::kChunkElements) {
       const std::size_t count = std::min<std::size_t>(cuda::kChunkElements, slot.count - begin);

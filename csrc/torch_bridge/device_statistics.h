@@ -15,8 +15,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/comm/gradient_exchange.h"
 #include "core/cuda/loaded_slot_kernels.h"
+#include "core/grad/gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
 
@@ -32,7 +32,7 @@ struct DeviceRow {
 class DeviceStatistics {
  public:
   // `memory` is that of each bucket, for the life of this object. `kernels` are loaded on its device; null for none.
-  DeviceStatistics(const std::vector<comm::BucketSpec>& buckets, const std::vector<at::Tensor>& memory,
+  DeviceStatistics(const std::vector<BucketSpec>& buckets, const std::vector<at::Tensor>& memory,
                    std::shared_ptr<const cuda::LoadedSlotKernels> kernels);
 
   // Whether measure() multiplies and measures in one pass.
@@ -55,7 +55,7 @@ class DeviceStatistics {
   struct Bucket {
     DType dtype;
     at::Tensor memory;
-    std::vector<comm::SlotSpan> slots;
+    std::vector<SlotSpan> slots;
     std::int64_t first_row = 0;
     bool measured = false;  // in this round
     // For the kernels, on the device: cuda::Chunk as bytes, and 32-bit integers.

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/grad/make_gradient_exchange.h"
 #include "torch_bridge/gradient_reducers.h"
 #include "torch_bridge/sparse_gradient.h"
 #include "torch_bridge/tensor_view.h"
@@ -146,7 +147,7 @@ void GradientReducer::set_synchronizing(bool synchronizing) {
 }
 
 void GradientReducer::set_weight(std::optional<double> weight) {
-  weight_ = weight ? std::optional(comm::checked_weight(*weight)) : std::nullopt;
+  weight_ = weight ? std::optional(checked_weight(*weight)) : std::nullopt;
 }
 
 void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
@@ -161,10 +162,10 @@ void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> en
 
 // The buckets.
 
-std::unique_ptr<comm::GradientExchange> GradientReducer::make_exchange(const std::vector<comm::BucketSpec>& buckets) {
+std::unique_ptr<GradientExchange> GradientReducer::make_exchange(const std::vector<BucketSpec>& buckets) {
   device_exchange_ = nullptr;
   if (!hook_ && !options_.device_group) {
-    return communicator_->gradient_exchange(buckets, deadline());
+    return make_gradient_exchange(*communicator_, buckets, deadline());
   }
   std::vector<std::vector<at::Tensor>> tensors;
   for (const BucketLayout& layout : plan_.buckets) {
@@ -189,7 +190,7 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
     specs.push_back({elements.dtype, elements.count});
   }
   plan_ = plan_buckets(specs, order, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes);
-  std::vector<comm::BucketSpec> buckets;
+  std::vector<BucketSpec> buckets;
   for (const BucketLayout& layout : plan_.buckets) {
     buckets.push_back({layout.dtype, layout.count, {}});
     for (const std::size_t parameter : layout.parameters) {
@@ -316,7 +317,7 @@ void GradientReducer::begin_backward() {
   published_.assign(plan_.buckets.size(), false);
 }
 
-void GradientReducer::begin_round(const comm::RoundOptions& options) {
+void GradientReducer::begin_round(const RoundOptions& options) {
   if (!caller_tells_) {
     failure_.begin_pass();
   }

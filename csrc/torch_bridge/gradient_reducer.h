@@ -135,14 +135,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // On the device all ranks have kernels or none uses them.
   void agree_on_kernels();
   void own_parameters();
-  std::unique_ptr<comm::GradientExchange> make_exchange(const std::vector<comm::BucketSpec>& buckets);
+  std::unique_ptr<GradientExchange> make_exchange(const std::vector<BucketSpec>& buckets);
   void build(const std::vector<std::size_t>& order);
   at::Tensor slot_memory(std::size_t parameter) const;
   std::vector<std::size_t> current_order() const;
 
   void on_gradient(std::size_t parameter, bool came);
   void begin_backward();
-  void begin_round(const comm::RoundOptions& options);
+  void begin_round(const RoundOptions& options);
   void end_backward();
   void pass_failed() noexcept;  // as autograd says
   void give_up_pass(const std::string& reason) noexcept;
@@ -167,7 +167,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::shared_ptr<ParameterOwnership> ownership_;
   BucketPlan plan_;  // of those with dense gradients
   CommHook hook_;    // if there is one
-  std::shared_ptr<comm::GradientExchange> exchange_;
+  std::shared_ptr<GradientExchange> exchange_;
   DeviceGradientExchange* device_exchange_ = nullptr;  // exchange_, if it is one
   PassFailure failure_;
   ArrivalOrder order_{0};

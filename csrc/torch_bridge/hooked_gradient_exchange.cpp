@@ -8,9 +8,9 @@
 
 namespace accelerate_cpp::grad {
 
-HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator, std::vector<comm::BucketSpec> buckets,
+HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                                                std::vector<std::vector<at::Tensor>> parameters, CommHook hook)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(), comm::reduce_by(communicator)),
+    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
       hook_(std::move(hook)),
       parameters_(std::move(parameters)),
       memory_(bucket_memories(this->buckets(), parameters_)) {}

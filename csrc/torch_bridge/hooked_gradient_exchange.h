@@ -14,18 +14,18 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "core/comm/sequential_gradient_exchange.h"
+#include "core/grad/sequential_gradient_exchange.h"
 
 namespace accelerate_cpp::grad {
 
 // Starts to average a bucket; what is returned waits for the result.
 using CommHook = std::function<std::function<at::Tensor()>(const ::c10d::GradBucket& bucket)>;
 
-class HookedGradientExchange final : public comm::SequentialGradientExchange {
+class HookedGradientExchange final : public SequentialGradientExchange {
  public:
   // `parameters` are those of each bucket, in the order of its slots. The flags of used slots go through
   // `communicator`, which must outlive the exchange.
-  HookedGradientExchange(comm::Communicator& communicator, std::vector<comm::BucketSpec> buckets,
+  HookedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                          std::vector<std::vector<at::Tensor>> parameters, CommHook hook);
 
  private:

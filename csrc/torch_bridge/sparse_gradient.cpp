@@ -2,7 +2,7 @@
 
 #include <ATen/ops/_sparse_coo_tensor_with_dims.h>
 
-#include "core/comm/gradient_exchange.h"
+#include "core/grad/gradient_exchange.h"
 #include "torch_bridge/sparse_all_reduce.h"
 
 namespace accelerate_cpp::grad {
@@ -20,7 +20,7 @@ at::Tensor average_sparse(comm::Communicator& communicator, const at::Tensor& pa
                        : at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
                                                           parameter.options().device(at::kCPU).layout(at::kSparse));
   comm::sparse_all_reduce(communicator, sum, comm::ReduceOp::kSum, call);
-  sum._values().mul_(comm::inverse(divisor));
+  sum._values().mul_(inverse(divisor));
   return sum.to(parameter.device());
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accelerate_cpp.alias.moved import find_moved
 from accelerate_cpp.config import env_table
 from accelerate_cpp.lazy import lazy_names
 
@@ -76,6 +77,7 @@ __all__ = sorted(_MODULE_OF)
 
 __getattr__, __dir__ = lazy_names(__name__, globals(), _MODULE_OF, _SUBMODULES)
 
+find_moved()
 if env_table.ENABLE_RICH.get():
     from accelerate_cpp.utils.imports import is_rich_available
 

@@ -30,6 +30,15 @@ FORBIDDEN_INCLUDES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
     "bindings": (),
 }
 
+# Folders of the core from above to below; those that share a line do not know each other.
+CORE_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("grad",),
+    ("comm",),
+    ("amp", "cuda", "data", "offload", "placement"),
+    ("base",),
+)
+CORE_HEIGHTS = {folder: -number for number, folders in enumerate(CORE_LAYERS) for folder in folders}
+
 # The rooms of the package from above to below: what is in one imports itself and what stands below it. Those that share
 # a line do not know each other, but for the first: the interface that users know, and its tools.
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
@@ -65,6 +74,19 @@ def include_violations(root: Path) -> Iterator[Violation]:
                     yield Violation(str(path), line, f"includes {name}: {rule}")
         for match in re.finditer(r"\b(secure_)?getenv\b", cxx.without_comments(text)):
             yield Violation(str(path), text.count("\n", 0, match.start()) + 1, "C++ does not read the environment")
+
+
+def core_violations(root: Path) -> Iterator[Violation]:
+    """Includes between the folders of the core that point upwards or sideways."""
+    for path in cxx_files(root, "csrc/core"):
+        own = path.parts[2]
+        if own not in CORE_HEIGHTS:
+            yield Violation(str(path), 0, f"csrc/core has the folders {', '.join(CORE_HEIGHTS)}, not {own}")
+            continue
+        for line, name in cxx.includes((root / path).read_text()):
+            target = name.split("/")[1] if name.startswith("core/") else own
+            if target != own and CORE_HEIGHTS[target] >= CORE_HEIGHTS[own]:
+                yield Violation(str(path), line, f"{own} includes {name}, which does not stand below it")
 
 
 def folder_name_violations(root: Path) -> Iterator[Violation]:

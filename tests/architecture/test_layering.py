@@ -13,6 +13,7 @@ from tree import REPOSITORY, Violation, parse, render
 Check = Callable[[Path], Iterator[Violation]]
 CHECKS: list[Check] = [
     layering.include_violations,
+    layering.core_violations,
     layering.folder_name_violations,
     layering.import_violations,
     layering.cycle_violations,
@@ -42,6 +43,9 @@ def test_the_project_keeps_its_layers(check: Check) -> None:
         (layering.include_violations, "csrc/torch_bridge/a.cpp", "#include <torch/extension.h>\n"),
         (layering.include_violations, "csrc/torch_bridge/a.cpp", '#include "bindings/module.h"\n'),
         (layering.include_violations, "csrc/extras/a.cpp", "int a;\n"),
+        (layering.core_violations, "csrc/core/comm/a.h", '#include "core/grad/gradient_exchange.h"\n'),
+        (layering.core_violations, "csrc/core/amp/a.h", '#include "core/cuda/library.h"\n'),
+        (layering.core_violations, "csrc/core/misc/a.h", "int a;\n"),
         (layering.folder_name_violations, "csrc/torch_bridge/ATen/a.h", "int a;\n"),
         (layering.import_violations, "python/accelerate_cpp/comm/a.py", "from accelerate_cpp.runtime import session\n"),
         (layering.import_violations, "python/accelerate_cpp/parallel/a.py", "import accelerate_cpp.launch.workers\n"),
@@ -85,6 +89,7 @@ def test_a_planted_violation_is_found(check: Check, path: str, text: str, plant:
             "csrc/core/a.h",
             "// #include <torch/torch.h> would not compile; getenv neither\n",
         ),
+        (layering.core_violations, "csrc/core/grad/a.h", '#include "core/amp/a.h"\n#include "core/comm/a.h"\n'),
         (layering.include_violations, "csrc/torch_bridge/a.h", "#include <ATen/core/Tensor.h>\n"),
         (layering.include_violations, "csrc/bindings/a.cpp", "#include <pybind11/pybind11.h>\n"),
         (layering.import_violations, "python/accelerate_cpp/state.py", "from accelerate_cpp.runtime import current\n"),

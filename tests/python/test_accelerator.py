@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_cpp.accelerator import Accelerator
-from accelerate_cpp.prepare.metrics import drop_repeated, rows_of_last_batch
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.prepare.metrics import drop_repeated, rows_of_last_batch
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
 from accelerate_cpp.utils.dataclasses import (

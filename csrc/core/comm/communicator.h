@@ -20,7 +20,6 @@
 #include "core/base/cores.h"
 #include "core/base/memory_view.h"
 #include "core/comm/call.h"
-#include "core/comm/gradient_exchange.h"
 #include "core/comm/options.h"
 
 namespace accelerate_cpp::comm {
@@ -58,6 +57,8 @@ class Communicator {
 
   // In place: afterwards `data` holds the reduction over all ranks, bitwise equal on all of them.
   virtual void all_reduce(MemoryView data, Reduction reduction, const Call& call) = 0;
+  // The same on memory of the host, where all_reduce() works on that of a device.
+  virtual void all_reduce_on_host(MemoryView data, ReduceOp op, const Call& call) { all_reduce(data, op, call); }
 
   // As all_reduce, but only the `data` of `root` holds the reduction; that of the other ranks is unchanged.
   virtual void reduce(MemoryView data, int root, Reduction reduction, const Call& call) = 0;
@@ -103,10 +104,6 @@ class Communicator {
   // Memory on which this communicator works without a staging copy. Not collective. Throws SystemFailure when there is
   // not enough.
   virtual std::shared_ptr<Buffer> allocate(std::size_t size_bytes) = 0;
-
-  // Buckets for gradients, averaged over the ranks. Collective: every rank passes the same buckets.
-  virtual std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                              Deadline deadline) = 0;
 
   // How many cores there are for each rank of this host, as far as is known.
   virtual double cores_per_rank() const { return usable_cores() / size(); }

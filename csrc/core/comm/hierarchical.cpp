@@ -10,7 +10,6 @@
 #include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
 #include "core/comm/reduce_kernels.h"
-#include "core/comm/reduced_gradient_exchange.h"
 #include "core/comm/slices.h"
 
 namespace accelerate_cpp::comm {
@@ -316,10 +315,6 @@ std::shared_ptr<Transfer> Hierarchical::receive(MemoryView data, int source, std
 
 std::shared_ptr<Buffer> Hierarchical::allocate(std::size_t size_bytes) {
   return parts_.inside->allocate(size_bytes);
-}
-
-std::unique_ptr<GradientExchange> Hierarchical::gradient_exchange(const std::vector<BucketSpec>& buckets, Deadline) {
-  return std::make_unique<ReducedGradientExchange>(*this, buckets);
 }
 
 }  // namespace accelerate_cpp::comm

@@ -58,8 +58,6 @@ class Hierarchical final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
   double cores_per_rank() const override { return parts_.inside->cores_per_rank(); }
   void leave() noexcept override;
   std::vector<int> meet(const std::string& topic, const Call& call) override;

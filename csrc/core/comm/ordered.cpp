@@ -74,11 +74,4 @@ std::shared_ptr<Buffer> OrderedCommunicator::allocate(std::size_t size_bytes) {
   return inner_->allocate(size_bytes);
 }
 
-std::unique_ptr<GradientExchange> OrderedCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                                         Deadline deadline) {
-  std::unique_ptr<GradientExchange> exchange = in_turn().gradient_exchange(buckets, deadline);
-  exchange->set_queue(queue_);
-  return exchange;
-}
-
 }  // namespace accelerate_cpp::comm

@@ -33,8 +33,6 @@ class OrderedCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
   double cores_per_rank() const override { return inner_->cores_per_rank(); }
   void leave() noexcept override { inner_->leave(); }
   std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
@@ -42,9 +40,11 @@ class OrderedCommunicator final : public Communicator {
   std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 
- private:
+  // The communicator inside, when all that was issued in the queue has ended.
   Communicator& in_turn();
+  const std::shared_ptr<WorkQueue>& queue() const { return queue_; }
 
+ private:
   const std::shared_ptr<Communicator> inner_;
   const std::shared_ptr<WorkQueue> queue_;
 };

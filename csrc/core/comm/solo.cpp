@@ -25,30 +25,6 @@ void reduce_one(const char* operation, ConstMemoryView from, MemoryView to, cons
   comm::reduce(to.dtype, reduction.op, {&source, 1, &destination, 1, to.count, 1.0, factors});
 }
 
-// The average over one rank is its gradient, divided by its weight.
-class SoloGradientExchange final : public GradientExchange {
- public:
-  explicit SoloGradientExchange(std::vector<BucketSpec> buckets) : GradientExchange(std::move(buckets)) {
-    for (const BucketSpec& spec : this->buckets()) {
-      memory_.push_back(std::make_unique<HeapBuffer>(spec.count * element_size(spec.dtype)));
-    }
-  }
-
- private:
-  void* memory(std::size_t index) override { return memory_[index]->data(); }
-  void hand_over(std::size_t) override {}
-  double complete(MemoryView, Deadline) override {
-    for (std::size_t index = 0; weight() != 1.0 && index < buckets().size(); ++index) {
-      const MemoryView view = bucket(index);
-      void* data = view.data;
-      comm::reduce(view.dtype, ReduceOp::kAvg, {&data, 1, &data, 1, view.count, inverse(weight())});
-    }
-    return weight();
-  }
-
-  std::vector<std::unique_ptr<HeapBuffer>> memory_;
-};
-
 }  // namespace
 
 void SoloCommunicator::check_usable() const {
@@ -127,12 +103,6 @@ std::shared_ptr<Communicator> SoloCommunicator::split(int color, int, const Call
 
 std::shared_ptr<Buffer> SoloCommunicator::allocate(std::size_t size_bytes) {
   return std::make_shared<HeapBuffer>(size_bytes);
-}
-
-std::unique_ptr<GradientExchange> SoloCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                                      Deadline) {
-  check_usable();
-  return std::make_unique<SoloGradientExchange>(buckets);
 }
 
 void SoloCommunicator::abort(const std::string& reason) noexcept {

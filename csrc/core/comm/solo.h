@@ -29,14 +29,12 @@ class SoloCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
   void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
   void abort(const std::string& reason) noexcept override;
-
- private:
+  // Throws PeerLost after abort().
   void check_usable() const;
 
+ private:
   bool aborted_ = false;
   std::string reason_;
 };

@@ -10,9 +10,9 @@
 
 #include "core/base/error.h"
 #include "core/base/half.h"
-#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/cuda/on_cuda_double.h"
+#include "core/grad/gradient_exchange_conformance.h"
 #include "torch_bridge/reducers_of_threads.h"
 #include "torch_bridge/tensor_view.h"
 
@@ -45,7 +45,7 @@ struct Exchange {
   float& value(std::size_t bucket, std::size_t index) { return static_cast<float*>(of.bucket(bucket).data)[index]; }
 
   // One round in which this rank has `gradient` at one place of each bucket.
-  void round(float gradient, const comm::RoundOptions& options = {}) {
+  void round(float gradient, const grad::RoundOptions& options = {}) {
     of.begin(options, soon());
     value(0, 17) = value(1, 4) = gradient;
     of.publish(1);

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
-#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/ranks.h"
 #include "core/comm/solo.h"
+#include "core/grad/gradient_exchange_conformance.h"
 #include "torch_bridge/reducers_of_threads.h"
 #include "torch_bridge/tensor_view.h"
 
@@ -38,7 +38,7 @@ class HookedGradientExchangeTest : public ::testing::Test {
                                    }};
 };
 
-float* floats(comm::GradientExchange& exchange, std::size_t bucket) {
+float* floats(grad::GradientExchange& exchange, std::size_t bucket) {
   return static_cast<float*>(exchange.bucket(bucket).data);
 }
 

@@ -7,7 +7,6 @@
 #include "core/base/error.h"
 #include "core/base/view_parts.h"
 #include "core/comm/arguments.h"
-#include "core/comm/reduced_gradient_exchange.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -55,7 +54,9 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::connect(std::shared_ptr<Stor
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclGroup> group, std::unique_ptr<NcclLink> link)
     : group_(std::move(group)),
       session_(group_, std::move(link)),
-      transfers_(std::make_shared<NcclPointToPoint>(group_)) {
+      transfers_(std::make_shared<NcclPointToPoint>(group_)),
+      host_copy_(group_->context().device, MemoryKind::kPinned),
+      device_copy_(group_->context().device, MemoryKind::kDevice) {
   session_.set_meanwhile([transfers = transfers_.get()] { transfers->progress(); });
 }
 
@@ -317,33 +318,26 @@ std::shared_ptr<Buffer> NcclCommunicator::allocate(std::size_t size_bytes) {
   return std::make_shared<DeviceBuffer>(group_->context().device, size_bytes);
 }
 
-std::unique_ptr<GradientExchange> NcclCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                                      Deadline) {
-  const auto& device = group_->context().device;
-  const auto host = std::make_shared<GrowingMemory>(device, MemoryKind::kPinned);
-  const auto mirror = std::make_shared<GrowingMemory>(device, MemoryKind::kDevice);
-  return std::make_unique<ReducedGradientExchange>(
-      *this, buckets, [this, host, mirror](MemoryView data, ReduceOp op, const Call& call) {
-        const std::size_t size_bytes = data.size_bytes();
-        std::byte* const pinned = host->at_least(size_bytes);
-        const MemoryView copy{mirror->at_least(size_bytes), data.count, data.dtype};
-        std::memcpy(pinned, data.data, size_bytes);
-        CallRecord record = this->record(CallKind::kAllReduce, copy);
-        record.op = op;
-        session_.run(std::move(record), call, [&] {
-          session_.copy(copy.data, pinned, size_bytes);
-          issue_reduction("ncclAllReduce", copy.dtype, op,
-                          [&](const NcclApi& api, NcclDataType type, NcclRedOp said, NcclComm comm, CudaStream stream) {
-                            return api.all_reduce(copy.data, copy.data, copy.count, type, said, comm, stream);
-                          });
-          session_.copy(pinned, copy.data, size_bytes);
-        });
-        std::memcpy(data.data, pinned, size_bytes);
-      });
-}
-
 void NcclCommunicator::abort(const std::string& reason) noexcept {
   group_->fail({false, 0, group_->place() + " aborted the group: " + reason});
+}
+
+void NcclCommunicator::all_reduce_on_host(MemoryView data, ReduceOp op, const Call& call) {
+  const std::size_t size_bytes = data.size_bytes();
+  std::byte* const pinned = host_copy_.at_least(size_bytes);
+  const MemoryView copy{device_copy_.at_least(size_bytes), data.count, data.dtype};
+  std::memcpy(pinned, data.data, size_bytes);
+  CallRecord record = this->record(CallKind::kAllReduce, copy);
+  record.op = op;
+  session_.run(std::move(record), call, [&] {
+    session_.copy(copy.data, pinned, size_bytes);
+    issue_reduction("ncclAllReduce", copy.dtype, op,
+                    [&](const NcclApi& api, NcclDataType type, NcclRedOp said, NcclComm comm, CudaStream stream) {
+                      return api.all_reduce(copy.data, copy.data, copy.count, type, said, comm, stream);
+                    });
+    session_.copy(pinned, copy.data, size_bytes);
+  });
+  std::memcpy(data.data, pinned, size_bytes);
 }
 
 }  // namespace accelerate_cpp::comm

@@ -68,8 +68,8 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   // Memory of this rank's GPU. Dropping it waits for all work on that GPU, as cudaFree does.
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
+  // By a copy on the GPU.
+  void all_reduce_on_host(MemoryView data, ReduceOp op, const Call& call) override;
   // Writes one key into the store. Operations under way are stopped by the threads that wait for them.
   void abort(const std::string& reason) noexcept override;
 
@@ -95,6 +95,8 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<NcclGroup> group_;
   NcclSession session_;
   std::shared_ptr<NcclPointToPoint> transfers_;
+  GrowingMemory host_copy_;  // of operands of the host
+  GrowingMemory device_copy_;
 };
 
 }  // namespace accelerate_cpp::comm

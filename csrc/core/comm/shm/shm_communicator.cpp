@@ -9,7 +9,6 @@
 #include "core/comm/copy.h"
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shared_buffer.h"
-#include "core/comm/shm/shm_gradient_exchange.h"
 #include "core/comm/shm/staged_all_reduce.h"
 #include "core/comm/slices.h"
 #include "core/comm/split_store.h"
@@ -282,11 +281,6 @@ std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const C
 
 std::shared_ptr<Buffer> ShmCommunicator::allocate(std::size_t size_bytes) {
   return allocate_shared(size_bytes);
-}
-
-std::unique_ptr<GradientExchange> ShmCommunicator::gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                                     Deadline deadline) {
-  return std::make_unique<ShmGradientExchange>(*this, group_, buckets, deadline);
 }
 
 void ShmCommunicator::leave() noexcept {

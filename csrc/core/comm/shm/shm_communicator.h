@@ -41,14 +41,14 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets,
-                                                      Deadline deadline) override;
   double cores_per_rank() const override { return group_->cores() / size(); }
   void leave() noexcept override;
   std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
   std::vector<int> meet(const std::string& topic, const Call& call) override { return group_->meet(topic, call); }
   void abort(const std::string& reason) noexcept override;
+  // The group whose memory and words it uses; whoever else uses them calls between its operations.
+  const std::shared_ptr<Group>& group() const { return group_; }
 
  private:
   explicit ShmCommunicator(std::shared_ptr<Group> group);

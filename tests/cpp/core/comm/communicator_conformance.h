@@ -14,9 +14,10 @@
 
 #include "core/base/view_parts.h"
 #include "core/comm/communicator.h"
-#include "core/comm/gradient_exchange_conformance.h"
 #include "core/comm/operands.h"
 #include "core/comm/ranks.h"
+#include "core/grad/gradient_exchange_conformance.h"
+#include "core/grad/make_gradient_exchange.h"
 
 namespace accelerate_cpp::comm::testing {
 
@@ -226,7 +227,7 @@ inline void check_split(Communicator& communicator) {
 }
 
 inline void check_gradient_exchange(Communicator& communicator) {
-  const auto exchange = communicator.gradient_exchange(conformance_buckets(), soon());
+  const auto exchange = grad::make_gradient_exchange(communicator, conformance_buckets(), soon());
   check_gradient_exchange(*exchange, communicator.rank(), communicator.size());
 }
 

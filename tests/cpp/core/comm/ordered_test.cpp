@@ -1,4 +1,5 @@
 #include "core/comm/ordered.h"
+#include "core/grad/make_gradient_exchange.h"
 
 #include <gtest/gtest.h>
 
@@ -6,6 +7,8 @@
 #include "core/comm/solo.h"
 
 namespace accelerate_cpp::comm {
+
+using namespace grad;
 namespace {
 
 using testing::Operand;
@@ -38,7 +41,7 @@ TEST(OrderedCommunicator, MeetsAfterWhatWasIssuedBefore) {
 TEST(OrderedCommunicator, FinishesGradientsAfterWhatWasIssuedBefore) {
   const auto queue = std::make_shared<WorkQueue>();
   OrderedCommunicator communicator(std::make_shared<SoloCommunicator>(), queue);
-  const auto exchange = communicator.gradient_exchange({{DType::kFloat32, 4, {{0, 4}}}}, soon());
+  const auto exchange = make_gradient_exchange(communicator, {{DType::kFloat32, 4, {{0, 4}}}}, soon());
   exchange->publish(0);
   bool ran = false;
   const auto pending = queue->issue([&ran] { ran = true; });

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/comm/shm/gradient_exchanges.h"
+#include "core/grad/gradient_exchanges.h"
 
 namespace accelerate_cpp::grad {
 namespace {

@@ -1,4 +1,5 @@
 #include "core/comm/nccl/nccl_communicator.h"
+#include "core/grad/make_gradient_exchange.h"
 
 #include <thread>
 
@@ -8,6 +9,8 @@
 #include "core/comm/nccl/staged_communicator.h"
 
 namespace accelerate_cpp::comm::testing {
+
+using namespace grad;
 namespace {
 
 using ::testing::AllOf;
@@ -170,8 +173,8 @@ TEST_F(NcclCommunicatorTest, AllocatesMemoryOfItsDevice) {
 
 TEST_F(NcclCommunicatorTest, AveragesGradientsInBucketsOnTheDevice) {
   run_ranks(2, [](NcclCommunicator& communicator) {
-    const auto exchange = communicator.gradient_exchange(
-        {{DType::kFloat32, 3, {{0, 1}, {1, 2}}}, {DType::kFloat64, 1, {{0, 1}}}}, soon());
+    const auto exchange = make_gradient_exchange(
+        communicator, {{DType::kFloat32, 3, {{0, 1}, {1, 2}}}, {DType::kFloat64, 1, {{0, 1}}}}, soon());
     for (int round = 0; round < 2; ++round) {
       auto* const first = static_cast<float*>(exchange->bucket(0).data);
       std::fill_n(first, 3, static_cast<float>(communicator.rank() + round));

@@ -12,7 +12,6 @@
 #include "core/comm/heap_buffer.h"
 #include "core/comm/nccl/cuda_objects.h"
 #include "core/comm/nccl/nccl_communicator.h"
-#include "core/comm/reduced_gradient_exchange.h"
 
 namespace accelerate_cpp::comm::testing {
 
@@ -180,9 +179,6 @@ class StagedCommunicator final : public Communicator {
     return part == nullptr ? nullptr : std::make_shared<StagedCommunicator>(std::move(part), device_);
   }
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override { return std::make_shared<HeapBuffer>(size_bytes); }
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>& buckets, Deadline) override {
-    return std::make_unique<ReducedGradientExchange>(*this, buckets);
-  }
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 
  private:

@@ -12,9 +12,12 @@
 
 #include "core/base/error.h"
 #include "core/base/half.h"
-#include "core/comm/shm/gradient_exchanges.h"
+#include "core/grad/gradient_exchanges.h"
+#include "core/grad/make_gradient_exchange.h"
 
 namespace accelerate_cpp::comm {
+
+using namespace grad;
 namespace {
 
 using ::testing::AllOf;
@@ -53,7 +56,7 @@ std::vector<std::optional<double>> squares_of(const GradientExchange& exchange, 
 TEST(GradientExchanges, MeasureEachSlotWithoutWhatLiesBetweenSlots) {
   const Buckets buckets = {{kFloat, 5000, {{0, 3}, {16, 4984}}}, {DType::kBFloat16, 64, {{0, 1}, {32, 32}}}};
   run_ranks(3, [&](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(buckets, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, buckets, soon());
     for (int round = 0; round < 4; ++round) {
       exchange->begin({std::nullopt, true}, soon());
       std::fill_n(floats(*exchange, 0), 5000, static_cast<float>(communicator.rank()));
@@ -69,7 +72,7 @@ TEST(GradientExchanges, MeasureEachSlotWithoutWhatLiesBetweenSlots) {
 
 TEST(GradientExchanges, CountWhatIsNotFiniteOnAnyRankOnAllOfThem) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4096, {{0, 4096}}}}, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, {{kFloat, 4096, {{0, 4096}}}}, soon());
     exchange->begin({std::nullopt, true}, soon());
     std::fill_n(floats(*exchange, 0), 4096, 1.0f);
     if (communicator.rank() == 1) {
@@ -85,7 +88,7 @@ TEST(GradientExchanges, CountWhatIsNotFiniteOnAnyRankOnAllOfThem) {
 TEST(GradientExchanges, KnowNoStatisticsUnlessAllRanksWantThem) {
   run_ranks(2, [](Communicator& communicator) {
     const Buckets buckets = {{kFloat, 4, {{0, 4}}}};
-    const Exchange exchange = communicator.gradient_exchange(buckets, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, buckets, soon());
     run_round(*exchange, 1, 1.0f);
     EXPECT_EQ(exchange->statistics(0, 0), std::nullopt);
     exchange->begin({std::nullopt, communicator.rank() == 0}, soon());
@@ -96,7 +99,7 @@ TEST(GradientExchanges, KnowNoStatisticsUnlessAllRanksWantThem) {
 
 TEST(GradientExchanges, GiveZeroWhereNoRankWeighsAnything) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, {{0, 4}}}}, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, {{kFloat, 4, {{0, 4}}}}, soon());
     exchange->begin({0.0, false}, soon());
     run_round(*exchange, 1, 5.0f);
     EXPECT_EQ(*floats(*exchange, 0), 0.0f);
@@ -108,7 +111,7 @@ TEST(GradientExchanges, GiveZeroWhereNoRankWeighsAnything) {
 
 TEST(GradientExchanges, RaiseOnEveryRankWhenOnlySomeGiveWeights) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, {{0, 4}}}}, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, {{kFloat, 4, {{0, 4}}}}, soon());
     if (communicator.rank() == 0) {
       exchange->begin({2.0, false}, soon());
     }
@@ -123,7 +126,7 @@ template <class Leave>
 void leave_a_round_and_go_on(int size, const Leave& leave) {
   run_ranks(size, [&](Communicator& communicator) {
     const Exchange exchange =
-        communicator.gradient_exchange({{kFloat, 5000, {{0, 5000}}}, {kFloat, 3, {{0, 3}}}}, soon());
+        make_gradient_exchange(communicator, {{kFloat, 5000, {{0, 5000}}}, {kFloat, 3, {{0, 3}}}}, soon());
     run_round(*exchange, 2, 1.0f);
     for (int time = 0; time < 3; ++time) {
       exchange->begin({}, soon());
@@ -160,7 +163,7 @@ TEST(GradientExchangesThatAreInterrupted, GoOnAfterARankWithdrewWithOneBucketPub
 
 TEST(GradientExchangesThatAreInterrupted, AgreeOnTheNextRoundThoughOneRankHadNotBegunTheLast) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 3, {{0, 3}}}}, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, {{kFloat, 3, {{0, 3}}}}, soon());
     for (int time = 0; time < 3; ++time) {
       if (communicator.rank() == 1) {
         EXPECT_THROW(communicator.barrier(soon()), MismatchedCollective);
@@ -190,7 +193,7 @@ TEST(GradientExchangesThatAreInterrupted, GoOnAfterAProbeEndedAWait) {
   };
   run_threads(2, [&](Store& store, int rank) {
     const auto communicator = ShmCommunicator::connect(store, rank, 2, soon(), hooks_of(rank));
-    const Exchange exchange = communicator->gradient_exchange({{kFloat, 3, {{0, 3}}}}, soon());
+    const Exchange exchange = make_gradient_exchange(*communicator, {{kFloat, 3, {{0, 3}}}}, soon());
     exchange->begin({}, soon());
     if (rank == 1) {
       interrupts = true;

@@ -1,5 +1,5 @@
-// What every GradientExchange does. The reference is one process that has the samples of all ranks in one batch, and
-// takes the mean of their gradients.
+// What every grad::GradientExchange does. The reference is one process that has the samples of all ranks in one batch,
+// and takes the mean of their gradients.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 
 #include "core/base/error.h"
 #include "core/base/view_parts.h"
-#include "core/comm/gradient_exchange.h"
 #include "core/comm/operands.h"
 #include "core/comm/ranks.h"
+#include "core/grad/gradient_exchange.h"
 
 namespace accelerate_cpp::comm::testing {
 
@@ -45,8 +45,8 @@ inline std::vector<Sample> whole_batch(int size, int round, bool weighted) {
 }
 
 // Fills and publishes the buckets, every other time in reverse.
-inline void publish_own_samples(GradientExchange& exchange, const std::vector<BucketSpec>& specs, int rank, int round,
-                                bool weighted) {
+inline void publish_own_samples(grad::GradientExchange& exchange, const std::vector<grad::BucketSpec>& specs, int rank,
+                                int round, bool weighted) {
   for (std::size_t k = 0; k < specs.size(); ++k) {
     const std::size_t b = (rank + round) % 2 == 1 ? specs.size() - 1 - k : k;
     const MemoryView view = exchange.bucket(b);
@@ -67,8 +67,8 @@ inline void publish_own_samples(GradientExchange& exchange, const std::vector<Bu
   }
 }
 
-inline void check_averages(GradientExchange& exchange, const std::vector<BucketSpec>& specs, int size, int round,
-                           bool weighted) {
+inline void check_averages(grad::GradientExchange& exchange, const std::vector<grad::BucketSpec>& specs, int size,
+                           int round, bool weighted) {
   const std::vector<Sample> batch = whole_batch(size, round, weighted);
   for (std::size_t b = 0; b < specs.size(); ++b) {
     for (std::size_t slot = 0; slot < specs[b].slots.size(); ++slot) {
@@ -102,15 +102,15 @@ inline void check_averages(GradientExchange& exchange, const std::vector<BucketS
   EXPECT_EQ(exchange.divisor(), static_cast<double>(batch.size()));
 }
 
-inline std::vector<BucketSpec> conformance_buckets() {
+inline std::vector<grad::BucketSpec> conformance_buckets() {
   return {{DType::kFloat32, 100, {{0, 33}, {48, 50}}},
           {DType::kFloat64, 70000, {{0, 1}, {8, 60000}, {60008, 9992}}},
           {DType::kFloat32, 1, {{0, 1}}}};
 }
 
 // `exchange` has conformance_buckets(), in host memory. All ranks call it.
-inline void check_gradient_exchange(GradientExchange& exchange, int rank, int size, bool takes_weights = true) {
-  const std::vector<BucketSpec> specs = conformance_buckets();
+inline void check_gradient_exchange(grad::GradientExchange& exchange, int rank, int size, bool takes_weights = true) {
+  const std::vector<grad::BucketSpec> specs = conformance_buckets();
   for (int round = 0; round < 6; ++round) {
     const bool weighted = takes_weights && round % 2 == 1;
     const bool measures = round % 3 != 0;

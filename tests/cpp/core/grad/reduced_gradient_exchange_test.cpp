@@ -1,4 +1,4 @@
-#include "core/comm/reduced_gradient_exchange.h"
+#include "core/grad/reduced_gradient_exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,12 +12,14 @@
 #include "core/comm/solo.h"
 
 namespace accelerate_cpp::comm::testing {
+
+using namespace grad;
 namespace {
 
 using ::testing::ElementsAre;
 
 // Rank 0 of two: the other rank's operands are twice what ours are, and its flags are all set.
-class WithATwin final : public Communicator {
+class WithATwin : public Communicator {
  public:
   std::vector<std::string> calls;
   bool fails = false;
@@ -52,9 +54,6 @@ class WithATwin final : public Communicator {
   }
   std::shared_ptr<Transfer> receive(MemoryView, int, std::uint64_t, const Call&) override { return unused(), nullptr; }
   std::shared_ptr<Communicator> split(int, int, const Call&) override { return unused(), nullptr; }
-  std::unique_ptr<GradientExchange> gradient_exchange(const std::vector<BucketSpec>&, Deadline) override {
-    return unused(), nullptr;
-  }
   void abort(const std::string&) noexcept override {}
 
  private:
@@ -148,19 +147,26 @@ TEST(ReducedGradientExchange, TellsUseOnAnyRankFromUseOnThisOne) {
   EXPECT_EQ(exchange.used_slots(0)[1], 0) << "what this rank wrote stays";
 }
 
-TEST(ReducedGradientExchange, ReducesFlagsAsItIsTold) {
-  WithATwin communicator;
+// Rank 0 of two with memory of its own kind: the host's is reduced apart.
+class WithAnotherMemory final : public WithATwin {
+ public:
   std::vector<std::uint8_t> seen;
-  ReducedGradientExchange exchange(communicator, kBuckets, [&](MemoryView data, ReduceOp op, const Call&) {
+
+  void all_reduce_on_host(MemoryView data, ReduceOp op, const Call&) override {
     EXPECT_EQ(op, ReduceOp::kMax);
     auto* const flags = static_cast<std::uint8_t*>(data.data);
     seen.assign(flags, flags + data.count);
     flags[2] = 1;
-  });
+  }
+};
+
+TEST(ReducedGradientExchange, ReducesFlagsInTheMemoryOfTheHost) {
+  WithAnotherMemory communicator;
+  ReducedGradientExchange exchange(communicator, kBuckets);
   exchange.used_slots(0)[1] = 1;
   publish_all(exchange);
   exchange.finish(soon());
-  EXPECT_THAT(seen, ElementsAre(0, 1, 0));
+  EXPECT_THAT(communicator.seen, ElementsAre(0, 1, 0));
   EXPECT_FALSE(exchange.used_anywhere(0, 0));
   EXPECT_TRUE(exchange.used_anywhere(0, 1));
   EXPECT_TRUE(exchange.used_anywhere(1, 0));

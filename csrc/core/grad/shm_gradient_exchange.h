@@ -20,18 +20,16 @@
 #include <memory>
 #include <vector>
 
-#include "core/comm/gradient_exchange.h"
 #include "core/comm/shm/group.h"
+#include "core/comm/shm/shm_communicator.h"
+#include "core/grad/gradient_exchange.h"
 
-namespace accelerate_cpp::comm {
-
-class ShmCommunicator;
+namespace accelerate_cpp::grad {
 
 class ShmGradientExchange final : public GradientExchange {
  public:
-  // Collective over the ranks of `communicator`, whose group is `group`.
-  ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group, std::vector<BucketSpec> specs,
-                      Deadline deadline);
+  // Collective over the ranks of `communicator`.
+  ShmGradientExchange(comm::ShmCommunicator& communicator, std::vector<BucketSpec> specs, Deadline deadline);
   void progress() override;
 
  private:
@@ -78,13 +76,13 @@ class ShmGradientExchange final : public GradientExchange {
   // Reduces its slices of the buckets that all ranks have published.
   void reduce_ready();
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   std::vector<Place> places_;  // by bucket
   std::size_t headers_offset_ = 0;
   std::size_t statistics_offset_ = 0;
   std::size_t used_offset_ = 0;
-  std::unique_ptr<OwnedBlock> block_;
-  std::vector<std::shared_ptr<Segment>> segments_;
+  std::unique_ptr<comm::OwnedBlock> block_;
+  std::vector<std::shared_ptr<comm::Segment>> segments_;
   std::vector<void*> operands_;  // where the ranks have what is being reduced
   std::uint64_t identity_ = 0;   // distinguishes this exchange from others of the group
   // The next round; skips one for each interruption of the group, so that ranks agree on it whether they had begun the
@@ -94,4 +92,4 @@ class ShmGradientExchange final : public GradientExchange {
   std::uint64_t interruptions_ = 0;  // of the group, until the last round began
 };
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

@@ -1,14 +1,12 @@
-#include "core/comm/reduced_gradient_exchange.h"
+#include "core/grad/reduced_gradient_exchange.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
-ReducedGradientExchange::ReducedGradientExchange(Communicator& communicator, std::vector<BucketSpec> buckets,
-                                                 ReduceOnHost reduce_on_host)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(),
-                                 reduce_on_host ? std::move(reduce_on_host) : reduce_by(communicator)),
+ReducedGradientExchange::ReducedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets)
+    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
       communicator_(communicator) {
   for (const BucketSpec& spec : this->buckets()) {
     memory_.push_back(communicator.allocate(std::max<std::size_t>(spec.count * element_size(spec.dtype), 1)));
@@ -48,14 +46,14 @@ void ReducedGradientExchange::start(std::size_t index) {
 }
 
 void ReducedGradientExchange::reduce(std::size_t index, Deadline deadline) {
-  const Reduction average =
-      options().weight ? Reduction(ReduceOp::kPreMulSum, inverse(sum_of_weights())) : ReduceOp::kAvg;
+  const comm::Reduction average =
+      options().weight ? comm::Reduction(comm::ReduceOp::kPreMulSum, inverse(sum_of_weights())) : comm::ReduceOp::kAvg;
   communicator_.all_reduce(bucket(index), average, deadline);
 }
 
 double ReducedGradientExchange::complete(MemoryView used, Deadline deadline) {
   if (queue() != nullptr) {
-    for (const std::shared_ptr<Pending>& one : started_) {
+    for (const std::shared_ptr<comm::Pending>& one : started_) {
       one->wait(deadline);
     }
   } else {
@@ -67,4 +65,4 @@ double ReducedGradientExchange::complete(MemoryView used, Deadline deadline) {
   return sum_of_weights();
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

@@ -6,12 +6,13 @@
 
 #include "core/comm/ranks.h"
 #include "core/comm/shm/shm_communicator.h"
+#include "core/grad/make_gradient_exchange.h"
 
 namespace accelerate_cpp::comm::testing {
 
 inline constexpr DType kFloat = DType::kFloat32;
-using Buckets = std::vector<BucketSpec>;
-using Exchange = std::unique_ptr<GradientExchange>;
+using Buckets = std::vector<grad::BucketSpec>;
+using Exchange = std::unique_ptr<grad::GradientExchange>;
 
 template <class Body>
 void run_ranks(int size, const Body& body) {
@@ -22,7 +23,7 @@ void run_ranks(int size, const Body& body) {
 }
 
 // The elements of a bucket of floats.
-inline float* floats(GradientExchange& exchange, std::size_t bucket) {
+inline float* floats(grad::GradientExchange& exchange, std::size_t bucket) {
   return static_cast<float*>(exchange.bucket(bucket).data);
 }
 

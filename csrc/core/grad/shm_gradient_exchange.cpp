@@ -1,4 +1,4 @@
-#include "core/comm/shm/shm_gradient_exchange.h"
+#include "core/grad/shm_gradient_exchange.h"
 
 #include <algorithm>
 #include <functional>
@@ -9,10 +9,17 @@
 #include "core/base/view_parts.h"
 #include "core/comm/fingerprint.h"
 #include "core/comm/reduce_kernels.h"
-#include "core/comm/shm/shm_communicator.h"
 #include "core/comm/slices.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
+
+using comm::Fingerprint;
+using comm::Operation;
+using comm::OperationKind;
+using comm::OwnedBlock;
+using comm::ReduceOp;
+using comm::Slices;
+
 namespace {
 
 // While averages are measured, so many bytes of them are taken at a time, which stay in the first-level cache until
@@ -32,10 +39,10 @@ std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
 
 }  // namespace
 
-ShmGradientExchange::ShmGradientExchange(ShmCommunicator& communicator, std::shared_ptr<Group> group,
-                                         std::vector<BucketSpec> specs, Deadline deadline)
+ShmGradientExchange::ShmGradientExchange(comm::ShmCommunicator& communicator, std::vector<BucketSpec> specs,
+                                         Deadline deadline)
     : GradientExchange(std::move(specs)),
-      group_(std::move(group)),
+      group_(communicator.group()),
       segments_(static_cast<std::size_t>(group_->size())),
       operands_(static_cast<std::size_t>(group_->size())) {
   headers_offset_ = (buckets().size() + 1) * sizeof(Counter);
@@ -153,7 +160,8 @@ void ShmGradientExchange::reduce_elements(std::size_t index, std::size_t begin, 
   for (int rank = 0; rank < group_->size(); ++rank) {
     operands_[static_cast<std::size_t>(rank)] = base(rank) + offset;
   }
-  reduce(dtype, ReduceOp::kAvg, {operands_.data(), group_->size(), operands_.data(), group_->size(), count, scale});
+  comm::reduce(dtype, ReduceOp::kAvg,
+               {operands_.data(), group_->size(), operands_.data(), group_->size(), count, scale});
 }
 
 template <class Action>
@@ -260,4 +268,4 @@ double ShmGradientExchange::complete(MemoryView used_anywhere, Deadline deadline
   return sum;
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

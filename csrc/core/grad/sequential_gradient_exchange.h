@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "core/comm/gradient_exchange.h"
+#include "core/grad/gradient_exchange.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
 class SequentialGradientExchange : public GradientExchange {
  public:
   // Reduces memory of the host over the ranks.
-  using ReduceOnHost = std::function<void(MemoryView data, ReduceOp op, const Call& call)>;
+  using ReduceOnHost = std::function<void(MemoryView data, comm::ReduceOp op, const comm::Call& call)>;
 
  protected:
   SequentialGradientExchange(std::vector<BucketSpec> buckets, int num_ranks, ReduceOnHost reduce_on_host);
@@ -40,6 +40,6 @@ class SequentialGradientExchange : public GradientExchange {
 };
 
 // Reduces by `communicator`, which must outlive what is returned.
-SequentialGradientExchange::ReduceOnHost reduce_by(Communicator& communicator);
+SequentialGradientExchange::ReduceOnHost reduce_by(comm::Communicator& communicator);
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

@@ -1,4 +1,4 @@
-#include "core/comm/gradient_exchange.h"
+#include "core/grad/gradient_exchange.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 namespace {
 
 TEST(WeightsOfGradients, AreFiniteAndNotNegative) {
@@ -23,4 +23,4 @@ TEST(WeightsOfGradients, ThatAddUpToNothingMakeAveragesNothing) {
 }
 
 }  // namespace
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

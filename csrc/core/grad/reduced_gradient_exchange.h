@@ -7,17 +7,16 @@
 #include <vector>
 
 #include "core/comm/pending.h"
-#include "core/comm/sequential_gradient_exchange.h"
+#include "core/grad/sequential_gradient_exchange.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
 class ReducedGradientExchange final : public SequentialGradientExchange {
  public:
-  // `communicator` must outlive the exchange; its allocate() gives the buckets, which lie where its operands do.
-  // Without `reduce_on_host` it must be able to reduce memory of the host. Ranks that pass different buckets, or give
-  // weights where others do not, find out in finish(), as far as the communicator compares what they call.
-  ReducedGradientExchange(Communicator& communicator, std::vector<BucketSpec> buckets,
-                          ReduceOnHost reduce_on_host = {});
+  // `communicator` must outlive the exchange; its allocate() gives the buckets, which lie where its operands do. Ranks
+  // that pass different buckets, or give weights where others do not, find out in finish(), as far as the communicator
+  // compares what they call.
+  ReducedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets);
   ~ReducedGradientExchange() override;
 
  private:
@@ -30,10 +29,10 @@ class ReducedGradientExchange final : public SequentialGradientExchange {
   // Waits for them: they work on memory of this exchange.
   void forget_started();
 
-  Communicator& communicator_;
-  std::vector<std::shared_ptr<Buffer>> memory_;
-  Deadline deadline_ = Deadline::never();          // of this round; for each bucket anew
-  std::vector<std::shared_ptr<Pending>> started_;  // in this round; empty without a queue
+  comm::Communicator& communicator_;
+  std::vector<std::shared_ptr<comm::Buffer>> memory_;
+  Deadline deadline_ = Deadline::never();                // of this round; for each bucket anew
+  std::vector<std::shared_ptr<comm::Pending>> started_;  // in this round; empty without a queue
 };
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

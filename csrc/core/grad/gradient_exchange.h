@@ -22,7 +22,7 @@
 #include "core/base/memory_view.h"
 #include "core/comm/work_queue.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
 // Where the gradient of one parameter lies in its bucket, in elements.
 struct SlotSpan {
@@ -88,14 +88,14 @@ class GradientExchange {
   void finish(Deadline deadline);
 
   // The operations of a communicator that others use through `queue` follow those that were issued there before.
-  void set_queue(std::shared_ptr<WorkQueue> queue) { queue_ = std::move(queue); }
+  void set_queue(std::shared_ptr<comm::WorkQueue> queue) { queue_ = std::move(queue); }
 
  protected:
   const std::vector<BucketSpec>& buckets() const { return buckets_; }
   bool is_published(std::size_t index) const { return published_[index]; }
   const RoundOptions& options() const { return options_; }  // of this round
   double weight() const { return options_.weight.value_or(1.0); }
-  WorkQueue* queue() const { return queue_.get(); }  // null: nobody else uses the communicator
+  comm::WorkQueue* queue() const { return queue_.get(); }  // null: nobody else uses the communicator
   void wait_for_turn() const;
   // The number of the first slot of the bucket, of the slots of all; for the number of buckets, how many there are.
   std::size_t first_slot(std::size_t index) const { return first_slot_[index]; }
@@ -127,7 +127,7 @@ class GradientExchange {
   std::vector<bool> published_;              // in this round
   RoundOptions options_;
   double divisor_ = 1.0;  // of the finished round
-  std::shared_ptr<WorkQueue> queue_;
+  std::shared_ptr<comm::WorkQueue> queue_;
 };
 
 // `weight` if it is one. Throws InvalidArgument otherwise.
@@ -138,4 +138,4 @@ inline double inverse(double divisor) {
   return divisor > 0.0 ? 1.0 / divisor : 0.0;
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

@@ -1,4 +1,4 @@
-#include "core/comm/sequential_gradient_exchange.h"
+#include "core/grad/sequential_gradient_exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,8 @@
 #include "core/comm/solo.h"
 
 namespace accelerate_cpp::comm {
+
+using namespace grad;
 namespace {
 
 using ::testing::ElementsAre;

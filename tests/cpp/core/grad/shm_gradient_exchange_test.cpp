@@ -1,4 +1,5 @@
-#include "core/comm/shm/shm_gradient_exchange.h"
+#include "core/grad/shm_gradient_exchange.h"
+#include "core/grad/make_gradient_exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,9 +14,11 @@
 #include <thread>
 
 #include "core/base/half.h"
-#include "core/comm/shm/gradient_exchanges.h"
+#include "core/grad/gradient_exchanges.h"
 
 namespace accelerate_cpp::comm {
+
+using namespace grad;
 namespace {
 
 using ::testing::AllOf;
@@ -85,7 +88,8 @@ float gradient(int rank, std::size_t index) {
 TEST(GradientExchanges, AverageInRankOrderToTheLastBit) {
   run_ranks(4, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 15u, 16u, 17u, 64u, 1023u, 4099u}) {
-      const Exchange exchange = communicator.gradient_exchange(
+      const Exchange exchange = make_gradient_exchange(
+          communicator,
           {{kFloat, count, std::vector<SlotSpan>(1)}, {DType::kBFloat16, count, std::vector<SlotSpan>(1)}}, soon());
       auto* const brains = static_cast<BFloat16*>(exchange->bucket(1).data);
       for (std::size_t i = 0; i < count; ++i) {
@@ -112,7 +116,7 @@ TEST(GradientExchanges, AverageInRankOrderToTheLastBit) {
 TEST(GradientExchanges, LeaveABucketAloneUntilEveryRankHasPublishedIt) {
   std::atomic<bool> looked{false};
   run_ranks(2, [&](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(of({1000, 1000}), soon());
+    const Exchange exchange = make_gradient_exchange(communicator, of({1000, 1000}), soon());
     fill(*exchange, 0, static_cast<float>(communicator.rank()));
     fill(*exchange, 1, static_cast<float>(communicator.rank()));
     if (communicator.rank() == 0) {
@@ -137,8 +141,8 @@ TEST(GradientExchanges, LeaveABucketAloneUntilEveryRankHasPublishedIt) {
 
 TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
   run_ranks(3, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(
-        {{kFloat, 8, std::vector<SlotSpan>(4)}, {kFloat, 8, std::vector<SlotSpan>(1)}}, soon());
+    const Exchange exchange = make_gradient_exchange(
+        communicator, {{kFloat, 8, std::vector<SlotSpan>(4)}, {kFloat, 8, std::vector<SlotSpan>(1)}}, soon());
     for (int round = 0; round < 12; ++round) {
       for (std::size_t b = 0; b < 2; ++b) {
         for (int slot = 0; slot < (b == 0 ? 4 : 1); ++slot) {
@@ -157,9 +161,9 @@ TEST(GradientExchanges, TellInEachRoundWhichSlotsAnyRankUsed) {
 
 TEST(GradientExchanges, MayHaveNoBucketsOrEmptyOnes) {
   run_ranks(3, [](Communicator& communicator) {
-    const Exchange none = communicator.gradient_exchange({}, soon());
-    const Exchange empty = communicator.gradient_exchange(
-        {{kFloat, 0, std::vector<SlotSpan>(0)}, {kFloat, 1, std::vector<SlotSpan>(1)}}, soon());
+    const Exchange none = make_gradient_exchange(communicator, {}, soon());
+    const Exchange empty = make_gradient_exchange(
+        communicator, {{kFloat, 0, std::vector<SlotSpan>(0)}, {kFloat, 1, std::vector<SlotSpan>(1)}}, soon());
     for (int round = 0; round < 3; ++round) {
       none->progress();
       none->finish(soon());
@@ -171,8 +175,8 @@ TEST(GradientExchanges, MayHaveNoBucketsOrEmptyOnes) {
 TEST(GradientExchanges, OfOneGroupDoNotDisturbEachOtherNorOtherOperations) {
   run_ranks(3, [](Communicator& communicator) {
     const int rank = communicator.rank();
-    const Exchange first = communicator.gradient_exchange(of({5000}), soon());
-    const Exchange second = communicator.gradient_exchange(of({70, 30000}), soon());
+    const Exchange first = make_gradient_exchange(communicator, of({5000}), soon());
+    const Exchange second = make_gradient_exchange(communicator, of({70, 30000}), soon());
     const void* const place = first->bucket(0).data;
     for (int round = 0; round < 5; ++round) {
       run_round(*first, 1, rank, 3, static_cast<float>(round));
@@ -192,7 +196,7 @@ TEST(GradientExchanges, OfOneGroupDoNotDisturbEachOtherNorOtherOperations) {
 TEST(GradientExchanges, CanBeMadeAgainAfterARound) {
   run_ranks(3, [](Communicator& communicator) {
     for (std::size_t generation = 0; generation < 50; ++generation) {
-      const Exchange exchange = communicator.gradient_exchange(of({100 + 37 * generation}), in_a_while());
+      const Exchange exchange = make_gradient_exchange(communicator, of({100 + 37 * generation}), in_a_while());
       run_round(*exchange, 1, communicator.rank(), 3, static_cast<float>(generation));
     }
   });
@@ -201,7 +205,7 @@ TEST(GradientExchanges, CanBeMadeAgainAfterARound) {
 TEST(GradientExchanges, CanBeDestroyedAsSoonAsTheyHaveBeenMade) {
   run_ranks(4, [](Communicator& communicator) {
     for (int generation = 0; generation < 100; ++generation) {
-      communicator.gradient_exchange(of({100}), in_a_while());
+      make_gradient_exchange(communicator, of({100}), in_a_while());
     }
     communicator.barrier(soon());
   });
@@ -221,7 +225,7 @@ int mappings_left_behind(const Use& use) {
     for (int operation = 0; operation < 4 * 64; ++operation) {
       communicator.barrier(soon());
     }
-    const Exchange last = communicator.gradient_exchange(of({100}), soon());
+    const Exchange last = make_gradient_exchange(communicator, of({100}), soon());
     run_round(*last, 1, communicator.rank(), 2, 0.0f);
     left = count_mappings() - before - 2;
     communicator.barrier(soon());
@@ -232,7 +236,7 @@ int mappings_left_behind(const Use& use) {
 TEST(GradientExchanges, GiveTheirMemoryBack) {
   EXPECT_EQ(mappings_left_behind([](Communicator& communicator) {
               for (int generation = 0; generation < 5; ++generation) {
-                const Exchange exchange = communicator.gradient_exchange(of({100}), soon());
+                const Exchange exchange = make_gradient_exchange(communicator, of({100}), soon());
                 run_round(*exchange, 1, communicator.rank(), 2, 0.0f);
               }
             }),
@@ -243,7 +247,7 @@ TEST(GradientExchanges, ThatWereRefusedLeaveNoMemoryBehind) {
   EXPECT_EQ(mappings_left_behind([](Communicator& communicator) {
               for (std::size_t i = 1; i <= 5; ++i) {
                 const std::size_t count = 100 * i + static_cast<std::size_t>(communicator.rank());
-                EXPECT_THROW(communicator.gradient_exchange(of({count}), in_a_while()), MismatchedCollective);
+                EXPECT_THROW(make_gradient_exchange(communicator, of({count}), in_a_while()), MismatchedCollective);
               }
             }),
             0);
@@ -256,9 +260,9 @@ TEST_P(LayoutMismatch, IsRaisedOnAllRanksAndLeavesTheGroupUsable) {
   for (int odd = 0; odd < 3; ++odd) {
     run_ranks(3, [&](Communicator& communicator) {
       const Buckets& buckets = communicator.rank() == odd ? GetParam() : usual;
-      EXPECT_THAT([&] { communicator.gradient_exchange(buckets, in_a_while()); },
+      EXPECT_THAT([&] { make_gradient_exchange(communicator, buckets, in_a_while()); },
                   ThrowsMessage<MismatchedCollective>(HasSubstr("different parameters")));
-      const Exchange exchange = communicator.gradient_exchange(usual, in_a_while());
+      const Exchange exchange = make_gradient_exchange(communicator, usual, in_a_while());
       run_round(*exchange, 2, communicator.rank(), 3, 1.0f);
     });
   }
@@ -274,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(of({4}), soon());
+    const Exchange exchange = make_gradient_exchange(communicator, of({4}), soon());
     for (int round = 0; round < 3; ++round) {
       fill(*exchange, 0, static_cast<float>(communicator.rank()));
       exchange->publish(0);
@@ -287,7 +291,7 @@ TEST(GradientExchanges, TakeItForAFaultToPublishABucketTwiceInARound) {
 
 TEST(GradientExchanges, TakeItForAFaultToNameABucketOrSlotThatIsNotThere) {
   run_ranks(1, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange({{kFloat, 4, std::vector<SlotSpan>(2)}}, soon());
+    const Exchange exchange = make_gradient_exchange(communicator, {{kFloat, 4, std::vector<SlotSpan>(2)}}, soon());
     EXPECT_THROW(exchange->publish(1), InternalError);
     EXPECT_THROW(exchange->used_slots(1), InternalError);
     EXPECT_THROW(exchange->used_anywhere(1, 0), InternalError);
@@ -298,7 +302,7 @@ TEST(GradientExchanges, TakeItForAFaultToNameABucketOrSlotThatIsNotThere) {
 
 TEST(GradientExchanges, TakeItForAFaultToFinishBeforeEveryBucketIsPublished) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(of({9, 9}), soon());
+    const Exchange exchange = make_gradient_exchange(communicator, of({9, 9}), soon());
     exchange->publish(1);
     EXPECT_THAT([&] { exchange->finish(soon()); }, ThrowsMessage<InternalError>(HasSubstr("bucket 0")));
     exchange->publish(0);
@@ -308,7 +312,7 @@ TEST(GradientExchanges, TakeItForAFaultToFinishBeforeEveryBucketIsPublished) {
 
 TEST(GradientExchanges, RaiseOnEveryRankWhenOneFinishesWhileAnotherIsElsewhere) {
   run_ranks(3, [](Communicator& communicator) {
-    const Exchange exchange = communicator.gradient_exchange(of({1000}), soon());
+    const Exchange exchange = make_gradient_exchange(communicator, of({1000}), soon());
     fill(*exchange, 0, static_cast<float>(communicator.rank()));
     exchange->publish(0);
     EXPECT_THAT([&] { communicator.rank() == 1 ? communicator.barrier(soon()) : exchange->finish(soon()); },
@@ -321,8 +325,8 @@ TEST(GradientExchanges, RaiseOnEveryRankWhenOneFinishesWhileAnotherIsElsewhere) 
 
 TEST(GradientExchanges, RaiseOnEveryRankWhenRanksFinishDifferentOnes) {
   run_ranks(2, [](Communicator& communicator) {
-    const Exchange first = communicator.gradient_exchange(of({10}), soon());
-    const Exchange second = communicator.gradient_exchange(of({10}), soon());
+    const Exchange first = make_gradient_exchange(communicator, of({10}), soon());
+    const Exchange second = make_gradient_exchange(communicator, of({10}), soon());
     first->publish(0);
     second->publish(0);
     EXPECT_THROW((communicator.rank() == 0 ? first : second)->finish(soon()), MismatchedCollective);
@@ -355,7 +359,7 @@ void expect_lost_rank_one(GradientExchange& exchange) {
 TEST(GradientExchanges, NameARankThatIsKilledBeforeItFinishes) {
   expect_that_one_is_killed([](Store& store, int rank) {
     const auto communicator = ShmCommunicator::connect(store, rank, 3, soon(), {});
-    const Exchange exchange = communicator->gradient_exchange(of({9, 9}), soon());
+    const Exchange exchange = make_gradient_exchange(*communicator, of({9, 9}), soon());
     run_round(*exchange, 2, rank, 3, 1.0f);
     exchange->publish(0);
     if (rank == 1) {
@@ -376,7 +380,7 @@ TEST(GradientExchanges, NameARankThatIsKilledWhileItFinishes) {
       }
     };
     const auto communicator = ShmCommunicator::connect(store, rank, 3, soon(), WaitHooks{die});
-    const Exchange exchange = communicator->gradient_exchange(of({90}), soon());
+    const Exchange exchange = make_gradient_exchange(*communicator, of({90}), soon());
     exchange->publish(0);
     armed = rank == 1;
     if (rank == 2) {

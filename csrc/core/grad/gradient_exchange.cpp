@@ -1,4 +1,4 @@
-#include "core/comm/gradient_exchange.h"
+#include "core/grad/gradient_exchange.h"
 
 #include <cmath>
 #include <string>
@@ -7,7 +7,7 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
 GradientExchange::GradientExchange(std::vector<BucketSpec> buckets)
     : buckets_(std::move(buckets)), published_(buckets_.size(), false) {
@@ -96,4 +96,4 @@ double checked_weight(double weight) {
   return weight;
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad

@@ -1,8 +1,8 @@
-#include "core/comm/sequential_gradient_exchange.h"
+#include "core/grad/sequential_gradient_exchange.h"
 
 #include <utility>
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp::grad {
 
 SequentialGradientExchange::SequentialGradientExchange(std::vector<BucketSpec> buckets, int num_ranks,
                                                        ReduceOnHost reduce_on_host)
@@ -21,7 +21,7 @@ void SequentialGradientExchange::start_round(Deadline deadline) {
   if (options().weight) {
     wait_for_turn();
     sum_of_weights_ = weight();
-    reduce_on_host_({&sum_of_weights_, 1, DType::kFloat64}, ReduceOp::kSum, deadline);
+    reduce_on_host_({&sum_of_weights_, 1, DType::kFloat64}, comm::ReduceOp::kSum, deadline);
   }
 }
 
@@ -33,12 +33,14 @@ void SequentialGradientExchange::hand_over(std::size_t) {
 
 void SequentialGradientExchange::reduce_used(MemoryView used, Deadline deadline) const {
   if (used.count > 0) {
-    reduce_on_host_(used, ReduceOp::kMax, deadline);
+    reduce_on_host_(used, comm::ReduceOp::kMax, deadline);
   }
 }
 
-SequentialGradientExchange::ReduceOnHost reduce_by(Communicator& communicator) {
-  return [&communicator](MemoryView data, ReduceOp op, const Call& call) { communicator.all_reduce(data, op, call); };
+SequentialGradientExchange::ReduceOnHost reduce_by(comm::Communicator& communicator) {
+  return [&communicator](MemoryView data, comm::ReduceOp op, const comm::Call& call) {
+    communicator.all_reduce_on_host(data, op, call);
+  };
 }
 
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp::grad
