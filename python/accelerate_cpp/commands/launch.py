@@ -14,8 +14,8 @@ from typing import Any
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config import file as files
-from accelerate_cpp.config.unsupported_flags import GROUPS, Flag, Group
-from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.config.unsupported_flags import GROUPS
+from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 from accelerate_cpp.launch.workers.executed import execute
@@ -132,31 +132,25 @@ def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
 
 
-class _NotYet(argparse.Action):
-    """Refuses a flag that does nothing yet as soon as it is read."""
-
-    def __init__(self, group: Group, flag: Flag, **kwargs: Any) -> None:
-        super().__init__(nargs=None if flag.takes_value else 0, choices=flag.choices or None, **kwargs)
-        self._sentence, self._neutral = group.sentence(flag), flag.neutral
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
-        if (value or "") != self._neutral:  # a flag without a value comes with an empty list
-            parser.error(self._sentence)
-
-
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds flags that do nothing yet: programs may read them, and a launch refuses them."""
     for group in GROUPS:
         section = parser.add_argument_group(f"{group.title}, not yet")
         for flag in group.flags:
-            section.add_argument(
-                f"--{flag.name}",
-                action=_NotYet,
-                group=group,
-                flag=flag,
-                dest=argparse.SUPPRESS,
-                metavar=None if flag.choices else "VALUE",
-                help=flag.meaning,
-            )
+            if not flag.takes_value:
+                section.add_argument(f"--{flag.name}", action="store_true", help=flag.meaning)
+            elif flag.choices:
+                section.add_argument(f"--{flag.name}", choices=flag.choices, default=flag.neutral, help=flag.meaning)
+            else:
+                section.add_argument(f"--{flag.name}", metavar="VALUE", default=flag.neutral, help=flag.meaning)
+
+
+def _refuse_unsupported(args: argparse.Namespace) -> None:
+    for group in GROUPS:
+        for flag in group.flags:
+            value = getattr(args, flag.name, None)
+            if value not in (None, False) and str(value) != flag.neutral:
+                raise InvalidArgument(group.sentence(flag))
 
 
 def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +209,12 @@ def add_script(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
-    """What ``args`` says, and ``others`` of what it does not say."""
+    """What ``args`` says, and ``others`` of what it does not say.
+
+    Raises:
+        InvalidArgument: it says something that does not work yet.
+    """
+    _refuse_unsupported(args)
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}
@@ -245,6 +244,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
 def launch_command(args: argparse.Namespace) -> int:
     """Runs the launch that ``args`` describes and returns its exit status."""
     if args.hostfile is not None:
+        _refuse_unsupported(args)
         return _launch_on_machines(args)
     return run_launch(args, quiet=args.quiet, dry_run=args.dry_run)
 

@@ -1,4 +1,4 @@
-"""The flags of the original's ``launch`` that do nothing here yet: known by name, and refused with a sentence."""
+"""The flags of the original's ``launch`` that do nothing here yet: known by name, and refused by a launch."""
 
 from __future__ import annotations
 

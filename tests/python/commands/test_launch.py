@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from accelerate_cpp.commands import launch
 from accelerate_cpp.devices.affinity import pinned
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 
@@ -55,6 +57,24 @@ def test_flags_that_change_nothing_are_taken(flags: list[str]) -> None:
     assert launch.launch_options(parsed) == launch.launch_options(
         launch.launch_command_parser().parse_args(["--cpu", "train.py"])
     )
+
+
+def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folder: Path) -> None:
+    parser = launch.launch_command_parser()
+    plain = parser.parse_args(["train.py"])
+    assert (plain.use_fsdp, plain.fsdp_version, plain.zero_stage) == (False, "1", None)
+    args = parser.parse_args(["--use-deepspeed", "--zero_stage", "2", str(folder / "train.py")])
+    assert (args.use_deepspeed, args.zero_stage, args.use_fsdp) == (True, "2", False)
+    with pytest.raises(InvalidArgument, match="--use_deepspeed: training through DeepSpeed does not work"):
+        launch.launch_command(args)
+    with pytest.raises(InvalidArgument, match="--use_fsdp: sharding parameters"):
+        launch.launch_options(argparse.Namespace(use_fsdp=True, fsdp_version=1))
+    assert not (folder / "ran").exists()
+
+
+def test_flags_that_do_nothing_yet_are_refused_before_other_machines_are_asked(folder: Path) -> None:
+    arguments = ["--hostfile", "absent", "--use_megatron_lm", "train.py"]
+    assert "--use_megatron_lm: training through Megatron-LM" in _run(*arguments, cwd=folder).stderr
 
 
 def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
