@@ -5,14 +5,17 @@ from __future__ import annotations
 __all__ = [
     "AccelerateError",
     "CheckpointError",
+    "ExistingFile",
     "InternalError",
     "InvalidArgument",
     "MismatchedCollective",
+    "MissingFile",
     "MissingLibrary",
     "OtherRankFailed",
     "PeerLost",
     "SystemFailure",
     "Timeout",
+    "Unavailable",
 ]
 
 
@@ -26,6 +29,18 @@ class InvalidArgument(AccelerateError, ValueError):
 
 class MissingLibrary(InvalidArgument, ImportError):
     """What was asked for needs a Python package that is not installed; the message says how to get it."""
+
+
+class Unavailable(InvalidArgument, OSError):
+    """What an argument names cannot be read, or the Hugging Face Hub does not give it; the message says why."""
+
+
+class MissingFile(Unavailable, FileNotFoundError):
+    """There is no file where an argument says."""
+
+
+class ExistingFile(InvalidArgument, FileExistsError):
+    """There is a file already where one would be written; the message says how to write over it."""
 
 
 class CheckpointError(AccelerateError):

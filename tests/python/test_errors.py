@@ -10,15 +10,18 @@ from accelerate_cpp import errors
 
 BUILTIN_TWINS = {
     "CheckpointError": RuntimeError,
+    "ExistingFile": FileExistsError,
     "InvalidArgument": ValueError,
     "Timeout": TimeoutError,
     "PeerLost": ConnectionError,
     "MismatchedCollective": RuntimeError,
+    "MissingFile": FileNotFoundError,
     "MissingLibrary": ImportError,
     "OtherRankFailed": errors.CheckpointError,
     "SystemFailure": OSError,
     "InternalError": RuntimeError,
     "AccelerateError": RuntimeError,
+    "Unavailable": OSError,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as files
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import ExistingFile
 
 _RESHARDS = {
     "FULL_SHARD": True,
@@ -48,7 +48,7 @@ def to_fsdp2_command(args: argparse.Namespace) -> int:
     target = source if args.output_file is None else Path(args.output_file).expanduser()
     given = load_config(source)
     if target.exists() and not args.overwrite:
-        raise InvalidArgument(f"{target} is there already: pass --overwrite, or another --output_file")
+        raise ExistingFile(f"{target} is there already: pass --overwrite, or another --output_file")
     files.save(target, convert_config_to_fsdp2(given, str(source)))
     return 0
 
@@ -57,7 +57,9 @@ def load_config(config_file: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a configuration file.
 
     Raises:
-        InvalidArgument: it is missing, cannot be read, or has a key or a value that it may not have.
+        MissingFile: there is none.
+        Unavailable: it cannot be read.
+        InvalidArgument: it has a key or a value that it may not have.
     """
     return dict(files.load(Path(config_file)).given)
 

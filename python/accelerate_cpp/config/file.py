@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.text import parsed_json, parsed_yaml
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, MissingFile, Unavailable
 
 NAME = "default_config.yaml"
 _JSON_NAME = "default_config.json"
@@ -161,8 +161,9 @@ def load(path: str | os.PathLike[str]) -> ConfigFile:
     """Reads and checks a file.
 
     Raises:
-        InvalidArgument: it is missing, cannot be read, has a key or a value that it may not have, or lacks
-            ``distributed_type``.
+        MissingFile: there is none.
+        Unavailable: it cannot be read.
+        InvalidArgument: it has a key or a value that it may not have, or lacks ``distributed_type``.
     """
     path = Path(path).expanduser()
     hint = "; `accelerate-cpp config default` writes one"
@@ -173,13 +174,21 @@ def content_of(path: Path, kind: str = "a file of keys and values", hint: str = 
     """The keys and values of a file, JSON if its suffix says so, else YAML; not checked.
 
     Raises:
-        InvalidArgument: it is missing or cannot be read, as ``kind``; ``hint`` is put behind.
+        MissingFile: there is none; ``kind`` says of what, and ``hint`` is put behind.
+        Unavailable: it cannot be read.
+        InvalidArgument: it holds something else.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path}: cannot be read as {kind} ({error}){hint}") from error
+        raise _refusal_of(error)(f"{path}: cannot be read as {kind} ({error}){hint}") from error
     return _parsed(path, text)
+
+
+def _refusal_of(error: Exception) -> type[InvalidArgument]:
+    if isinstance(error, OSError):
+        return MissingFile if isinstance(error, FileNotFoundError) else Unavailable
+    return InvalidArgument
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

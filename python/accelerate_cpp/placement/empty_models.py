@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.config.text import parsed_json
-from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary, Unavailable
 from accelerate_cpp.placement.model_memory import Inputs
 
 LIBRARIES = ("timm", "transformers")
@@ -61,7 +61,8 @@ def empty_model(
         model_class: of transformers; by default the one that the configuration names.
 
     Raises:
-        InvalidArgument: there is no such model, or its library cannot build it.
+        Unavailable: there is no such model, or the Hub does not give it.
+        InvalidArgument: its library cannot build it.
         MissingLibrary: a Python package is needed for it.
     """
     with _quiet():
@@ -118,23 +119,23 @@ def _downloaded(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json", local_files_only=True))
     except errors.HFValidationError:
-        raise InvalidArgument(f"{nothing_here}, and no name on the Hub could be like that") from None
+        raise Unavailable(f"{nothing_here}, and no name on the Hub could be like that") from None
     except errors.LocalEntryNotFoundError:
         pass
     try:
         HfApi().model_info(name, timeout=_PATIENCE_SECONDS)
         return Path(hf_hub_download(name, "config.json"))
     except errors.GatedRepoError as error:
-        raise InvalidArgument(f"{name} is gated: accept its terms on the Hub, and log in by `hf auth login`") from error
+        raise Unavailable(f"{name} is gated: accept its terms on the Hub, and log in by `hf auth login`") from error
     except errors.RepositoryNotFoundError as error:
-        raise InvalidArgument(
+        raise Unavailable(
             f"{nothing_here}, nor is it on the Hub; for one of your own log in by `hf auth login`, for an "
             "architecture of timm pass --library_name timm"
         ) from error
     except Exception as error:  # what a connection raises depends on the library that is used for it
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
-            raise InvalidArgument(f"{name} has no config.json on the Hub, so its model is not known") from error
-        raise InvalidArgument(
+            raise Unavailable(f"{name} has no config.json on the Hub, so its model is not known") from error
+        raise Unavailable(
             f"{nothing_here} nor in the cache, and the Hub cannot be asked ({_first_line(error)}); pass a folder with "
             "its config.json"
         ) from error

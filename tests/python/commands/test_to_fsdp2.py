@@ -61,6 +61,16 @@ def test_a_file_is_overwritten_only_when_asked(run: Run, tmp_path: Path) -> None
     assert file.load(path).given["fsdp_config"] == file.load(other).given["fsdp_config"] == expected
 
 
+def test_programs_are_told_by_the_errors_of_files(tmp_path: Path) -> None:
+    given = str(tmp_path / "c.yaml")
+    parse = to_fsdp2_command_parser().parse_args
+    with pytest.raises(FileNotFoundError):
+        to_fsdp2_command(parse(["--config_file", given]))
+    (tmp_path / "c.yaml").write_text(TEXT)
+    with pytest.raises(FileExistsError, match="pass --overwrite"):
+        to_fsdp2_command(parse(["--config_file", given, "--output_file", given]))
+
+
 @pytest.mark.parametrize("section", ["", "fsdp_config:\n  fsdp_version: 2\n  fsdp_use_orig_params: true\n"])
 def test_a_file_without_fsdp_1_stays_as_it_is(run: Run, tmp_path: Path, section: str) -> None:
     path = tmp_path / "c.yaml"

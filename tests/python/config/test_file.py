@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.config import file
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, MissingFile, Unavailable
 
 
 def written(folder: Path, text: str, name: str = "config.yaml") -> Path:
@@ -88,7 +88,7 @@ def test_what_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, text: st
 
 
 def test_a_missing_file_and_one_that_is_no_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"absent\.yaml: cannot be read .* config default"):
+    with pytest.raises(MissingFile, match=r"absent\.yaml: cannot be read .* config default"):
         file.load(tmp_path / "absent.yaml")
     with pytest.raises(InvalidArgument, match=r"c\.json is no JSON"):
         file.load(written(tmp_path, "{", "c.json"))
@@ -98,6 +98,8 @@ def test_a_missing_file_and_one_that_is_no_json_are_refused(tmp_path: Path) -> N
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(InvalidArgument, match=r"bytes\.yaml: cannot be read"):
         file.load(tmp_path / "bytes.yaml")
+    with pytest.raises(Unavailable, match="Is a directory"):
+        file.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["c.yaml", "c.json"])

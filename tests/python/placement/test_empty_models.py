@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary, Unavailable
 from accelerate_cpp.placement.empty_models import empty_model, inputs_of
 from accelerate_cpp.placement.model_memory import activation_bytes, model_size, saved_bytes
 
@@ -193,7 +193,7 @@ def test_what_the_hub_does_not_give_is_one_sentence(
 
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
     monkeypatch.setattr(hub.HfApi, "model_info", refuse)
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(Unavailable, match=words):
         empty_model("someone/model")
 
 
