@@ -164,9 +164,7 @@ def _environment(side: str, own: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the unit tests of the original on both packages, and count.")
     parser.add_argument("folder", type=Path, help="the unpacked source distribution of the original")
-    parser.add_argument(
-        "files", nargs="*", help="files of its tests, as test_utils.py; default: all"
-    )
+    parser.add_argument("files", nargs="*", help="files of its tests, as test_utils.py; default: all")
     parser.add_argument("--expectations", type=Path, default=EXPECTATIONS, help="default: originals_tests.json")
     parser.add_argument("--output", type=Path, help="a folder, for what pytest says of each file on each package")
     parser.add_argument("--report", type=Path, help="where to write all outcomes, as JSON")
