@@ -102,6 +102,9 @@ class BaseConfig:
         defaults: dict[str, Any] = {"compute_environment": ComputeEnvironment.LOCAL_MACHINE, "mixed_precision": None}
         defaults |= {"use_cpu": False, "debug": False, "enable_cpu_affinity": False}
         values = defaults | values
+        for name, word in (("distributed_type", "NO"), ("mixed_precision", "no")):
+            if values[name] is False:  # which YAML makes of a `no` without quotes
+                values[name] = word
         is_local = values["compute_environment"] == ComputeEnvironment.LOCAL_MACHINE
         if is_local and values["distributed_type"] == DistributedType.NO:
             values.setdefault("num_processes", 1)

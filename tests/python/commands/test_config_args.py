@@ -121,6 +121,14 @@ def test_a_job_of_sagemaker_has_no_number_of_processes(tmp_path: Path) -> None:
     assert config.distributed_type is config_args.SageMakerDistributedType.NO
 
 
+def test_a_no_without_quotes_is_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(SAGEMAKER.replace("DATA_PARALLEL", "NO").replace("fp16", "no"))
+    config = load_config_from_file(path)
+    assert (config.distributed_type, config.mixed_precision) == (config_args.SageMakerDistributedType.NO, "no")
+    assert ClusterConfig.process_config({"distributed_type": False})["distributed_type"] == "NO"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
