@@ -72,9 +72,13 @@ def test_tests_are_counted_on_both_and_one_that_is_not_listed_fails(folder: Path
 def test_a_listed_test_may_fail_here_and_has_to(folder: Path) -> None:
     listed = {"test_some.py::test_on_the_original": "asks for the module"}
     assert run(folder, "--expectations", expect(folder, listed)).returncode == 0
-    done = run(folder, "--expectations", expect(folder, listed | {"test_some.py::test_on_both": "is wrong"}))
+    listed |= {"test_some.py::test_on_both": "is wrong", "test_some.py::test_gone": "was there once"}
+    done = run(folder, "--expectations", expect(folder, listed))
     assert done.returncode == 1
-    assert done.stdout.startswith("is listed as one that passes on the original alone: test_some.py::test_on_both\n")
+    assert done.stdout.splitlines()[:2] == [
+        "is listed, and passes: test_some.py::test_on_both",
+        "is listed, and there is no such test: test_some.py::test_gone",
+    ]
 
 
 def test_a_process_that_dies_does_not_hide_a_test(folder: Path) -> None:
