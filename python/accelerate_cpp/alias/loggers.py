@@ -19,6 +19,7 @@ ORIGINAL_OF: dict[str, str] = {
     "checkpoint.writing": "checkpointing",
     "checkpoint.layout": "checkpointing",
     "comm": "state",
+    "commands.to_fsdp2": "commands.to_fsdp2",
     "parallel.data_parallel_strategy": "accelerator",
     "quantization.bitsandbytes": "utils.bnb",
     "placement.checkpoint_loading": "utils.modeling",

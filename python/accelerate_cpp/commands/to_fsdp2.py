@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as files
 from accelerate_cpp.errors import ExistingFile
+
+logger = logging.getLogger(__name__)
 
 _RESHARDS = {
     "FULL_SHARD": True,
@@ -67,7 +69,7 @@ def load_config(config_file: str | os.PathLike[str]) -> dict[str, Any]:
 def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the configuration") -> dict[str, Any]:
     """The content of a configuration file with options of FSDP 2 in place of those of FSDP 1.
 
-    What is left out, and that there is nothing to convert, is said on standard error.
+    Warnings are logged of what is left out, and where there is nothing to convert.
 
     Args:
         config: stays as it is.
@@ -76,10 +78,10 @@ def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the config
     section = config.get("fsdp_config") or {}
     if not section or section.get("fsdp_version") == 2:
         found = "is for FSDP 2 already" if section else "has no fsdp_config"
-        print(f"accelerate-cpp to-fsdp2: {source} {found}; nothing to convert", file=sys.stderr)
+        logger.warning("accelerate-cpp to-fsdp2: %s %s; nothing to convert", source, found)
         return dict(config)
     for name in section.keys() & set(_WITHOUT_MEANING):
-        print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is left out", file=sys.stderr)
+        logger.warning("accelerate-cpp to-fsdp2: %s has no meaning in FSDP 2 and is left out", name)
     return {**config, "fsdp_config": converted_section(section)}
 
 

@@ -94,12 +94,15 @@ def test_a_file_without_fsdp_1_stays_as_it_is(run: Run, tmp_path: Path, section:
     ],
 )
 def test_a_whole_configuration_is_converted_as_by_the_original(
-    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = copy.deepcopy(config)
-    assert convert_config_to_fsdp2(config) == original.convert_config_to_fsdp2(copy.deepcopy(config))
+    expected = original.convert_config_to_fsdp2(copy.deepcopy(config))
+    caplog.clear()
+    assert convert_config_to_fsdp2(config) == expected
     assert config == before
-    assert ("is left out" in capsys.readouterr().err) is ("own" in str(config))
+    assert ("is left out" in caplog.text) is ("own" in str(config))
+    assert {record.name for record in caplog.records} == {"accelerate_cpp.commands.to_fsdp2"}
 
 
 def test_the_command_can_be_called(tmp_path: Path) -> None:
@@ -110,11 +113,11 @@ def test_the_command_can_be_called(tmp_path: Path) -> None:
 
 
 def test_programs_read_the_file_or_put_another_content_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tmp_path / "c.yaml"
     source.write_text(TEXT)
     assert to_fsdp2.load_config(str(source))["fsdp_config"]["fsdp_sharding_strategy"] == "SHARD_GRAD_OP"
     monkeypatch.setattr(to_fsdp2, "load_config", lambda path: {"fsdp_config": {"fsdp_version": 2}})
     to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(source), "--overwrite"]))
-    assert "is for FSDP 2 already" in capsys.readouterr().err
+    assert "is for FSDP 2 already" in caplog.text
