@@ -19,11 +19,12 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--checkpointing_steps", type=int, default=2)
     common.add_argument("--checkpoints_total_limit", type=int, default=2)
     common.add_argument("--resume_from_checkpoint", action="store_true")
+    common.add_argument("--model", help="a folder that make_inputs.py has made")
     return common
 
 
-def report(folder: str, losses: list[float], accelerator: Accelerator) -> None:
-    """Writes ``losses.json``, which also says on how many processes of which package they came about."""
-    with open(os.path.join(folder, "losses.json"), "w") as file:
-        processes = accelerator.num_processes
-        json.dump({"losses": losses, "processes": processes, "from": Accelerator.__module__}, file)
+def report(folder: str, losses: list[float], accelerator: Accelerator, **others: list[float]) -> None:
+    """Writes ``losses.json`` on the main process."""
+    if accelerator.is_main_process:
+        with open(os.path.join(folder, "losses.json"), "w") as file:
+            json.dump({"losses": losses, **others}, file)

@@ -1,32 +1,48 @@
-"""Re-creations of public programs, run by this package through the alias and by the original.
+"""Public programs, run by this package through the alias and by the original.
 
-``programs.json`` says of which programs; no file of theirs is here. Each is run on one process and on two, undisturbed,
-and from a checkpoint that either side has written.
+``programs.json`` says which: programs as they are from the folder that PROGRAMS_DIR names or from installed packages,
+and re-creations of the others; no foreign file is here. Each is run on one process and on two, undisturbed, and from
+a checkpoint that the other side has written.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+from manifest import EARLIER, FOLDER, STEPS, Program, programs
 
-FOLDER = Path(__file__).parent
 SHARED = FOLDER.parent / "third_party"  # the tiny language model
-PROGRAMS: list[dict[str, Any]] = json.loads((FOLDER / "programs.json").read_text())
-SIDES = ("accelerate_cpp", "accelerate")
-STEPS, EARLIER = 6, 2
-BATCH = 4
+SIDES = ("accelerate", "accelerate_cpp")
 PATIENCE_SECONDS = 600.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+ON_PATH = os.pathsep.join(map(str, (FOLDER / "witness", FOLDER, SHARED)))
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data, which are made once."""
+    folder = tmp_path_factory.mktemp("inputs")
+    start([sys.executable, str(FOLDER / "make_inputs.py"), str(folder)], folder)
+    return folder
+
+
+def start(command: list[str], folder: Path) -> None:
+    """Runs the command in the folder, to its end."""
+    environment = os.environ | OFFLINE | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": ON_PATH, "WITNESS_FOLDER": str(folder), "HF_HOME": str(folder / "home")}
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
 
 
 def launcher(side: str, num_processes: int) -> list[str]:
@@ -36,48 +52,61 @@ def launcher(side: str, num_processes: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
 
 
-def run(side: str, program: dict[str, Any], num_processes: int, folder: Path, *flags: str) -> list[float]:
-    """The losses that the program has written."""
-    options = ["--output_dir", str(folder), "--train_batch_size", str(BATCH // num_processes), *flags]
-    done = subprocess.run(
-        [*launcher(side, num_processes), str(FOLDER / program["here"]), *program["arguments"], *options],
-        env=os.environ | OFFLINE | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SHARED)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    report = json.loads((folder / "losses.json").read_text())
-    assert (report["processes"], report["from"].partition(".")[0]) == (num_processes, side)
-    return list(report["losses"])
+class Runs:
+    """All runs of a program."""
+
+    def __init__(self, program: Program, inputs: Path, folder: Path) -> None:
+        self._program = program
+        self._inputs = inputs
+        self._folder = folder
+
+    def output(self, side: str, num_processes: int) -> Path:
+        """The folder of an undisturbed run."""
+        return self._folder / f"{side}-{num_processes}"
+
+    def undisturbed(self, side: str, num_processes: int) -> dict[str, list[float]]:
+        return self._run(side, num_processes, self.output(side, num_processes))
+
+    def resumed(self, side: str, num_processes: int) -> dict[str, list[float]]:
+        """From the other side's checkpoint."""
+        (writer,) = set(SIDES) - {side}
+        checkpoint = self._program.checkpoint
+        output = self._folder / f"{writer}-{side}-{num_processes}"
+        shutil.copytree(self.output(writer, num_processes) / checkpoint, output / checkpoint)
+        return self._run(side, num_processes, output, *self._program.conventions.resume(output / checkpoint))
+
+    def _run(self, side: str, num_processes: int, output: Path, *flags: str) -> dict[str, list[float]]:
+        output.mkdir(exist_ok=True)
+        command = self._program.command(self._inputs, output, num_processes)
+        start([*launcher(side, num_processes), *command, *flags], output)
+        said = [json.loads(file.read_text()) for file in output.glob("witness-*.json")]
+        assert said == [{"processes": num_processes, "from": side}] * num_processes
+        return self._program.read(output)
 
 
-def copied(source: Path, target: Path) -> Path:
-    """A folder with the checkpoint of the earlier step alone."""
-    target.mkdir()
-    shutil.copytree(source / f"checkpoint-{EARLIER}", target / f"checkpoint-{EARLIER}")
-    return target
+def alike(expected: dict[str, list[float]]) -> dict[str, object]:
+    """Equal to four digits, since sums over another number of processes have another order."""
+    return {name: pytest.approx(values, rel=1e-4, abs=2e-4) for name, values in expected.items()}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program["name"] for program in PROGRAMS])
-def test_program_runs_and_resumes_as_on_the_original(program: dict[str, Any], tmp_path: Path) -> None:
-    missing = [name for name in program["wants"] if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
-    losses = {}
-    for side in SIDES:
-        for num_processes in (1, 2):
-            folder = tmp_path / f"{side}-{num_processes}"
-            folder.mkdir()
-            every = ("--checkpointing_steps", str(EARLIER), "--checkpoints_total_limit", "9")
-            losses[side, num_processes] = run(side, program, num_processes, folder, *every)
-    expected = losses["accelerate", 1]
-    assert len(expected) == STEPS
-    for found in losses.values():
-        assert found == pytest.approx(expected, rel=1e-4, abs=2e-4)  # trainers round to four digits
-    for writer, reader in ((SIDES[0], SIDES[0]), SIDES, SIDES[::-1]):
-        for num_processes in (1, 2):
-            folder = copied(tmp_path / f"{writer}-{num_processes}", tmp_path / f"{writer}-{reader}-{num_processes}")
-            resumed = run(reader, program, num_processes, folder, "--resume_from_checkpoint")
-            assert resumed[-(STEPS - EARLIER) :] == pytest.approx(expected[EARLIER:], rel=1e-4, abs=2e-4)
+def later(figures: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Those after the checkpoint; programs report the earlier ones again, or do not."""
+    return {name: values[EARLIER - STEPS :] for name, values in figures.items()}
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: program.name)
+def test_program_runs_and_resumes_as_on_the_original(program: Program, inputs: Path, tmp_path: Path) -> None:
+    if program.missing():
+        pytest.skip(f"{', '.join(program.missing())} is not installed")
+    runs = Runs(program, inputs, tmp_path)
+    expected = {}
+    with ThreadPoolExecutor(len(SIDES)) as sides:
+        for num_processes in program.processes:
+            original, ours = sides.map(runs.undisturbed, SIDES, [num_processes] * len(SIDES))
+            assert ours == alike(original)
+            expected[num_processes] = original
+        if not program.differs:
+            assert expected[program.processes[-1]] == alike(expected[1])
+        if program.checkpoint:
+            for resumed in sides.map(runs.resumed, SIDES, [2] * len(SIDES)):
+                assert later(resumed) == alike(later(expected[2]))

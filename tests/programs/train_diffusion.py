@@ -217,7 +217,7 @@ class Run:
         if self.accelerator.is_main_process:
             for name, model in self.models.items():
                 self.unwrap(model).save_pretrained(os.path.join(self.folder, name))
-            report(self.folder, losses, self.accelerator)
+        report(self.folder, losses, self.accelerator)
         self.accelerator.end_training()
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import torch
 from program import parser, report
-from tiny_language_model import Rows, model, texts, tokenizer
-from transformers import BertConfig, BertModel, Trainer, TrainingArguments
+from tiny_language_model import Rows, model, texts
+from transformers import Trainer, TrainingArguments
 
 ROWS = 24
 
@@ -41,15 +40,6 @@ def adapters(arguments: argparse.Namespace) -> Any:
     return Trainer(adapted, TrainingArguments(**options(arguments)), train_dataset=Rows(ROWS))
 
 
-def fine_tuning(arguments: argparse.Namespace) -> Any:
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    settings = SFTConfig(**options(arguments), bf16=False, max_length=16, dataset_num_proc=1)
-    data = Dataset.from_dict({"text": texts(ROWS)})
-    return SFTTrainer(model(), args=settings, train_dataset=data, processing_class=tokenizer())
-
-
 def sentences(arguments: argparse.Namespace) -> Any:
     from datasets import Dataset
     from sentence_transformers import (
@@ -57,18 +47,9 @@ def sentences(arguments: argparse.Namespace) -> Any:
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
         losses,
-        models,
     )
 
-    torch.manual_seed(0)
-    folder = os.path.join(arguments.output_dir, f"encoder-{os.environ.get('RANK', '0')}")
-    words = tokenizer()
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    BertModel(BertConfig(vocab_size=len(words), **sizes, **no_dropout)).save_pretrained(folder)
-    words.save_pretrained(folder)
-    encoder = models.Transformer(folder)
-    whole = SentenceTransformer(modules=[encoder, models.Pooling(16)], device="cpu")
+    whole = SentenceTransformer(arguments.model, device="cpu")
     first, second = texts(ROWS), [*texts(ROWS)[3:], *texts(3)]
     scores = [float(number % 3) / 2 for number in range(ROWS)]
     data = Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores})
@@ -76,15 +57,14 @@ def sentences(arguments: argparse.Namespace) -> Any:
     return SentenceTransformerTrainer(whole, settings, train_dataset=data, loss=losses.CosineSimilarityLoss(whole))
 
 
-TASKS = {task.__name__: task for task in (language, adapters, fine_tuning, sentences)}
+TASKS = {task.__name__: task for task in (language, adapters, sentences)}
 
 
 def main(arguments: argparse.Namespace) -> None:
     trainer = TASKS[arguments.task](arguments)
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    if trainer.accelerator.is_main_process:
-        report(arguments.output_dir, losses, trainer.accelerator)
+    report(arguments.output_dir, losses, trainer.accelerator)
 
 
 if __name__ == "__main__":
