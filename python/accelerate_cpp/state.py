@@ -21,6 +21,7 @@ from accelerate_cpp.config.compile import compile_precision, compile_process, fr
 from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins import fsdp
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
 from accelerate_cpp.plugins.fp8_recipes import Recipe
 from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
@@ -51,6 +52,13 @@ def enter_session(config: SessionConfig) -> Session:
 
 def _session_here() -> Session | None:
     return current.session
+
+
+def _device_here() -> torch.device | None:
+    return None if current.session is None else current.session.device
+
+
+fsdp.device_of_run = _device_here
 
 
 # What was prepared, or prepares, and then is pickled belongs to the session of the process that loads it.

@@ -33,9 +33,7 @@ def folder_table(root: Path) -> str:
 def document(root: Path) -> str:
     """docs/architecture.md with the list as it should be."""
     pattern = re.escape(BEGIN) + ".*" + re.escape(END)
-    return re.sub(
-        pattern, lambda _: BEGIN + folder_table(root) + END, (root / DOCUMENT).read_text(), flags=re.DOTALL
-    )
+    return re.sub(pattern, lambda _: BEGIN + folder_table(root) + END, (root / DOCUMENT).read_text(), flags=re.DOTALL)
 
 
 def main() -> None:

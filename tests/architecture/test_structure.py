@@ -19,9 +19,7 @@ def test_the_files_that_it_names_exist() -> None:
     missing = [
         name
         for name in named
-        if not (package / name).is_file()
-        and not (REPOSITORY / name).is_file()
-        and not any(package.rglob(name))
+        if not (package / name).is_file() and not (REPOSITORY / name).is_file() and not any(package.rglob(name))
     ]
     assert len(named) > 30
     assert missing == []

@@ -345,9 +345,17 @@ def _settle_loading(plugin: FullyShardedDataParallelPlugin) -> None:
         plugin.param_init_fn = _allocate
 
 
+def _no_run() -> torch.device | None:
+    return None
+
+
+device_of_run: Callable[[], torch.device | None] = _no_run
+"""The device of this process in the run, ``None`` before there is one; what opens runs puts its answer here."""
+
+
 def _allocate(module: torch.nn.Module) -> torch.nn.Module:
-    """Gives a module on the meta device memory on this process's accelerator, if it has one."""
-    return module.to_empty(device=torch.accelerator.current_accelerator() or torch.device("cpu"))
+    """Gives a module on the meta device memory on the device of this process."""
+    return module.to_empty(device=device_of_run() or torch.accelerator.current_accelerator() or torch.device("cpu"))
 
 
 def class_to_wrap(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:

@@ -143,7 +143,7 @@ def _usable(name: str, logging_dir: str | os.PathLike[str] | None) -> bool:
         if is_main_process():
             warnings.warn(
                 f"log_with: nothing is logged with {name}, as {libraries.how_to_install(name)}, or take the name out",
-                stacklevel=6,  # the script, through Accelerator
+                stacklevel=5,  # the script, through Accelerator
             )
         return False
     if kind.requires_logging_directory and logging_dir is None:

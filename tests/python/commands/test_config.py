@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from accelerate_cpp.commands.config import default_values, host, write_basic_config
+from accelerate_cpp.commands.config import default_values, host_resources, write_basic_config
 from accelerate_cpp.config import file
 from accelerate_cpp.errors import InvalidArgument
 
@@ -43,10 +43,10 @@ def test_a_file_for_this_machine_is_written_once(tmp_path: Path) -> None:
 
 
 def test_all_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "gpu_count", lambda: 4)
+    monkeypatch.setattr(host_resources, "gpu_count", lambda: 4)
     values = default_values("fp16")
     assert (values["distributed_type"], values["num_processes"], values["use_cpu"]) == ("MULTI_GPU", 4, False)
-    monkeypatch.setattr(host, "gpu_count", lambda: 1)
+    monkeypatch.setattr(host_resources, "gpu_count", lambda: 1)
     assert default_values("no")["distributed_type"] == "NO"
 
 

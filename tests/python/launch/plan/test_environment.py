@@ -93,7 +93,7 @@ def test_alias_is_handed_on_only_where_it_was_asked_for() -> None:
 
 
 def test_threads_are_as_asked_then_as_inherited_then_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.host, "usable_cores", lambda: 8)
+    monkeypatch.setattr(environment.host_resources, "usable_cores", lambda: 8)
     assert threads_per_worker(2, 3, {"OMP_NUM_THREADS": "6"}) == 3
     assert threads_per_worker(2, None, {"OMP_NUM_THREADS": "6"}) == 6
     assert threads_per_worker(3, None, {}) == 2
@@ -101,12 +101,12 @@ def test_threads_are_as_asked_then_as_inherited_then_a_share_of_the_cores(monkey
 
 
 def test_pinned_workers_have_no_more_threads_than_the_smallest_share_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.host, "usable_cores", lambda: 9)
+    monkeypatch.setattr(environment.host_resources, "usable_cores", lambda: 9)
     shares = ((0, 1, 2, 3, 4), (5, 6), (7, 8))
     assert threads_per_worker(3, None, {}, shares) == 2
     assert threads_per_worker(3, 4, {}, shares) == 4
     assert threads_per_worker(3, None, {"OMP_NUM_THREADS": "6"}, shares) == 6
-    monkeypatch.setattr(environment.host, "usable_cores", lambda: 3)  # a quota
+    monkeypatch.setattr(environment.host_resources, "usable_cores", lambda: 3)  # a quota
     assert threads_per_worker(3, None, {}, shares) == 1
 
 

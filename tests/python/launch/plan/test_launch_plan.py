@@ -23,7 +23,7 @@ def script(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        plan.host, "gpu_count", lambda environ: len(environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(","))
+        plan.host_resources, "gpu_count", lambda environ: len(environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(","))
     )
 
 
@@ -63,7 +63,7 @@ def test_workers_are_pinned_by_a_flag_or_a_variable_with_a_thread_for_each_core(
 ) -> None:
     monkeypatch.setattr(affinity, "_usable", lambda: tuple(range(6)))
     monkeypatch.setattr(affinity, "read_places", lambda cores: {core: Place(0, 0, core) for core in cores})
-    monkeypatch.setattr(plan.host, "usable_cores", lambda: 6)
+    monkeypatch.setattr(plan.host_resources, "usable_cores", lambda: 6)
     group = resolve(LaunchOptions(script, cpu=True, num_processes=2, **flags), environ).group
     assert group.shares == ((0, 1, 2), (3, 4, 5))
     assert group.num_threads == 3
