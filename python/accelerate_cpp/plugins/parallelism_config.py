@@ -232,7 +232,7 @@ class ParallelismConfig:
             ("dp_cp", self.dp_cp_dim_names),
         ):
             if parts:
-                mesh[parts]._flatten(joint)  # type: ignore[index] - as the original, whose tests say so
+                mesh[parts]._flatten(joint)  # type: ignore[index]
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
