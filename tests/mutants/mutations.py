@@ -105,9 +105,10 @@ def _removals(node: ast.AST) -> list[Change]:
     """Each call, and each addition to a variable, in the body of a function or of a block: left out."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.Lambda):
         return []
+    body = getattr(node, "body", None)
     return [
         _removal(place)
-        for place, statement in enumerate(getattr(node, "body", None) or [])
+        for place, statement in enumerate(body if isinstance(body, list) else ())
         if isinstance(statement, ast.AugAssign)
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call))
     ]
