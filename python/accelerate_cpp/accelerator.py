@@ -1,4 +1,4 @@
-"""``Accelerator``: the one object that a training script talks to. It delegates; nothing is decided here."""
+"""``Accelerator``: the object that a training script uses. It only delegates to other modules."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _ACCELERATORS = frozenset(TYPE_OF_SEVERAL_PROCESSES.values()) - {DistributedType
 
 
 def _replaced_conversion() -> Callable[..., Any] | None:
-    """What a program has put in the place of the conversion to fp8 that this module only lends it."""
+    """The function with which a program has replaced the borrowed ``convert_model_to_fp8_ao`` of this module."""
     return globals().get("convert_model_to_fp8_ao")
 
 
@@ -104,32 +104,33 @@ class Accelerator(PreparationSteps):
     Args:
         device_placement: move models and batches to the device of their process.
         split_batches: without effect; use ``dataloader_config``.
-        mixed_precision: what forward and backward passes compute in, ``"no"`` (the dtype of the parameters),
+        mixed_precision: the precision of forward and backward passes: ``"no"`` (the dtype of the parameters),
             ``"fp16"``, ``"bf16"`` or ``"fp8"`` (linear layers, through a library that has to be installed; the rest in
             bf16); ``None`` takes ``ACCELERATE_MIXED_PRECISION``.
         gradient_accumulation_steps: micro-batches per optimizer step, at least 1;
-            ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS`` wins over it.
+            ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS`` takes precedence over it.
         cpu: use the CPU even when an accelerator is present.
-        dataloader_config: how loaders share out their data.
+        dataloader_config: how loaders divide their data among the processes.
         rng_types: the generators that are synchronised over the processes when a pass over a loader starts;
             ``["generator"]`` when ``None``.
         log_with: the experiment trackers, one or a list: names (``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
             ``"aim"``, ``"clearml"``, ``"comet_ml"``, ``"dvclive"``, ``"swanlab"``, ``"trackio"``, those of registered
             classes, or ``"all"`` for the built-in ones that are installed), members of ``LoggerType``, or objects of
-            subclasses of :class:`~accelerate_cpp.tracking.GeneralTracker`. What is not installed is left out, with a
-            warning.
+            subclasses of :class:`~accelerate_cpp.tracking.GeneralTracker`. Trackers whose libraries are not installed
+            are skipped with a warning.
         project_dir: the folder of the project.
-        project_config: where a project keeps its files; ``project_dir`` is filled in.
+        project_config: where a project keeps its files; its ``project_dir`` is set from the argument above if it has
+            none.
         gradient_accumulation_plugin: instead of ``gradient_accumulation_steps``.
-        step_scheduler_with_optimizer: a scheduler steps only where its optimizers do, once for every process.
+        step_scheduler_with_optimizer: schedulers step only when their optimizers step, and then once for every process.
         kwargs_handlers: at most one each of ``AutocastKwargs``, ``DistributedDataParallelKwargs``,
             ``GradScalerKwargs``, ``InitProcessGroupKwargs`` and ``ProfileKwargs``, and one recipe for fp8:
             ``AORecipeKwargs``, ``TERecipeKwargs`` or ``MSAMPRecipeKwargs``.
-        dynamo_backend: of ``torch.compile``, by which models are compiled while they are prepared, in any case;
-            ``None`` takes ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
-        dynamo_plugin: the same with all options, instead of ``dynamo_backend``.
-        parallelism_config: sizes of the kinds of parallelism; those of all but ``dp_replicate`` have to be 1, and that
-            one 1 or the number of processes, which is plain data parallelism.
+        dynamo_backend: the ``torch.compile`` backend with which ``prepare`` compiles models, in upper or lower case;
+            ``None`` uses ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
+        dynamo_plugin: all options of the compiler; pass it instead of ``dynamo_backend``.
+        parallelism_config: the size of each kind of parallelism. Only plain data parallelism is supported:
+            ``dp_replicate`` is 1 or the number of processes, and all other sizes are 1.
         deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins: not supported yet; only
             ``None`` is accepted.
 
@@ -141,7 +142,7 @@ class Accelerator(PreparationSteps):
     _scheduler_types = (LRScheduler, AcceleratedScheduler)
     state: AcceleratorState
     flag_tensor: torch.Tensor | None
-    """What :meth:`set_trigger` sets to 1, 0-dim; ``None`` before the first use."""
+    """The flag that :meth:`set_trigger` sets to 1, 0-dim; ``None`` before the first use."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of run this is: ``NO`` for one process, else by the kind of device."""
+        """The kind of run: ``NO`` for one process, otherwise according to the kind of device."""
         return self.state.distributed_type
 
     @property
@@ -253,7 +254,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def multi_device(self) -> bool:
-        """Whether there is more than one process, and each has an accelerator."""
+        """Whether there are several processes, each with an accelerator."""
         return self.use_distributed and self.distributed_type in _ACCELERATORS
 
     @property
@@ -280,31 +281,31 @@ class Accelerator(PreparationSteps):
         self.state.print(*args, **kwargs)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorates ``function`` to run on rank 0 alone; elsewhere it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank 0; on other ranks it returns ``None``."""
         return self.state.on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorates ``function`` to run on rank 0 of each host alone; elsewhere it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank 0 of each host; on other ranks it returns ``None``."""
         return self.state.on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates ``function`` to run on the highest rank alone; elsewhere it returns ``None``."""
+        """Decorates ``function`` so that it only runs on the highest rank; on other ranks it returns ``None``."""
         return self.state.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorates ``function`` to run on rank ``process_index`` alone; elsewhere it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank ``process_index``; on other ranks it returns ``None``."""
         return self.state.on_process(function, process_index=process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorates ``function`` to run on rank ``local_process_index`` of each host; elsewhere it returns ``None``."""
+        """Decorates ``function`` to only run on rank ``local_process_index`` of each host; else it returns ``None``."""
         return self.state.on_local_process(function, local_process_index=local_process_index)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
+        """Rank 0 runs the block before the other ranks do. They continue even if rank 0 raises in it."""
         return self.state.main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
@@ -334,18 +335,18 @@ class Accelerator(PreparationSteps):
 
     @property
     def has_fp8_handler(self) -> bool:
-        """Whether there is a recipe for fp8, one of the user's or the default one."""
+        """Whether there is an fp8 recipe: the user's or the default one."""
         return self._session.config.fp8 is not None
 
     @property
     def fp8_backend(self) -> FP8BackendType:
-        """The library that computes in fp8; in another precision what ``ACCELERATE_FP8_BACKEND`` says."""
+        """The library that computes in fp8; in other precisions, the value of ``ACCELERATE_FP8_BACKEND``."""
         fp8 = self._session.config.fp8
         return FP8BackendType(env_table.FP8_BACKEND.get() if fp8 is None else fp8.backend)
 
     @property
     def delayed_fp8_autocast(self) -> bool:
-        """Always false: what casts to fp8 stands inside what distributes the model."""
+        """Always false: the cast to fp8 is inside the wrapper that distributes the model."""
         return False
 
     @property
@@ -355,7 +356,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether rank 0 reads for everyone; ``None`` means so for iterable datasets only."""
+        """Whether rank 0 reads the data for all processes; ``None`` means only for iterable datasets."""
         return self.dataloader_config.dispatch_batches
 
     @property
@@ -369,7 +370,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def use_seedable_sampler(self) -> bool | str:
-        """Whether shuffles depend on the seed and the epoch alone; ``"computed"`` if in an order without memory."""
+        """Whether shuffling depends only on the seed and the epoch; ``"computed"`` if its order takes no memory."""
         return self.dataloader_config.use_seedable_sampler
 
     @property
@@ -401,12 +402,12 @@ class Accelerator(PreparationSteps):
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
-        """The configuration that the run was given, if any; it comes to plain data parallelism."""
+        """The configuration that was passed, if any. It always means plain data parallelism."""
         return self.state.parallelism_config
 
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:
-        """The mesh of ``parallelism_config``; ``None`` where that names no dimension with several processes."""
+        """The mesh of ``parallelism_config``; ``None`` if none of its dimensions has several processes."""
         return self.state.device_mesh
 
     @property
@@ -426,27 +427,27 @@ class Accelerator(PreparationSteps):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Would be the stage of this process: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. (In the original, the pipeline stage of this process.)"""
         unsupported.refuse("pipeline_parallel_rank", "Accelerator.pipeline_parallel_rank")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Would be the part of sequences that this process has: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. (In the original, the part of sequences of this process.)"""
         unsupported.refuse("context_parallel_rank", "Accelerator.context_parallel_rank")
 
     @property
     def is_fsdp2(self) -> bool:
-        """Always false: no run shards parameters, as asking for it is refused."""
+        """Always false: sharding parameters is refused."""
         return self.state.is_fsdp2
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether parameters are sharded by torch's ``fully_shard``, with which other kinds go together: false."""
+        """Always false: ``fully_shard``, which could be combined with other kinds of parallelism, is never used."""
         return self.is_fsdp2
 
     @property
     def deepspeed_plugin(self) -> None:
-        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        """Always ``None``: training through DeepSpeed is refused."""
         return self.state.deepspeed_plugin
 
     def maybe_context_parallel(
@@ -455,17 +456,17 @@ class Accelerator(PreparationSteps):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[torch.Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """Within it, with context parallelism, sequences are split; every run is without it, and nothing happens.
+        """Has no effect: context parallelism, which would split sequences inside the block, is not supported.
 
         Args:
-            buffers: what would be split in place.
+            buffers: the tensors to split in place.
             buffer_seq_dims: the dimension of the sequence of each.
-            no_restore_buffers: those that would stay split afterwards.
+            no_restore_buffers: those that stay split after the block.
         """
         return nullcontext()
 
     def deepspeed_ulysses_dl_adapter(self, dl: T, model: Any) -> T:
-        """The loader as it is: sequences would be split for sequence parallelism, which no run has."""
+        """Returns the loader unchanged: sequence parallelism, which would split sequences, is not supported."""
         return dl
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
@@ -475,10 +476,10 @@ class Accelerator(PreparationSteps):
     # Preparing
 
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
-        """Makes models, optimizers, data loaders and schedulers ready for this run, in any order and number.
+        """Prepares models, optimizers, data loaders and schedulers for this run. They may come in any order and number.
 
-        A model in which nothing requires a gradient (a teacher, an encoder) is placed, and computes in the precision of
-        the run, but nothing distributes it. Give it to ``prepare`` again if it is to be trained later.
+        A model in which nothing requires a gradient (a teacher, an encoder) is moved to the device and computes in the
+        precision of the run, but is not distributed. Pass it to ``prepare`` again before you train it.
 
         Args:
             args: what to prepare; objects of other types, and prepared ones, are returned as they are.
@@ -499,10 +500,10 @@ class Accelerator(PreparationSteps):
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> torch.nn.Module:
-        """Moves ``model`` to the device and readies it for training on all processes.
+        """Moves ``model`` to the device and prepares it for training on all processes.
 
-        With ``evaluation_mode`` it is only moved, and compiled where that was asked for: no gradient will be reduced,
-        and it need not have any.
+        With ``evaluation_mode`` it is only moved (and compiled, if requested): gradients are not reduced, and it may
+        have no trainable parameters.
         """
         if is_prepared(model) and (evaluation_mode or not self._session.strategy.is_thawed(model)):
             return remember(self._models, model)
@@ -554,7 +555,7 @@ class Accelerator(PreparationSteps):
         return remember(self._optimizers, prepared)
 
     def prepare_scheduler(self, scheduler: LRScheduler | AcceleratedScheduler) -> LRScheduler | AcceleratedScheduler:
-        """A scheduler that steps with its optimizer; an optimizer that is prepared already is found again."""
+        """A scheduler that steps with its optimizer, which may already be prepared."""
         if is_prepared(scheduler):
             return remember(self._schedulers, scheduler)
         own = [wrapped for wrapped in self._optimizers if wrapped.optimizer is getattr(scheduler, "optimizer", None)]
@@ -583,7 +584,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are synchronised, and optimizers step, in this Accelerator's micro-batch in hand."""
+        """Whether gradients are synchronised, and optimizers step, in the current micro-batch of this Accelerator."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -618,7 +619,7 @@ class Accelerator(PreparationSteps):
         """Counts one micro-batch: gradients stay local, and optimizers wait, unless it completes a step.
 
         Args:
-            models: those whose backward passes run in the block.
+            models: the models whose backward passes run in the block.
         """
         current.accumulation = self._accumulation
         self._do_sync()
@@ -629,14 +630,15 @@ class Accelerator(PreparationSteps):
             yield
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Within it, backward passes through ``model`` keep their gradients local."""
+        """Inside this block, backward passes through ``model`` do not synchronise gradients."""
         return self._session.strategy.no_sync(model)
 
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Within it, backward passes through ``model`` synchronise gradients, though the forward pass was in no_sync.
+        """Inside this block, backward passes through ``model`` synchronise gradients even if the forward pass was in
+        no_sync.
 
-        What accumulated before is synchronised along with them. Nothing happens with one process.
+        Gradients that were accumulated before are synchronised, too. Nothing happens with one process.
 
         Args:
             model: as :meth:`prepare` returned it.
@@ -647,10 +649,11 @@ class Accelerator(PreparationSteps):
         """``loss.backward(**kwargs)``; in fp16 the loss is scaled.
 
         Args:
-            loss: a mean, which is divided by ``gradient_accumulation_steps``; with a weight a sum, which is not.
-            weight: what the sum is over, a number of tokens, say. The gradients of all micro-batches and processes are
-                added up and divided once by the sum of their weights, as in one big batch. Each model that the loss
-                depends on has a sum of its own.
+            loss: without ``weight``, a mean, which is divided by ``gradient_accumulation_steps``; with ``weight``, a
+                sum, which is not divided.
+            weight: the number of items in the sum, for example tokens. The gradients of all micro-batches and processes
+                are added up and divided once by the sum of their weights, as in one big batch. Weights are added up
+                separately for each model that the loss depends on.
 
         Raises:
             InvalidArgument: some backward passes of a step of a model have a weight and some have none; or its
@@ -665,14 +668,14 @@ class Accelerator(PreparationSteps):
             self._session.strategy.backward(scaled, weights, **kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
-        """Would be the backward pass that steps LOMO's optimizers meanwhile: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. (In the original, it also steps LOMO optimizers.)"""
         unsupported.refuse("lomo_backward", "Accelerator.lomo_backward")
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divides the gradients of ``optimizer`` by the scale of the loss; ``None`` means all prepared optimizers.
 
-        Nothing happens but in fp16, nor to gradients that are un-scaled already, nor in a micro-batch that only
-        accumulates gradients: those of the next one are scaled, too, and have to add up with them.
+        Only has an effect in fp16. Gradients that are already un-scaled stay as they are, and so do those of a
+        micro-batch that only accumulates: the next gradients are still scaled, and are added to them.
 
         Args:
             optimizer: one optimizer, prepared or not, or a list of them.
@@ -686,8 +689,8 @@ class Accelerator(PreparationSteps):
     ) -> torch.Tensor:
         """Scales gradients in place to a joint norm of at most ``max_norm``; returns the norm before (0-dim).
 
-        Gradients of a scaled loss are un-scaled first; where they only accumulate, they are clipped as they are, to a
-        limit that is scaled like them.
+        Gradients of a scaled loss are un-scaled first. In a micro-batch that only accumulates, they stay scaled, and
+        the limit is scaled like them.
         """
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         measured = unscale_all(self.scaler, self._optimizers if self.sync_gradients else (), left=tensors)
@@ -701,11 +704,12 @@ class Accelerator(PreparationSteps):
 
     @property
     def _scale_of_gradients(self) -> float:
-        """What gradients are multiplied by once those that are to be un-scaled are."""
+        """The factor that gradients still contain after un-scaling."""
         return 1.0 if self.scaler is None or self.sync_gradients else float(self.scaler.get_scale())
 
     def precision_plan(self, model: torch.nn.Module) -> PrecisionPlan:
-        """What the parameters of ``model`` are stored, computed, reduced and stepped in; ``print`` shows a table.
+        """The dtypes in which parameters of ``model`` are stored, computed, reduced and stepped; ``print`` shows a
+        table.
 
         Args:
             model: as :meth:`prepare` returned it.
@@ -716,7 +720,7 @@ class Accelerator(PreparationSteps):
         return precision_plan(self, model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
-        """The casting that mixed precision asks for; none in full precision, whatever the handler says."""
+        """The autocast context of the run's mixed precision. It has no effect in full precision."""
         return self._session.precision.autocast(autocast_options(autocast_handler or self.autocast_handler))
 
     @contextmanager
@@ -732,18 +736,18 @@ class Accelerator(PreparationSteps):
     def join_uneven_inputs(
         self, joinables: list[Any], even_batches: bool | None = None, mode: OnUneven = "join"
     ) -> Iterator[None]:
-        """Within it, processes may have different numbers of batches.
+        """Inside this block, processes may have different numbers of batches.
 
         Args:
             joinables: the prepared models that are trained.
-            even_batches: whether prepared loaders of map-style datasets complete their last global batch meanwhile, by
-                which all processes have equally many batches; ``None`` changes nothing.
-            mode: what becomes of processes that have more batches than others: ``"join"``, they train on them, and
-                gradients are averages over the samples that there are; ``"stop"``, prepared loaders end on all
-                processes when one has no batch any more; ``"error"``, then they raise, and name it.
+            even_batches: whether, inside the block, prepared loaders of map-style datasets fill up their last global
+                batch, so that all processes have equally many batches; ``None`` keeps the setting.
+            mode: what processes with more batches than others do. ``"join"``: they train on them, and gradients are
+                averaged over the samples that exist. ``"stop"``: prepared loaders end on all processes when one has no
+                batches left. ``"error"``: they raise instead, and name that process.
 
         Raises:
-            InvalidArgument: ``mode`` is none of these; or what it says.
+            InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``.
         """
         with ExitStack() as stack:
             stack.enter_context(overriding_even_batches(self._dataloaders, even_batches))
@@ -761,10 +765,10 @@ class Accelerator(PreparationSteps):
         return gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gathers, and drops what was repeated to complete the last batch of the loader that is being read.
+        """Gathers, and removes the samples that were repeated to fill up the last batch of the current loader.
 
-        Only what has one row for each sample of the global batch is cut: a gathered scalar, or rows that were filtered
-        or multiplied since, are returned whole.
+        Only tensors with one row per sample of the global batch are cut; scalars, and tensors whose rows were filtered
+        or repeated, are returned as they are.
 
         Args:
             input_data: tensors in nested containers; anything else is gathered by pickling, as a list of samples.
@@ -804,27 +808,26 @@ class Accelerator(PreparationSteps):
     ) -> Path:
         """Saves everything that was prepared or registered, and the random states, into one folder.
 
-        Call it on all processes, and each continues exactly where it was; or on the main process alone, and the random
-        states are its own.
-        The folder appears, or changes, in one step when all files are on the disk; a process that is killed before
-        leaves it as it was. With ``automatic_checkpoint_naming`` it is
-        ``<project_dir>/checkpoints/checkpoint_<iteration>``, and older ones are removed afterwards, beyond
-        ``total_limit``. Files are named as the original's, which can load them, besides ``accelerate_cpp.json``, which
-        has their checksums.
+        Call it on all processes, so that each can continue exactly where it was, or only on the main process; then the
+        checkpoint contains only the random states of that process. The folder appears or changes in one step, when all
+        files are on the disk. If a process is killed before that, the folder is as it was. With
+        ``automatic_checkpoint_naming`` it is ``<project_dir>/checkpoints/checkpoint_<iteration>``, and older ones are
+        removed afterwards, beyond ``total_limit``. Files are named as the original's, which can load them, besides
+        ``accelerate_cpp.json``, which has their checksums.
 
         Args:
-            output_dir: the folder, unless checkpoints are numbered; files of others in it stay.
+            output_dir: the folder, unless checkpoints are numbered. Other files in it are kept.
             safe_serialization: models in the safetensors format instead of pickles.
-            blocking: if false, returns when everything is copied, and a thread writes the copy; its error is raised by
-                the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``.
-            save_model_func_kwargs: for kinds of training that are not supported yet; without effect.
+            blocking: if false, it returns as soon as everything is copied, and a thread writes the copy; its error is
+                raised by the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``.
+            save_model_func_kwargs: without effect; only meant for kinds of training that are not supported yet.
 
         Returns:
             The folder.
 
         Raises:
-            ValueError: the numbered folder exists already; or there is nothing that names it.
-            OSError: here the system refused to write; ``CheckpointError`` on the other ranks names this one.
+            ValueError: the numbered folder already exists, or no folder was given.
+            OSError: writing failed on this rank; the other ranks raise ``CheckpointError``, which names this rank.
         """
         return checkpointing.save_state(self, output_dir, safe_serialization, blocking)
 
@@ -834,62 +837,64 @@ class Accelerator(PreparationSteps):
         load_kwargs: dict[str, Any] | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Restores what :meth:`save_state`, or that of the original, saved: on all processes, or on one for itself.
+        """Restores what :meth:`save_state` of this package or of the original saved.
 
-        All is read and compared, names and shapes, with what is to load it, on all processes, before anything is
-        changed on any; what objects and hooks of your own refuse, only they know. What the checkpoint does not have
-        (random states of more processes or devices, a loss scale) stays as it is, and one warning names it. The number
-        of the next checkpoint becomes one that no folder has.
+        Call it on all processes, or on one process for itself. Before anything is changed on any process, all processes
+        read everything and compare names and shapes with the objects that will load it. Custom objects and hooks can
+        still fail later. What the checkpoint does not have (random states of more processes or devices, a loss scale)
+        stays as it is, and one warning names it. The next checkpoint gets a number that no folder has.
 
         Args:
-            input_dir: the folder; ``None`` takes the newest numbered one that is whole.
+            input_dir: the folder; ``None`` loads the newest numbered checkpoint that is complete.
             load_kwargs: for ``torch.load`` of optimizers and schedulers.
             load_model_func_kwargs: for ``load_state_dict`` of the models; and ``map_location``, ``"cpu"`` or
                 ``"on_device"``, where states are read to.
 
         Raises:
-            ValueError: there is no such folder, or none that is whole.
-            CheckpointError: a file is missing or damaged, asks to run code, or does not fit what is to load it; or
-                another number of objects is registered.
+            ValueError: there is no such folder, or no complete checkpoint.
+            CheckpointError: a file is missing or damaged, would run code, or does not fit the object that loads it; or
+                the number of registered objects differs.
         """
         checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
 
     def resume(self) -> bool:
-        """Restores the newest whole checkpoint of the project, if it has any: on all processes, or on one for itself.
+        """Loads the newest complete checkpoint of the project, if there is one.
 
-        For scripts that may be started again: call it after everything is prepared and registered.
+        Call it after everything is prepared and registered, on all processes or on one process for itself. Scripts that
+        call it can be restarted.
 
         Returns:
             Whether there was one. If not, nothing has changed.
 
         Raises:
-            ValueError: the project does not number its checkpoints, or has some, but none that is whole.
+            ValueError: the project does not number its checkpoints, or has some, but none is complete.
             CheckpointError: as :meth:`load_state`.
         """
         return checkpointing.resume(self)
 
     def wait_for_checkpoint(self) -> None:
-        """Returns when no checkpoint is being written; raises what stopped the last one, once."""
+        """Waits until no checkpoint is being written. If the last one failed, raises its error once."""
         self._checkpoints.wait()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Has checkpoints hold the states of ``objects``, too; ``ValueError`` without ``state_dict`` or its inverse."""
+        """Adds ``objects`` to all checkpoints; ``ValueError`` if one lacks ``state_dict`` or ``load_state_dict``."""
         self._checkpoints.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Calls ``hook(models, weights, folder)`` in each :meth:`save_state`; weights that it takes are not saved.
+        """Calls ``hook(models, weights, folder)`` in each :meth:`save_state`; weights that it removes from the list are
+        not saved.
 
-        What a hook writes into the folder is there at once, before the checkpoint is whole.
+        Files that a hook writes appear at once, before the checkpoint is complete.
         """
         return self._checkpoints.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it takes out are not loaded."""
+        """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it removes are skipped."""
         return self._checkpoints.add_load_hook(hook)
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this process is the one of its host that holds a model to be saved: rank 0 of the host."""
+        """Whether this process saves models on its host: rank 0 of the host."""
         return self.is_local_main_process
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
@@ -907,8 +912,8 @@ class Accelerator(PreparationSteps):
 
         Args:
             model: prepared or not.
-            save_directory: a folder, which is made if need be.
-            max_shard_size: of one file, in bytes or as ``"5GB"``; a larger tensor has a file of its own.
+            save_directory: a folder, which is created if necessary.
+            max_shard_size: the largest size of one file, in bytes or as ``"5GB"``; a larger tensor gets its own file.
             safe_serialization: if false, pickles, ``pytorch_model*.bin``.
 
         Raises:
@@ -922,9 +927,9 @@ class Accelerator(PreparationSteps):
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> torch.nn.Module:
-        """The module that was given to :meth:`prepare`, compiled still if ``keep_torch_compile``.
+        """The module that was passed to :meth:`prepare`, still compiled if ``keep_torch_compile``.
 
-        ``model`` stays as it is: what is trained goes on being compiled and distributed.
+        ``model`` itself does not change: it stays compiled and distributed.
         """
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
@@ -933,7 +938,7 @@ class Accelerator(PreparationSteps):
         return self._session.strategy.model_state(model) if unwrap else model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forgets everything that was prepared and frees what nothing else holds.
+        """Drops all references to prepared objects, and frees memory that nothing else uses.
 
         Returns:
             One ``None`` for each of ``objects``: ``model, optimizer = accelerator.free_memory(model, optimizer)`` drops
@@ -955,7 +960,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def log_with(self) -> list[Any]:
-        """The trackers that were asked for and can be used: members of ``LoggerType``, names and objects."""
+        """The requested trackers that can be used: members of ``LoggerType``, names and objects."""
         return self._trackers.requested
 
     @property
@@ -973,7 +978,7 @@ class Accelerator(PreparationSteps):
         They log on the main process, unless their ``main_process_only`` is ``False``.
 
         Args:
-            project_name: the project, or the run, for trackers that were asked for by name.
+            project_name: the project, or the run, for trackers that were requested by name.
             config: hyperparameters, stored by every tracker.
             init_kwargs: options by name of the tracker: ``{"wandb": {"entity": "my-team"}}``.
 
@@ -985,7 +990,7 @@ class Accelerator(PreparationSteps):
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker ``name``, or with ``unwrap`` the object of its library.
 
-        On processes that do not log it is an object of which anything can be called, without effect.
+        On processes that do not log, it returns an object whose methods may all be called and have no effect.
 
         Raises:
             ValueError: there are trackers, but none of this name.
@@ -997,7 +1002,7 @@ class Accelerator(PreparationSteps):
 
         Args:
             values: names with values; numbers, and tensors with one element, are understood by all trackers.
-            step: the step that they belong to.
+            step: the step to which the values belong.
             log_kwargs: options by name of the tracker: ``{"wandb": {"commit": False}}``.
         """
         self._trackers.log(*args, **kwargs)
@@ -1005,7 +1010,7 @@ class Accelerator(PreparationSteps):
     def end_training(self) -> None:
         """Waits for checkpoints, finishes the trackers, and waits for every process.
 
-        Process groups go when the interpreter exits.
+        Process groups are destroyed when the interpreter exits.
         """
         try:
             self.wait_for_checkpoint()

@@ -51,13 +51,14 @@ def cpu_offload(
     state_dict: dict[str, Tensor] | None = None,
     preload_module_classes: Sequence[str] | None = None,
 ) -> nn.Module:
-    """Keeps the weights of ``model`` on the CPU, and brings those of each module to a device for its forward pass.
+    """Keeps the weights of ``model`` on the CPU, and moves those of each module to a device for its forward pass.
 
     Args:
         execution_device: by default where the first parameter is.
-        offload_buffers: buffers too; else they stay on the device.
+        offload_buffers: offload buffers, too; otherwise they stay on the device.
         state_dict: the weights; by default those of ``model``.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
 
     Returns:
         ``model``, whose own tensors have no values from now on.
@@ -77,13 +78,14 @@ def disk_offload(
     offload_buffers: bool = False,
     preload_module_classes: Sequence[str] | None = None,
 ) -> nn.Module:
-    """Keeps the weights of ``model`` in files, and brings those of each module to a device for its forward pass.
+    """Keeps the weights of ``model`` in files, and moves those of each module to a device for its forward pass.
 
     Args:
         offload_dir: a folder, which is made; weights that it has already are not written again.
         execution_device: by default where the first parameter is.
-        offload_buffers: buffers too; else they stay on the device.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        offload_buffers: offload buffers, too; otherwise they stay on the device.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
 
     Returns:
         ``model``, whose own tensors have no values from now on.
@@ -129,16 +131,17 @@ def cpu_offload_with_hook(
     execution_device: Device | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Sends ``model`` to the CPU until its forward pass, which brings it as a whole to a device, where it stays.
+    """Keeps ``model`` on the CPU until its forward pass, which moves the whole model to a device, where it stays.
 
-    For models that are run several times one after the other, in turns.
+    For models that take turns and are each run several times.
 
     Args:
         execution_device: by default the accelerator of this process, if it has one.
-        prev_module_hook: what this function gave for the model that runs before; that is sent back to the CPU first.
+        prev_module_hook: the hook that this function returned for the model that runs before this one; that model is
+            moved back to the CPU first.
 
     Returns:
-        ``model``, and what sends it back or takes the hook away.
+        ``model``, and a hook that moves it back or removes itself.
 
     Raises:
         InvalidArgument: the device is not present.
@@ -172,20 +175,22 @@ def load_checkpoint_and_dispatch(
     Args:
         checkpoint: as :func:`load_checkpoint_in_model` takes it.
         device_map: where each module goes, or how that is chosen: ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
-            ``"sequential"``, see :func:`accelerate_cpp.utils.choose_device_map`. Without it the model is loaded only.
+            ``"sequential"``, see :func:`accelerate_cpp.utils.choose_device_map`. Without it, the model is loaded but
+            not dispatched.
         max_memory: room of devices for these, as :func:`get_max_memory` takes it.
         no_split_module_classes: names of the classes of modules that stay whole.
         offload_folder: for what is on the disk.
         offload_buffers: buffers of offloaded modules are offloaded, too.
         dtype: what weights are converted to.
-        offload_state_dict: changes nothing; see :func:`load_checkpoint_in_model`.
+        offload_state_dict: has no effect; see :func:`load_checkpoint_in_model`.
         skip_keys: entries of named arguments and outputs that are not moved.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
         force_hooks: give the model hooks on one device, too.
         strict: refuse a checkpoint that lacks weights or has others besides.
         full_state_dict: as :func:`load_checkpoint_in_model` takes it.
-        broadcast_from_rank0: too.
-        workload: what a map that is chosen leaves room for beside the weights.
+        broadcast_from_rank0: as :func:`load_checkpoint_in_model` takes it.
+        workload: what the chosen map leaves room for in addition to the weights.
 
     Raises:
         InvalidArgument: ``device_map`` is another text; and as the functions do that this one calls.

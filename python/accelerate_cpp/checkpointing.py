@@ -1,4 +1,4 @@
-"""The state of a training run in files: models, optimizers, schedulers, loaders, random generators, and own objects."""
+"""Saving and loading the state of a run: models, optimizers, schedulers, loaders, generators and registered objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def save_accelerator_state(
         model_states: a state dict for each model.
         process_index: the rank, for the name of the file of random states.
         step: micro-batches since the last forced synchronisation.
-        save_on_each_node: rank 0 of each host writes what is common, instead of rank 0 of all.
+        save_on_each_node: rank 0 of each host writes the shared files, instead of only rank 0 of the whole run.
         safe_serialization: models in the safetensors format instead of pickles.
 
     Returns:
@@ -116,7 +116,7 @@ def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, sa
 
 
 def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
-    """Has ``obj`` load ``custom_checkpoint_<index>.pkl`` of ``path``. The file may run code: load only your own."""
+    """Loads ``custom_checkpoint_<index>.pkl`` in ``path`` into ``obj``. It may run code: only load trusted files."""
     load_custom_object(Path(path), obj, index)
 
 

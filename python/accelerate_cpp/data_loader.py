@@ -54,7 +54,7 @@ class DataLoaderShard(TrackedLoader):
 
     Args:
         device: where batches go; ``None`` leaves them where they are.
-        rng_types: generators that all processes take over from the first one before each pass.
+        rng_types: generators whose state all processes copy from the first process before each pass.
         synchronized_generator: the one meant by ``"generator"`` in ``rng_types``.
         skip_batches: batches left out at the start of each pass.
         kwargs: arguments of the torch ``DataLoader``.
@@ -137,7 +137,7 @@ class DataLoaderShard(TrackedLoader):
 class SkipDataLoader(DataLoaderShard):
     """A loader over a whole dataset that leaves out the first ``skip_batches`` batches of each pass.
 
-    ``skip_first_batches`` chooses the way that reads nothing of them where there is one; this class reads them.
+    This class reads the skipped batches; ``skip_first_batches`` avoids that where possible.
 
     Args:
         kwargs: arguments of the torch ``DataLoader``.
@@ -151,7 +151,7 @@ class SkipDataLoader(DataLoaderShard):
 
 
 class DataLoaderDispatcher(TrackedLoader):
-    """A loader that reads on process 0 alone and gives every process its part of each global batch.
+    """A loader that only reads on process 0, and sends every process its part of each global batch.
 
     Without ``split_batches`` process 0 reads one batch per process and each gets one of them, even of different
     lengths; with it, one batch is cut into equal parts. Other processes never read their dataset. An error while
@@ -293,7 +293,7 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> DataLoader[Any]:
-    """Returns a loader over this process's part of what ``dataloader`` gives.
+    """Returns a loader over this process's part of ``dataloader``.
 
     Args:
         device: where batches go if ``put_on_device``.
@@ -308,7 +308,8 @@ def prepare_data_loader(
         non_blocking: do not wait for copies to the device.
 
     Raises:
-        InvalidArgument: a batch that cannot be cut, dispatching without ``put_on_device``, or what does not work yet.
+        InvalidArgument: a batch cannot be cut, dispatching without ``put_on_device``, or an option that does not work
+            yet.
     """
     _refuse_mesh(torch_device_mesh)
     if getattr(dataloader, "skip_batches", 0):

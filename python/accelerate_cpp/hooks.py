@@ -81,7 +81,7 @@ class CpuOffload(ModelHook):
 
 
 class UserCpuOffloadHook:
-    """What a user keeps of a module with a :class:`CpuOffload`.
+    """The handle that users get for a module with a :class:`CpuOffload`.
 
     Args:
         model: the module.

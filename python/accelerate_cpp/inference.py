@@ -1,4 +1,4 @@
-"""Inference by a pipeline: each process runs one stage of a model, and batches go through the stages in small parts."""
+"""Pipelined inference: each process runs one stage of a model, and batches pass through the stages in small parts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare_pippy(
     num_chunks: int | None = None,
     gather_output: bool | None = False,
 ) -> nn.Module:
-    """Cuts ``model`` into as many stages as there are processes, and lets its forward passes go through all of them.
+    """Splits ``model`` into one stage per process, and makes its forward passes run through all stages.
 
     Every process has to call this, and then the model, equally often. Inputs are those of rank 0; what other processes
     pass is ignored. The last process gets the output, a tensor or a tuple of the tensors in it, with the rows of the
@@ -53,10 +53,11 @@ def prepare_pippy(
         split_points: names of the modules with which the second to the last stage begin. ``"auto"`` makes stages that
             are even in bytes.
         no_split_module_classes: names of classes of modules that ``"auto"`` does not take apart.
-        example_args: positional inputs as one stage gets them at a time: shapes and dtypes count. Larger batches are
-            cut into parts of that many rows; what is missing in the last part is filled up, and taken off the output.
+        example_args: positional inputs of the size that a stage gets at a time; only shapes and dtypes matter. Larger
+            batches are cut into parts with that many rows; the last part is padded, and the padding is removed from the
+            output.
         example_kwargs: named inputs, likewise.
-        num_chunks: how many parts are under way at once; by default as many as there are processes.
+        num_chunks: how many parts are in progress at once; by default one per process.
         gather_output: give the output to all processes.
 
     Returns:
@@ -100,7 +101,7 @@ def _on_device_of(model: nn.Module, inputs: _Inputs) -> _Inputs:
 
 
 class PipelinedForward:
-    """What stands in for the ``forward`` of a model that is run by a pipeline; see :func:`prepare_pippy`.
+    """The replacement for the ``forward`` of a pipelined model; see :func:`prepare_pippy`.
 
     Args:
         points: names of the modules with which the second to the last stage begin.
@@ -267,8 +268,9 @@ def _trace(model: nn.Module, points: Sequence[str], example: _Inputs) -> Any:
             ) from error
     if pipe.num_stages != len(points) + 1:
         raise InvalidArgument(
-            f"prepare_pippy: {type(model).__name__} came apart in {pipe.num_stages} stages at {', '.join(points)}; "
-            f"expected {len(points) + 1}: name modules that each forward pass calls once, behind its first operation"
+            f"prepare_pippy: splitting {type(model).__name__} at {', '.join(points)} gave {pipe.num_stages} stages; "
+            f"expected {len(points) + 1}: name modules that each forward pass calls exactly once, after its first "
+            "operation"
         )
     return pipe
 

@@ -1,6 +1,6 @@
 """Launching a training function from a notebook or a script.
 
-The workers are forked from this process, or, where its forks could not use the GPU, from a clean helper process.
+The workers are forked from this process or, if its forks could not use the GPU, from a separate helper process.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def notebook_launcher(
             so the default becomes a free one, and several launches can run at once.
         master_addr: value of MASTER_ADDR in the workers: where the machine with rank 0 is.
         node_rank: of this machine.
-        num_nodes: machines, each of which makes the same call but for ``node_rank``.
+        num_nodes: the number of machines; each makes the same call with its own ``node_rank``.
         rdzv_backend: ``"static"``; other ones are refused for several machines.
         rdzv_endpoint: ``host:port`` in place of ``master_addr`` and ``use_port`` for several machines.
         rdzv_conf, rdzv_id: without effect.
         max_restarts: how often all workers are started again after one has failed, on one machine.
-            :meth:`accelerate_cpp.Accelerator.resume` goes on where they were.
+            :meth:`accelerate_cpp.Accelerator.resume` continues from the last checkpoint.
         monitor_interval: without effect; the end of a worker is noticed at once.
         log_line_prefix_template: comes before each line that a worker prints, with ``${role_name}`` (``default``),
             ``${rank}`` and ``${local_rank}`` in it. ``None``: lines come as they are. Without effect on TPUs and for a
@@ -85,10 +85,10 @@ def notebook_launcher(
         A list of what ``function`` returned, by rank on this machine, or ``None`` if it returned nothing. Tensors of
         workers arrive on the CPU. A value that cannot be pickled is ``None`` in the list, with a warning.
 
-    The workers are forks of this process: they start in milliseconds and have all its variables. If this process has
-    used a GPU, forks of it cannot, and a warning says which call did it. Then the workers are forks of a helper process
-    that the first such call starts; the function and what it uses are copied there. An ``Accelerator`` may exist here
-    already, but workers have to make their own.
+    The workers are forks of this process: they start in milliseconds and see all its variables. If this process has
+    used a GPU, its forks cannot use one; a warning then names the call that used it. Then the workers are forks of a
+    helper process that the first such call starts; the function and what it uses are copied there. An ``Accelerator``
+    may exist here already, but workers have to make their own.
 
     In a notebook, a run of several seconds shows in the cell how far each worker is, and which one is slower than the
     others; ACCELERATE_CPP_LIVE_VIEW=0 turns that off.
@@ -131,7 +131,7 @@ def notebook_launcher(
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any] | None:
-    """Runs ``function(*args)`` in ``num_processes`` workers that use only the CPU; otherwise as the above."""
+    """Runs ``function(*args)`` in ``num_processes`` workers that only use the CPU; see :func:`notebook_launcher`."""
     try:
         return _launch(function, args, function_group(num_processes, cpu=True))
     except (AccelerateError, KeyboardInterrupt) as end:
@@ -235,8 +235,8 @@ def _launchers(num_nodes: int, node_rank: int, rdzv_backend: str) -> Launchers:
     """Which machine of how many this is."""
     if num_nodes > 1 and rdzv_backend != "static":
         raise InvalidArgument(
-            f"rdzv_backend={rdzv_backend!r}: machines of notebooks meet at master_addr and use_port only "
-            "(rdzv_backend='static'); `accelerate-cpp launch --rdzv_backend` runs a script with others"
+            f"rdzv_backend={rdzv_backend!r}: notebook launches on several machines only support rdzv_backend='static' "
+            "(master_addr and use_port); for other backends run a script with `accelerate-cpp launch --rdzv_backend`"
         )
     return replace(ALONE, count=num_nodes, rank=node_rank, source=f"num_nodes={num_nodes}, node_rank={node_rank}")
 
@@ -244,8 +244,9 @@ def _launchers(num_nodes: int, node_rank: int, rdzv_backend: str) -> Launchers:
 def _restarts(max_restarts: int, launchers: Launchers) -> int:
     if max_restarts < 0 or (max_restarts and launchers.count > 1):
         raise InvalidArgument(
-            f"max_restarts={max_restarts}: expected a number from 0, and 0 with num_nodes={launchers.count}, as "
-            "machines would have to agree; `accelerate-cpp launch --max_restarts` restarts scripts on several"
+            f"max_restarts={max_restarts}: expected 0 or more, and 0 with num_nodes={launchers.count}, because "
+            "restarts need an agreement between the machines; `accelerate-cpp launch --max_restarts` restarts scripts "
+            "on several"
         )
     return max_restarts
 
@@ -258,8 +259,8 @@ def _refuse_accelerator_of_this_process(function: Callable[..., Any], args: Sequ
     for name, value in (*variables_reached(function), *((f"args[{index}]", arg) for index, arg in enumerate(args))):
         if isinstance(value, module.Accelerator):
             raise InvalidArgument(
-                f"{getattr(function, '__name__', function)} uses `{name}`, an Accelerator of this process, which knows "
-                "nothing of the workers: make the Accelerator inside the function"
+                f"{getattr(function, '__name__', function)} uses `{name}`, an Accelerator of this process, which is "
+                "not connected to the workers: create the Accelerator inside the function"
             )
 
 

@@ -1,4 +1,4 @@
-"""``LocalSGD``: processes train by themselves for some steps, and then average their parameters."""
+"""``LocalSGD``: processes train independently for some steps, and then average their parameters."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class LocalSGD:
 
     ``with LocalSGD(accelerator, model, 8) as local_sgd:`` around the training loop, and ``local_sgd.step()`` after each
     step of the optimizer. Parameters are averaged by every ``local_sgd_steps``-th call of :meth:`step`, and once more
-    when the block ends; every process has to call :meth:`step` equally often. When an exception leaves the block,
-    nothing is averaged: the other processes may be elsewhere.
+    when the block ends; every process has to call :meth:`step` equally often. If an exception leaves the block, nothing
+    is averaged, because the other processes may be in another place of the program.
 
     Only parameters are averaged, in place, and of these only the ones that are trained. Buffers, such as the statistics
     of batch normalisation, and the state of the optimizer stay those of each process.
@@ -46,11 +46,11 @@ class LocalSGD:
         accelerator: the one that prepared ``model``.
         model: the model that is trained, as :meth:`Accelerator.prepare` returned it.
         local_sgd_steps: calls of :meth:`step` from one average to the next, at least 1.
-        enabled: ``False`` makes the block, and :meth:`step`, do nothing but count.
+        enabled: if ``False``, the block has no effect, and :meth:`step` only counts.
 
     Raises:
-        InvalidArgument: ``local_sgd_steps`` is no whole number of at least 1, or the processes of the run do not hold
-            the whole model each.
+        InvalidArgument: ``local_sgd_steps`` is not an integer of at least 1, or the processes do not each have the
+            whole model.
 
     The method is that of Stich, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767.
     """

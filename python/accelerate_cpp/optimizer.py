@@ -26,7 +26,7 @@ _OWN = frozenset(
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer: ``step`` and ``zero_grad`` do nothing in micro-batches that only accumulate gradients.
 
-    Every other attribute is the wrapped optimizer's, to read and to set.
+    All other attributes are read from and set on the wrapped optimizer.
 
     Args:
         device_placement: move the optimizer's state to the device of its parameters.
@@ -70,7 +70,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def gradient_state(self) -> GradientState:
-        """Where the run stands between two optimizer steps."""
+        """The position of the run between two optimizer steps."""
         return GradientStateOf(accumulation_of(self))
 
     @property
@@ -158,7 +158,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step_was_skipped(self) -> bool:
         """Whether the last step was left out because gradients were not finite.
 
-        On an accelerator the first look at it after a step waits for the device.
+        On an accelerator, the first read after a step waits for the device.
         """
         self._is_overflow = bool(self._is_overflow)
         return self._is_overflow

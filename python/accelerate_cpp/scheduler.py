@@ -50,7 +50,7 @@ class AcceleratedScheduler:
 
     @property
     def gradient_state(self) -> GradientState:
-        """Where the run stands between two optimizer steps."""
+        """The position of the run between two optimizer steps."""
         return GradientStateOf(accumulation_of(self))
 
     def get_last_lr(self) -> list[Any]:

@@ -5,8 +5,8 @@ made by the functions of this module lies in shared memory from the start. The c
 (``all_reduce``, ``reduce``, ``broadcast``, ``all_gather`` and ``all_gather_into_tensor``, ``reduce_scatter`` and
 ``reduce_scatter_tensor``, ``gather``, ``scatter``, ``all_to_all`` and their kin) then work on it where it is, when
 all ranks pass such tensors, or contiguous views of them. Nothing else changes: it is an ordinary CPU tensor to
-everything else, and groups of other backends take it, too. Small operands (below 8 KiB) travel through staging
-either way, which is faster.
+everything else, and groups of other backends take it, too. Small operands (below 8 KiB) are always copied through
+staging memory, which is faster.
 
 .. code-block:: python
 
@@ -23,15 +23,14 @@ views it is; tensors below 1 MiB lie together in pieces of 4 MiB, each freed as 
 system, so that nothing is left behind however the process ends, and it counts towards the memory limit of the
 process's container.
 
-**Fork.** A forked child sees the same memory: what one of both writes, the other reads, as after
+**Fork.** A forked child sees the same memory: each process reads what the other writes, as after
 :meth:`torch.Tensor.share_memory_`. A child cannot use the groups of its parent.
 
 **Copies.** Pickling, ``copy.deepcopy``, ``clone`` and ``torch.save`` give ordinary tensors with the same values, and
 so does sending one to another process with :mod:`torch.multiprocessing`, which moves the sender's tensor out of this
 memory. Storages cannot be resized, so that ``resize_`` to a larger size and ``untyped_storage().resize_`` raise.
 
-Where processes cannot share memory (anywhere but on Linux) the tensors lie in ordinary memory and everything works as
-before, with copies.
+On platforms other than Linux, the tensors are in ordinary memory, and everything works with copies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state classes: views of the current session and of the current gradient accumulation.
 
-All instances of a class share what they know. Creating the first ``PartialState`` connects the processes and picks the
+All instances of a class share their state. Creating the first ``PartialState`` connects the processes and picks the
 device; ``AcceleratorState`` adds the precision; ``GradientState`` tells where a run stands between two optimizer steps.
 """
 
@@ -66,7 +66,7 @@ copyreg.pickle(Session, lambda _: (_session_here, ()))  # type: ignore[arg-type,
 
 
 def view_of(kind: type[Any], remembered: Remembered | None) -> Any:
-    """An object of a class of states that shows this process's session, of which none is opened, or what is known."""
+    """A state object that shows the session of this process without opening one."""
     view = object.__new__(kind)
     alone = current.session is None and remembered is not None
     view.__dict__ = {"_remembered": remembered} if alone else kind._shared_state
@@ -144,11 +144,11 @@ class PartialState(Processes):
 
     @property
     def default_device(self) -> torch.device:
-        """The device that is chosen when nothing else is asked for."""
+        """The device that is chosen by default."""
         return select_device(cpu=False, forced=None, local_rank=self.local_process_index)
 
     def set_device(self) -> None:
-        """Makes the device of this process torch's current one again, if it is a GPU; it was so from the start.
+        """Makes the device of this process torch's current device again, if it is a GPU.
 
         Raises:
             AttributeError: the state was reset.
@@ -241,15 +241,15 @@ class PartialState(Processes):
 
 
 class AcceleratorState(PluginViews, PartialState):
-    """The state of a run whose precision is settled.
+    """The state of a run with a fixed precision.
 
     Args:
-        mixed_precision: as for ``Accelerator``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision settled
-            before.
+        mixed_precision: as for ``Accelerator``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision that is
+            already set.
         cpu: use the CPU even when an accelerator is present.
         dynamo_plugin: how models are compiled from now on; ``None`` leaves the plugin that there is, or makes one of
             the variables ``ACCELERATE_DYNAMO_*``.
-        parallelism_config: one that comes to plain data parallelism; ``None`` leaves the one that there is.
+        parallelism_config: a configuration of plain data parallelism; ``None`` keeps the current one.
         kwargs: as for :class:`PartialState`.
 
     Raises:
@@ -305,8 +305,8 @@ class AcceleratorState(PluginViews, PartialState):
         settled = config.mixed_precision
         if settled is not None and mixed_precision is not None and str(mixed_precision) != settled:
             raise InvalidArgument(
-                f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {settled!r}, and one "
-                "process has one precision; pass it to the first Accelerator, or restart"
+                f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {settled!r}, and a "
+                "process can only have one precision; pass it to the first Accelerator, or restart"
             )
         if cpu and device.type != "cpu":
             raise InvalidArgument(

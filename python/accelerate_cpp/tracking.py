@@ -1,9 +1,9 @@
-"""Experiment trackers: what ``Accelerator(log_with=...)`` logs to, and what trackers of your own are made of.
+"""Experiment trackers: the trackers for ``Accelerator(log_with=...)``, and the base class for custom trackers.
 
 A custom tracker is a subclass of :class:`GeneralTracker` with a ``name``, ``requires_logging_directory`` and
 ``tracker``; an object of it goes into ``log_with``, or its name does after :func:`register_tracker_class`. Methods
-decorated with :func:`on_main_process` run there only; ``Accelerator`` calls trackers there only anyway, unless their
-``main_process_only`` is ``False``.
+decorated with :func:`on_main_process` only run on the main process. ``Accelerator`` itself calls trackers only there,
+unless their ``main_process_only`` is ``False``.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_a_process_that_is_not_the_main_one_saves_nothing_alone_and_says_so(tmp_
     main, other = run_processes(saves_on_another_process, 2, str(tmp_path))
     assert main == []
     assert len(other) == 1
-    assert "save_state was called on rank 1 and not on all ranks" in other[0]
+    assert "save_state was called on rank 1, but neither on all ranks" in other[0]
     assert os.listdir(tmp_path) == []
 
 

@@ -259,4 +259,4 @@ def test_a_second_pass_after_a_weighted_average_is_refused(size: int) -> None:
             "fine",
             "InvalidArgument",
         ]
-        assert "after gradients were divided by their weights" in found[1]
+        assert "after its gradients had already been divided by their weights" in found[1]

@@ -151,7 +151,7 @@ def test_a_registered_tracker_is_created_by_name() -> None:
 
 
 def test_an_unknown_tracker_is_refused_before_anything_starts() -> None:
-    with pytest.raises(InvalidArgument, match="'nonsense' is no tracker"):
+    with pytest.raises(InvalidArgument, match="'nonsense' is not a tracker"):
         Accelerator(cpu=True, log_with="nonsense")
     assert current.session is None
 

@@ -1,4 +1,4 @@
-"""Names that modules of the original have because they import them there, and that programs take from there.
+"""Names that modules of the original have only because they import them, and that programs import from these modules.
 
 ``from accelerate.accelerator import is_xpu_available`` works, and so does putting another function in its place,
 as tests do: what is listed here is looked up where this package has it, at first use.
@@ -268,7 +268,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def lending(module: str) -> Callable[[str], Any]:
-    """The function that ``module`` (its name inside the package) binds to ``__getattr__``: it has the names listed."""
+    """Returns the ``__getattr__`` for ``module`` (its name inside the package), which finds the names listed."""
     home_of = {name: home for home, names in NAMES[module].items() for name in names.split()}
 
     def load(name: str) -> Any:

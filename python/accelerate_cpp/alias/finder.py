@@ -1,9 +1,9 @@
 """The alias: programs that say ``import accelerate`` get this package.
 
-It answers imports of ``accelerate`` and everything in it before any other finder does, whether the original is
-installed or not. Modules are the same objects under both names; only the package itself is another one, because
-programs ask it for the version of the interface. ``accelerate_cpp_alias.pth`` installs the alias at the start of every
-Python whose environment has ACCELERATE_CPP_ALIAS, so that it reaches processes which others start.
+It handles imports of ``accelerate`` and its modules before any other finder, whether the original is installed or not.
+Modules are the same objects under both names; only the package object differs, because programs ask it for the version
+of the interface. ``accelerate_cpp_alias.pth`` installs the alias in every Python that starts with ACCELERATE_CPP_ALIAS
+in its environment, so it also reaches processes that other programs start.
 
 Programs that ask for the distribution of that name get the one in the folder ``distribution``, which joins
 ``sys.path``: that is where ``pkg_resources`` looks, and any other tool that knows nothing of finders. Its metadata are
@@ -34,7 +34,7 @@ _DISTRIBUTIONS = Path(__file__).with_name("distribution")
 
 
 def install() -> None:
-    """Installs the alias in this process, and for those that it starts. Doing so again changes nothing.
+    """Installs the alias in this process and in the processes that it starts. Calling it again has no effect.
 
     Raises:
         AccelerateError: the original has been imported before.
@@ -57,9 +57,10 @@ def _install(place: int) -> None:
     imported = sys.modules.get(_ALIAS)
     if imported is not None:
         raise AccelerateError(
-            f"the original accelerate has already been imported, from {getattr(imported, '__file__', 'nowhere')}: what "
-            "has it keeps it. Put `import accelerate_cpp.compat` before the first import of accelerate and of what "
-            "imports it (transformers, peft, trl), or start with `accelerate-cpp launch --alias`"
+            f"the original accelerate has already been imported, from {getattr(imported, '__file__', 'nowhere')}, and "
+            "modules that imported it keep it. Put `import accelerate_cpp.compat` before the first import of "
+            "accelerate and of libraries that import it (transformers, peft, trl), or start with `accelerate-cpp "
+            "launch --alias`"
         )
     sys.meta_path.insert(0, _Finder())
     loggers.answer_to_original()

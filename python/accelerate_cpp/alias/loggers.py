@@ -1,4 +1,4 @@
-"""The loggers of this package, which under the alias answer to the names of the original's as well.
+"""The loggers of this package. Under the alias, the original's loggers are their parents.
 
 A record of ``accelerate_cpp.placement.checkpoint_loading``, say, is then also heard by who listens to
 ``accelerate.utils.modeling``, and that logger's level counts: it is the parent of ours. Above ``accelerate`` is

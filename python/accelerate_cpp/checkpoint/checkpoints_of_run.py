@@ -131,8 +131,8 @@ class Checkpoints:
         target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
         if ranks.alone and not is_main:
             _log.warning(
-                "save_state was called on rank %d and not on all ranks: it saves nothing, as a checkpoint is the main "
-                "process's; call it on all ranks, or on the main process alone",
+                "save_state was called on rank %d, but neither on all ranks nor on the main process: nothing is "
+                "saved; call it on all ranks, or only on the main process",
                 ranks.rank,
             )
             return target

@@ -21,9 +21,8 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
     named = PurePath(name)
     if named.is_absolute() or ".." in named.parts:
         raise CheckpointError(
-            f"{source} names {name!r}: expected the name of a file in {folder}, found one that leads out of it. "
-            "Nothing was read; put the file into the folder and name it by its relative path, or load another "
-            "checkpoint"
+            f"{source} names {name!r}: expected the name of a file in {folder}, but it points outside that folder. "
+            "Nothing was read; move the file into the folder and use its relative path, or load another checkpoint"
         )
     path = folder / name
     target = Path(os.path.realpath(path))

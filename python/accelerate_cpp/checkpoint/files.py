@@ -166,8 +166,8 @@ def require_file(path: Path, holds: str) -> None:
     """Raises ``CheckpointError`` unless there is a file ``path``, which ``holds`` describes."""
     if not path.is_file():
         raise CheckpointError(
-            f"{path} is missing, which should hold {holds}: the checkpoint is not whole, or of a program that prepared "
-            "other objects; load another one, or prepare what it was saved with"
+            f"{path} is missing; it should contain {holds}. The checkpoint is incomplete, or was saved by a program "
+            "that prepared other objects: load another one, or prepare the objects that it was saved with"
         )
 
 
@@ -192,14 +192,15 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs:
         if refused is not None:
             called = refused["name"] or refused["object"]
             raise CheckpointError(
-                f"{path}: expected {holds}, made of tensors and plain values; loading it would call functions of the "
-                f"file's choice: it names {called}. Nothing was called. Load another checkpoint; only if you trust "
-                "whoever wrote this one, torch.load(..., weights_only=False) reads the file, and for optimizers, "
-                "schedulers and loaders load_state(..., load_kwargs={'weights_only': False})"
+                f"{path}: expected {holds}, made of tensors and plain values; loading it would call functions that the "
+                f"file names: {called}. Nothing was called. Load another checkpoint; only if you trust whoever wrote "
+                "this one, torch.load(..., weights_only=False) reads the file, and for optimizers, schedulers and "
+                "loaders load_state(..., load_kwargs={'weights_only': False})"
             ) from error
         if any(text in str(error) for text in _OF_THE_CALLER):
             raise InvalidArgument(
-                f"{path}: {holds} cannot be read as asked ({_reason(error)}); look at map_location and load_kwargs"
+                f"{path}: {holds} cannot be read with these arguments ({_reason(error)}); check map_location and "
+                "load_kwargs"
             ) from error
         raise CheckpointError(
             f"{path}: expected {holds}, written by torch.save; it cannot be read ({_reason(error)}). The file is "

@@ -85,10 +85,10 @@ def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path],
         reason = why_not_whole(path)
         if reason is None:
             return path
-        _log.warning("%s is not whole and is left out: %s", path, reason)
+        _log.warning("%s is incomplete and is skipped: %s", path, reason)
         refused.append(reason)
     found = "; ".join(refused) if refused else "there is none"
-    raise InvalidArgument(f"load_state: expected a whole checkpoint_<number> in {folder}, found: {found}")
+    raise InvalidArgument(f"load_state: expected a complete checkpoint_<number> in {folder}, found: {found}")
 
 
 def given(input_dir: str | os.PathLike[str]) -> Path:

@@ -67,8 +67,8 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     saved = [len(group["params"]) for group in state["param_groups"]]
     if saved != sizes:
         raise CheckpointError(
-            f"{source} is of groups of {saved} parameters, and {type(inner).__name__} has groups of {sizes}; give it "
-            "the parameters that it was saved with; nothing has been changed"
+            f"{source} has parameter groups of sizes {saved}, but {type(inner).__name__} has groups of sizes {sizes}; "
+            "pass it the parameters that it was saved with; nothing has been changed"
         )
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in inner.param_groups for parameter in group["params"]]

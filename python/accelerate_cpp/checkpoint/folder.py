@@ -1,4 +1,4 @@
-"""Folders of checkpoints: written beside their place under another name, moved there in one step, counted, pruned."""
+"""Checkpoint folders: written under a temporary name, moved into place in one step, numbered and pruned."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def prune(folder: Path, limit: int, newest: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes ``folder`` and all names in it now; a thread lets go of large contents, which takes the disk a while.
+    """Removes ``folder`` and all names in it at once; a thread frees large files afterwards, which takes the disk a
+    while.
 
     What cannot be removed (files that others have open over NFS) only takes up room: it must not stop training.
     """

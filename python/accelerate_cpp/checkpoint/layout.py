@@ -99,8 +99,8 @@ def _require_whole(file: StateFile) -> None:
     )
     if sharded:
         raise InvalidArgument(
-            f"save_state: {file.name} would hold the shard of one process, as its tensors are DTensors over several; "
-            "save the states of what is sharded by torch.distributed.checkpoint instead"
+            f"save_state: {file.name} would contain the shard of only one process, because its tensors are DTensors "
+            "over several; use torch.distributed.checkpoint for sharded states"
         )
 
 
@@ -133,7 +133,7 @@ def custom_file(index: int, state: Any) -> StateFile:
 
 @dataclass(frozen=True)
 class SavedStates:
-    """What a folder holds beside models and the user's objects, read and not yet given to anybody.
+    """The states in a folder other than those of models and registered objects, read but not yet loaded into objects.
 
     Attributes:
         loaders: by their place among the loaders, as far as they have a state.
@@ -267,7 +267,11 @@ def _placed(state: Mapping[str, Any], where: Any, load_model_kwargs: Mapping[str
 def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
     """Says once what stays as it is, if anything does."""
     if missing:
-        _log.warning("%s has no state for all that is here; these are kept as they are: %s", folder, "; ".join(missing))
+        _log.warning(
+            "%s does not have a state for everything here; these keep their current state: %s",
+            folder,
+            "; ".join(missing),
+        )
 
 
 def read_model(folder: Path, index: int = 0) -> dict[str, Any]:
@@ -279,8 +283,8 @@ def read_model(folder: Path, index: int = 0) -> dict[str, Any]:
     foreign = next((name for name in state if not isinstance(name, str)), None)
     if foreign is not None:
         raise CheckpointError(
-            f"{path}: expected {holds}, a dict with names, found the key {foreign!r}; it is no state of a model: load "
-            "another checkpoint"
+            f"{path}: expected {holds}, a dict with names, found the key {foreign!r}; this is not the state of a "
+            "model: load another checkpoint"
         )
     return state
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the one file beside the original's, which says what belongs to it and where it stood.
+"""The manifest of a checkpoint: an additional file that lists the checkpoint's files and the position of each loader.
 
 It is written last. It names the length and checksum of every file that was written on this host, and has a checksum of
 its own, so that a folder can be judged without loading anything.
@@ -86,7 +86,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise CheckpointError(
             f"{path} has format {version}, and this version of accelerate_cpp knows {_FORMAT}; update accelerate_cpp"
         )
-    raise CheckpointError(f"{path}: its checksum does not fit what it says; {_ADVICE}")
+    raise CheckpointError(f"{path}: its checksum does not match its content; {_ADVICE}")
 
 
 _ADVICE = f"load another checkpoint, or remove {MANIFEST_NAME} to load the files unchecked"

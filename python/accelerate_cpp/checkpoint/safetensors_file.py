@@ -52,8 +52,8 @@ def without_duplicates(tensors: Mapping[str, Any], warns: bool = False) -> dict[
     removed = [name for name in tensors if name not in kept]
     if removed and warns:
         _log.warning(
-            "Removed shared tensor %s while saving, as it is the same memory as another one; what loads the file has "
-            "to tie them again",
+            "Removed shared tensor %s while saving, because it uses the same memory as another one; the program that "
+            "loads the file has to tie them again",
             removed,
         )
     return kept

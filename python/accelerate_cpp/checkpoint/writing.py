@@ -1,4 +1,4 @@
-"""Writing a checkpoint: beside its place, by all processes, and then moved there."""
+"""Writing a checkpoint: all processes write to a temporary folder, which is then moved into place."""
 
 from __future__ import annotations
 

@@ -45,17 +45,17 @@ class _Call:
         """Raises :class:`InvalidArgument` when another process has taken over this rank."""
         if self.newest_of(self._rank) != self.name:
             raise InvalidArgument(
-                f"RANK={self._rank} was started again while this process of the same rank waited for the others; the "
-                "newer one takes part in the run, this one must not"
+                f"RANK={self._rank} was started again while this process of the same rank was waiting for the others; "
+                "the newer process takes part in the run, so this one ends"
             )
 
     def pause(self, awaited: str) -> None:
-        """Waits for a moment, longer from time to time; raises when it is in vain."""
+        """Waits, a little longer each time; raises when the timeout is over."""
         self.require_newest()
         if self._wait.seconds > self._timeout.total_seconds():
             raise Timeout(
-                f"the processes of this run did not meet within {self._timeout.total_seconds():g} s: waited for "
-                f"{awaited}; look whether it was started and why it ended, or pass a longer timeout"
+                f"the processes of this run did not all join within {self._timeout.total_seconds():g} s: waited for "
+                f"{awaited}; check whether it was started and why it ended, or pass a longer timeout"
             )
         self._wait.report(awaited)
         time.sleep(self._pause)

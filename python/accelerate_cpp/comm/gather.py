@@ -113,7 +113,8 @@ def _raise_mismatch(operation: str, item: str) -> NoReturn:
     described = all_gather_object(f"{operation} of {item} at {call_site()}", operation="mismatch")
     rows = "".join(f"\n  rank {rank}: {row}" for rank, row in enumerate(described))
     raise MismatchedCollective(
-        f"{operation}: the ranks gather different things; pad_across_processes makes lengths equal{rows}"
+        f"{operation}: the ranks gather tensors of different structure or shape; pad_across_processes makes lengths "
+        f"equal{rows}"
     )
 
 

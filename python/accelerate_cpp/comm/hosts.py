@@ -55,7 +55,9 @@ def _exchange(store: dist.Store, rank: int, world_size: int, topic: str, own: st
         # The store's own wait answers no Ctrl-C and reports nothing.
         while not store.check([f"accelerate_cpp/{topic}/{peer}"]):
             if wait.seconds > timeout.total_seconds():
-                raise Timeout(f"{wait.sentence(f'rank {peer}')} in vain; check that all ranks were started")
+                raise Timeout(
+                    f"{wait.sentence(f'rank {peer}')}, which did not answer; check that all ranks were started"
+                )
             wait.report(f"rank {peer}")
             time.sleep(_LOOK_INTERVAL_SECONDS)
     return [store.get(f"accelerate_cpp/{topic}/{peer}").decode() for peer in range(world_size)]

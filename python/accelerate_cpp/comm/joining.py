@@ -1,4 +1,4 @@
-"""What a worker tells its launcher about process groups: that it begins to join one, and that it has joined.
+"""Reports to the launcher when a worker begins to join a process group and when it has joined.
 
 Over a pipe that all workers of a launcher inherit. So the launcher sees when a worker has ended that others wait for.
 """

@@ -1,4 +1,4 @@
-"""Which ranks are in a call, where collectives are those of torch's backends, which nobody can look at: over the store.
+"""Finds out over the store which ranks are in a call, for torch's backends, whose collectives cannot be observed.
 
 A rank that meets the others writes a *call* into the store: its topic, and how many collectives it has issued. A thread
 of each rank answers for it: here, if the rank is in a call on that topic; elsewhere, if it has issued another

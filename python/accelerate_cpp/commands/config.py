@@ -136,7 +136,8 @@ def _asked(path: Path, machine: Machine, before: Mapping[str, Any]) -> dict[str,
         return answers_of.answered(prompt.ask, machine, before)
     except EOFError as error:
         raise InvalidArgument(
-            f"config: {error} before the last question, so nothing was written; answer all, or pass --answers FILE"
+            f"config: {error} before all questions were answered, so nothing was written; answer all of them, or pass "
+            "--answers FILE"
         ) from None
     except KeyboardInterrupt:
         print("\naccelerate-cpp config: nothing was written", file=sys.stderr)

@@ -50,7 +50,7 @@ def to_fsdp2_command(args: argparse.Namespace) -> int:
     target = source if args.output_file is None else Path(args.output_file).expanduser()
     given = load_config(source)
     if target.exists() and not args.overwrite:
-        raise ExistingFile(f"{target} is there already: pass --overwrite, or another --output_file")
+        raise ExistingFile(f"{target} already exists: pass --overwrite, or another --output_file")
     files.save(target, convert_config_to_fsdp2(given, str(source)))
     return 0
 

@@ -97,7 +97,7 @@ def answers_of_file(path: Path, machine: Machine) -> dict[str, Any]:
     answers = answered(look_up, machine)
     for name in given.keys() - answers.keys():
         words = _BY_KEY[name].when.words
-        raise InvalidArgument(f"{path}: {name} would have no effect, as it counts only if {words}; leave it out")
+        raise InvalidArgument(f"{path}: {name} would have no effect: it is only used if {words}; leave it out")
     return answers
 
 

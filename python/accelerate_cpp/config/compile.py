@@ -23,7 +23,8 @@ def _require_steps(steps: Any, source: str) -> int:
 def compile_accumulation(
     steps: int = 1, plugin: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
 ) -> AccumulationConfig:
-    """Settles gradient accumulation: a plugin stands alone, else the environment wins over ``steps``.
+    """Resolves gradient accumulation: only a plugin is used if there is one; otherwise the environment precedes
+    ``steps``.
 
     Args:
         steps: the ``gradient_accumulation_steps`` argument.

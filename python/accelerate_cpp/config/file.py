@@ -1,4 +1,4 @@
-"""The configuration file of launches, which is that of the original: where it lies, and what may stand in it."""
+"""The configuration file of launches, the same as the original's: its location and its keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _whole(value: Any) -> int:
 
 def _text(value: Any) -> str:
     if isinstance(value, (bool, dict, list)):
-        raise ValueError("expected a text")
+        raise ValueError("expected a string")
     return str(value)
 
 

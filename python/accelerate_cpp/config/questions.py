@@ -115,7 +115,7 @@ def _address(text: str, answers: Answers) -> str:
 def _three_flags(text: str, answers: Answers) -> list[bool]:
     parts = [part.strip() for part in text.strip("()[]").split(",")]
     if len(parts) != 3:
-        raise ValueError("expected three of yes and no, such as no,no,yes")
+        raise ValueError("expected three answers, each yes or no, such as no,no,yes")
     return [_yes_or_no(part, answers) for part in parts]
 
 

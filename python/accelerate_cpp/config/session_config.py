@@ -1,4 +1,4 @@
-"""The frozen description of a run: what arguments, plugins and environment come to once their precedence is settled."""
+"""The frozen description of a run: the result of arguments, plugins and environment in their order of precedence."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def _converted(loader: Any, cursor: Cursor) -> Start:
         raise InvalidArgument(
             f"the cursor of an iterable dataset was made by {world} processes and cannot be continued by "
             f"{loader.num_processes}, because it is not known how many samples each has read: start {world}, or start "
-            "the epoch anew"
+            "the epoch again"
         )
     rest = 0
     if known:
@@ -319,9 +319,9 @@ def _converted(loader: Any, cursor: Cursor) -> Start:
         return Start(steps=batches // per_step)
     if iterable and loader.num_workers > 1 and (rest or not loader.dispatches):
         raise InvalidArgument(
-            f"the cursor of an iterable dataset stands at sample {samples}, where none of the steps of {per_step} "
-            f"batches of {size} begins, and {loader.num_workers} workers read parts of the dataset that only it knows: "
-            "use num_workers=1, choose a batch size and a number of processes that reach it, or start the epoch anew"
+            f"the cursor of an iterable dataset is at sample {samples}, which is not the start of a step of {per_step} "
+            f"batches of {size}, and only the dataset knows which parts its {loader.num_workers} workers read: use "
+            "num_workers=1, choose a batch size and a number of processes that reach it, or start the epoch again"
         )
     return Start(batches=batches) if rest == 0 and (loader.dispatches or not iterable) else Start(samples=samples)
 

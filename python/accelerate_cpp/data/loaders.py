@@ -62,7 +62,7 @@ def replace_sampler(loader: Any, sampler: Any) -> None:
     samplers = samplers_of(loader)
     if len(samplers) < 2:
         raise InvalidArgument(
-            f"the loader's {type(samplers[0]).__name__} is built on no index sampler that could be replaced"
+            f"the loader's {type(samplers[0]).__name__} does not use an index sampler that could be replaced"
         )
     samplers[-2].sampler = sampler
 

@@ -89,13 +89,13 @@ def check(state: State, loader: Any) -> None:
     if workers != loader.num_workers:
         raise InvalidArgument(
             f"the state of this loader is that of one with num_workers={workers}, and this one has "
-            f"num_workers={loader.num_workers}: prepare it with as many as before, or start the epoch anew"
+            f"num_workers={loader.num_workers}: prepare it with as many as before, or start the epoch again"
         )
     main = state[_SNAPSHOT][_MAIN] if _SNAPSHOT in state else state
     if main.get(_SAMPLER) is None and isinstance(loader.batch_sampler, _torchdata_sampler()):
         raise InvalidArgument(
-            "the state of this loader holds none of its batch sampler, which is torchdata's and has one: give the "
-            "sampler that it was saved with to the loader before it is prepared, or start the epoch anew"
+            "the state of this loader lacks the state of its batch sampler (torchdata's): give the sampler that it was "
+            "saved with to the loader before it is prepared, or start the epoch again"
         )
 
 
@@ -120,7 +120,7 @@ def check_needs_no_torchdata(state: State) -> None:
     if holds_dataset(state):
         raise InvalidArgument(
             "the state of this loader holds the state of its dataset, which torchdata's StatefulDataLoader restores: "
-            "pip install torchdata, or start the epoch anew"
+            "pip install torchdata, or start the epoch again"
         )
 
 

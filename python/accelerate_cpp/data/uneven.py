@@ -40,8 +40,8 @@ def while_all_have_some(
     if raises and any(having):
         absent, present = (_names(having, wanted) for wanted in (False, True))
         raise InvalidArgument(
-            f"{absent} had {count} batches, and {present} more; give all processes equally many (even_batches=True), "
-            "or choose join_uneven_inputs(mode='join') or 'stop'"
+            f"{absent} had {count} batches, and {present} had more; give all processes the same number "
+            "(even_batches=True), or choose join_uneven_inputs(mode='join') or 'stop'"
         )
 
 

@@ -115,8 +115,8 @@ class DataParallelStrategy(SingleStrategy):
             if trained - {id(weight) for wrapper in self.models() for weight in wrapper.parameters()}:
                 self._warned.add(model)
                 _log.warning(
-                    "%s had no parameter that requires a gradient when it was prepared, and has gradients now, which "
-                    "are not averaged over the processes; give the model to prepare() again once it is to be trained",
+                    "%s had no parameter that requires a gradient when it was prepared. It has gradients now, and "
+                    "they are not averaged over the processes; pass the model to prepare() again before you train it",
                     type(model).__name__,
                 )
 

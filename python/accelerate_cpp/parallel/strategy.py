@@ -30,7 +30,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Within it, backward passes through ``model`` keep their gradients local."""
+        """Inside this block, backward passes through ``model`` do not synchronise gradients."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:

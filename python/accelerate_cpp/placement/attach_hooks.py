@@ -27,8 +27,8 @@ def attach_execution_device_hook(
     """Gives ``module``, and all modules in it that have weights and no hook, one for inputs on ``execution_device``.
 
     Args:
-        skip_keys: entries of named arguments that stay where they are.
-        preload_module_classes: classes of modules whose modules get none.
+        skip_keys: keyword arguments that are not moved.
+        preload_module_classes: classes of modules whose submodules get no hook.
         tied_params_map: copies of shared tensors.
     """
     if "_hf_hook" not in module.__dict__ and next(iter(slots_of(module, True, recurse=True)), None) is not None:
@@ -58,9 +58,10 @@ def attach_align_device_hook(
         offload: keep weights away between forward passes.
         weights_map: the weights by name.
         offload_buffers: buffers too.
-        module_name: what stands before the names of its tensors in ``weights_map``.
-        skip_keys: entries of named arguments that stay where they are.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        module_name: the prefix of its tensors' names in ``weights_map``.
+        skip_keys: keyword arguments that are not moved.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
         tied_params_map: copies of shared tensors.
     """
     whole = type(module).__name__ in (preload_module_classes or ()) or isinstance(module, _READING_THEIR_PARTS)
@@ -116,7 +117,8 @@ def attach_align_device_hook_on_blocks(
         offload_buffers: buffers are away, too.
         module_name: the name of ``module``.
         skip_keys: entries of named arguments and outputs that stay where they are.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
         tied_params_map: copies of shared tensors.
     """
     common = (skip_keys, preload_module_classes, tied_params_map)
@@ -164,7 +166,8 @@ class _Blocks:
     def attach(self, module: nn.Module, name: str) -> None:
         """Attaches the hooks of ``module``, if it is a block or has tensors that are named, and of those in it.
 
-        In a block with other blocks in it, each module that is not named becomes a block on the same device.
+        If a block contains other blocks, each of its modules that the map does not name becomes a block on the same
+        device.
         """
         has_blocks = name in self._around
         if name in self._offloads and not has_blocks:

@@ -136,7 +136,7 @@ def _devices(result: Placement, memory: Memory, clean: bool, offload_buffers: bo
     if result.needed:
         needed = ", ".join(f"{device}: {size} bytes" for device, size in result.needed.items())
         _logger.info(
-            "insufficient memory: these devices got nothing, as the next module would have needed (%s)", needed
+            "insufficient memory: nothing was placed on these devices; the next module would have needed (%s)", needed
         )
     devices: OrderedDict[str, Any] = OrderedDict(result.devices)
     if clean:
@@ -246,7 +246,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None
     unknown = [name for name in device_map if name not in known]
     if unknown:
         warnings.warn(
-            f"The following device_map keys do not match any submodules in the model: {listed(unknown)}; they are no "
-            f"names of {type(model).__name__} and have no effect",
+            f"The following device_map keys do not match any submodules in the model: {listed(unknown)}; "
+            f"{type(model).__name__} has no modules with these names, so they have no effect",
             stacklevel=2,
         )

@@ -119,7 +119,7 @@ def _downloaded(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json", local_files_only=True))
     except errors.HFValidationError:
-        raise Unavailable(f"{nothing_here}, and no name on the Hub could be like that") from None
+        raise Unavailable(f"{nothing_here}, and this is not a valid name on the Hub") from None
     except errors.LocalEntryNotFoundError:
         pass
     try:
@@ -136,8 +136,8 @@ def _downloaded(name: str) -> Path:
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise Unavailable(f"{name} has no config.json on the Hub, so its model is not known") from error
         raise Unavailable(
-            f"{nothing_here} nor in the cache, and the Hub cannot be asked ({_first_line(error)}); pass a folder with "
-            "its config.json"
+            f"{nothing_here} nor in the cache, and the Hub cannot be reached ({_first_line(error)}); pass a folder "
+            "with its config.json"
         ) from error
 
 

@@ -61,8 +61,8 @@ def _first(config: Any, *names: str) -> int:
         if found is not None:
             return int(found)
     raise InvalidArgument(
-        f"the size of the cache of {type(config).__name__}: expected it to have one of {', '.join(names)}, found none; "
-        "give the bytes yourself, as class_bytes of a Workload"
+        f"the cache size of {type(config).__name__} is unknown: expected one of the attributes {', '.join(names)}, "
+        "found none; pass the bytes as class_bytes of a Workload"
     )
 
 

@@ -185,7 +185,7 @@ def dispatch_model(
     preload_module_classes: Sequence[str] | None = None,
     force_hooks: bool = False,
 ) -> nn.Module:
-    """Puts the modules of ``model`` where ``device_map`` says, and lets inputs and offloaded weights follow.
+    """Moves the modules of ``model`` to the devices in ``device_map``, and makes inputs and offloaded weights follow.
 
     What is on the disk, and on the CPU if the main device is another one, is brought to the main device for its forward
     pass. On one device only the model is just moved there.
@@ -197,11 +197,12 @@ def dispatch_model(
         offload_index: of what is on the disk, instead of the one in ``offload_dir``; it may name safetensors files.
         offload_buffers: buffers of offloaded modules are offloaded, too; else they stay on the main device.
         skip_keys: entries of named arguments and outputs that are not moved.
-        preload_module_classes: classes of modules that read weights of modules in them; those come and go together.
+        preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
+            module and its submodules are loaded and released together.
         force_hooks: give the model hooks, which move inputs, on one device, too.
 
     Returns:
-        ``model``, with the map as ``hf_device_map``. While something of it is offloaded it refuses to be moved.
+        ``model``, with the map as ``hf_device_map``. While parts of it are offloaded, moving it raises an error.
 
     Raises:
         InvalidArgument: the map leaves out a tensor or names a device that is not present; there is no folder for what

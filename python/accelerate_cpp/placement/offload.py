@@ -326,7 +326,9 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 
 def _file_of(folder: Path, name: str) -> Path:
     if not name or os.sep in name or "\0" in name or name in (".", ".."):
-        raise InvalidArgument(f"{name!r} can be no name of an offloaded weight, as its file in {folder} is named so")
+        raise InvalidArgument(
+            f"{name!r} cannot be the name of an offloaded weight, because its file in {folder} would have that name"
+        )
     return folder / f"{name}.dat"
 
 

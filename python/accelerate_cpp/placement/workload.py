@@ -111,8 +111,8 @@ def _measured(model: nn.Module, workload: Workload, weights: torch.dtype | None,
     except Exception as error:  # the model's own code, which may look at values that are not there
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidArgument(
-            f"Workload: a forward pass of {type(model).__name__} without data fails, so its activations are not known "
-            f"({text}); pass {'class_bytes' if workload.training else 'activation_bytes'}"
+            f"Workload: a forward pass of {type(model).__name__} without data failed, so the size of its activations "
+            f"is unknown ({text}); pass {'class_bytes' if workload.training else 'activation_bytes'}"
         ) from error
 
 

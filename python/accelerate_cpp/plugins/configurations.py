@@ -42,8 +42,8 @@ class TorchDynamoPlugin(KwargsHandler):
         dynamic: compile for shapes that change; ``None`` lets the compiler find out which do.
         options: of the backend, instead of a mode.
         disable: compile nothing, for tests.
-        use_regional_compilation: compile the blocks of each ``ModuleList`` whose blocks are of one class one by one,
-            of which those that are alike share one compilation. A model without such blocks is compiled as a whole.
+        use_regional_compilation: if all blocks of a ``ModuleList`` have the same class, compile them one by one; equal
+            blocks share one compilation. A model without such blocks is compiled as a whole.
 
     Raises:
         ValueError: there is no backend of that name.

@@ -117,8 +117,8 @@ class DeepSpeedPlugin:
         if node.get(key) == "auto":
             if ds_key_long not in kwargs:
                 raise InvalidArgument(
-                    f"the configuration of DeepSpeed has {ds_key_long}='auto', and nothing says what it is to be; "
-                    "write a value there"
+                    f"the configuration of DeepSpeed has {ds_key_long}='auto', but there is no value to fill in; write "
+                    "a value there"
                 )
             node[key] = kwargs[ds_key_long]
             return
@@ -310,8 +310,8 @@ def _refuse_fields_of_launch() -> None:
     ignored = sorted(configured & {*_PLACES, "mixed_precision"})
     if ignored:
         raise InvalidArgument(
-            f"the configuration of the launch sets {', '.join(ignored)} besides deepspeed_config_file, which counts "
-            "instead; write them into that file, and take them out of the configuration of the launch"
+            f"the configuration of the launch sets {', '.join(ignored)} in addition to deepspeed_config_file, which "
+            "takes precedence; move them into that file"
         )
 
 

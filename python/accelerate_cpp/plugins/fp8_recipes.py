@@ -227,7 +227,7 @@ def settle_recipe(precision: str, given: list[Recipe]) -> Recipe | None:
     """
     names = ", ".join(type(recipe).__name__ for recipe in given)
     if len(given) > 1:
-        raise InvalidArgument(f"kwargs_handlers holds {len(given)} recipes of fp8 training, {names}; give one")
+        raise InvalidArgument(f"kwargs_handlers contains {len(given)} fp8 recipes ({names}); pass one")
     if precision != "fp8":
         if given:
             raise InvalidArgument(

@@ -38,7 +38,7 @@ class KwargsHandler:
 class AutocastKwargs(KwargsHandler):
     """Arguments of ``torch.autocast``. Without mixed precision nothing is cast, so they change nothing.
 
-    ``outputs_in_fp32`` concerns what prepared models return: converted to fp32 by default, otherwise left in fp16 or
+    ``outputs_in_fp32``: whether outputs of prepared models are converted to fp32 (the default), or stay in fp16 or
     bf16, which halves the memory of large outputs.
     """
 
@@ -79,13 +79,13 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return options
 
     def register_comm_hook(self, model: torch.nn.Module) -> None:
-        """Lets ``model`` exchange gradients through the hook that is chosen here; without one nothing changes.
+        """Registers the chosen communication hook on ``model``; without a hook it has no effect.
 
         Args:
             model: a ``DistributedDataParallel``, or what ``prepare`` returned, before its first backward pass.
 
         Raises:
-            InvalidArgument: ``comm_wrapper`` has no hook to wrap, or is no wrapper; or ``model`` has a hook already.
+            InvalidArgument: ``comm_wrapper`` is not a wrapper or has no hook to wrap, or ``model`` already has a hook.
         """
         hook = hook_for(str(self.comm_hook), str(self.comm_wrapper), self.comm_state_option)
         if hook is not None:
@@ -114,9 +114,9 @@ class _Unset(timedelta):
 class InitProcessGroupKwargs(KwargsHandler):
     """Arguments of the default process group.
 
-    ``backend="nccl"`` is the default and means: the right one for the device. Without a ``timeout`` the field has the
-    one that torch's group of that backend would have, and the default of the process group stays in place; any value
-    that is passed applies, also one that happens to equal a default.
+    ``backend="nccl"`` is the default and means the right backend for the device. Without a ``timeout``, the field shows
+    torch's default for that backend, and the process group keeps its own default. A value that you pass is always used,
+    even if it equals a default.
     """
 
     backend: str | None = "nccl"

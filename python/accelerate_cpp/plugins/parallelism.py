@@ -102,7 +102,9 @@ class TorchTensorParallelConfig:
         if is_installed("transformers") and compare_versions("transformers", "<", oldest):
             raise InvalidArgument(f"tensor parallelism needs transformers {oldest} or newer; upgrade it")
         if self.enable_async_tp:
-            warnings.warn("enable_async_tp=True has no effect: there is no asynchronous one", stacklevel=3)
+            warnings.warn(
+                "enable_async_tp=True has no effect: asynchronous tensor parallelism does not exist", stacklevel=3
+            )
 
 
 @dataclass

@@ -45,7 +45,8 @@ class ParallelismConfig:
         tp_handler, cp_handler, sp_handler: options of these; the default ones where the size is above 1.
 
     Raises:
-        InvalidArgument: a size is no integer or below 1, sizes do not go together, or an option is none of those.
+        InvalidArgument: a size is not an integer or below 1, sizes cannot be combined, or an option has the wrong
+            class.
     """
 
     dp_replicate_size: int | None = None
@@ -96,7 +97,7 @@ class ParallelismConfig:
         return (tuple(names), tuple(map(self._size_of, names))) if names else ()
 
     def _validate_accelerator(self, accelerator: Any) -> None:
-        """Settles sizes that nobody gave, and refuses those that do not fit the processes of ``accelerator``.
+        """Fills in missing sizes, and refuses those that do not fit the number of processes of ``accelerator``.
 
         Raises:
             InvalidArgument: the sizes come to another number of processes.

@@ -67,7 +67,7 @@ class PluginViews:
         def device(self) -> torch.device: ...
 
     parallelism_config: ParallelismConfig | None
-    """The configuration that the run was given, if any; it comes to plain data parallelism."""
+    """The configuration that was passed, if any. It always means plain data parallelism."""
     device_mesh: DeviceMesh | None
     """The mesh, where ``parallelism_config`` asks for copies by name."""
 
@@ -79,24 +79,22 @@ class PluginViews:
 
     @property
     def deepspeed_plugins(self) -> None:
-        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        """Always ``None``: training through DeepSpeed is refused."""
         return None
 
     @property
     def deepspeed_plugin(self) -> None:
-        """``None``: no run goes through DeepSpeed, as asking for it is refused."""
+        """Always ``None``: training through DeepSpeed is refused."""
         return None
 
     def get_deepspeed_plugin(self, name: str) -> NoReturn:
         """Would give the plugin ``name``: raises ``InvalidArgument``, as there is none."""
-        raise InvalidArgument(
-            f"get_deepspeed_plugin({name!r}): this run does not go through DeepSpeed, and has no plugin"
-        )
+        raise InvalidArgument(f"get_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin")
 
     def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
         """Would make the plugin ``name`` the one that counts: raises ``InvalidArgument``, as there is none."""
         raise InvalidArgument(
-            f"select_deepspeed_plugin({name!r}): this run does not go through DeepSpeed, and has no plugin"
+            f"select_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin"
         )
 
     @property
@@ -106,5 +104,5 @@ class PluginViews:
 
     @property
     def is_fsdp2(self) -> bool:
-        """Always false: no run shards parameters, as asking for it is refused."""
+        """Always false: sharding parameters is refused."""
         return False

@@ -52,8 +52,8 @@ def _refuse_recurrent_layers_under_sequence_parallelism(model: nn.Module) -> Non
     if recurrent:
         raise InvalidArgument(
             f"Sequence parallelism does not support attention layers of type {recurrent} (model "
-            f"{type(model).__name__}): their recurrent state would start anew on each process, and gradients be wrong; "
-            "use a model with full attention, or no sequence parallelism"
+            f"{type(model).__name__}): their recurrent state would start again on each process, and gradients would be "
+            "wrong; use a model with full attention, or no sequence parallelism"
         )
 
 

@@ -19,7 +19,7 @@ def to_fp32(data: Any) -> Any:
 
 
 class MixedPrecisionForward:
-    """What stands in for a module's ``forward``. Survives pickling and ``copy.deepcopy`` together with its module.
+    """The replacement for a module's ``forward``. It can be pickled and deep-copied together with its module.
 
     Args:
         module: whose ``_original_forward`` does the work.

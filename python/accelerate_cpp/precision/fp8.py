@@ -36,8 +36,8 @@ def require_device(config: Fp8Config, device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         major, minor = torch.cuda.get_device_capability(device)
         raise InvalidArgument(
-            f"mixed_precision='fp8': {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and "
-            "arithmetic in fp8 begins with 8.9; use 'bf16'"
+            f"mixed_precision='fp8': {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but "
+            "fp8 needs 8.9 or higher; use 'bf16'"
         )
 
 

@@ -57,8 +57,8 @@ def _gradients(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
             continue
         if parameter.grad.dtype == torch.float16:
             raise InvalidArgument(
-                "a parameter is stored in fp16, and so is its gradient, which un-scaling would make vanish; keep "
-                "the parameters in fp32 (model.float()): mixed precision computes in fp16 all the same"
+                "a parameter is stored in fp16, and so is its gradient, which would underflow when un-scaled; keep the "
+                "parameters in fp32 (model.float()): mixed precision still computes in fp16"
             )
         gradients[id(parameter)] = parameter.grad
     return gradients
@@ -207,7 +207,7 @@ class GradScaler(torch.amp.GradScaler):
             self._round.updated = True
             return
         if not self._round.checked:
-            raise RuntimeError("update() of a loss scaler, but no optimizer has stepped since a loss was scaled.")
+            raise RuntimeError("update() was called, but no optimizer has stepped since a loss was scaled.")
         self._loss_scale.restore(self._round.scale, self._round.growth_tracker, *self._settings())
         self._loss_scale.update(self._round.overflow)
         self._round.updated = True

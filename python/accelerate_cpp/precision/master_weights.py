@@ -93,7 +93,7 @@ class MasterWeights(torch.optim.Optimizer):
         return {**self._inner.state_dict(), _KEY: masters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from :meth:`state_dict`, or from that of an optimizer without copies, which then are made anew.
+        """Loads a state from :meth:`state_dict`, or one of an optimizer without copies, which then are created again.
 
         Raises:
             InvalidArgument: the copies are of other parameters.

@@ -97,7 +97,7 @@ def precision_for(name: str | None, device: torch.device, fp8: Fp8Config | None 
         raise InvalidArgument(f"mixed_precision={name!r}: expected one of {', '.join(_COMPUTE_DTYPES)}")
     if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise InvalidArgument(
-            f"mixed_precision='bf16': {torch.cuda.get_device_name(device)} has no bf16 arithmetic; use 'fp16' or 'no'"
+            f"mixed_precision='bf16': {torch.cuda.get_device_name(device)} does not support bf16; use 'fp16' or 'no'"
         )
     if fp8 is None:
         return Precision(name, _COMPUTE_DTYPES[name], device.type)

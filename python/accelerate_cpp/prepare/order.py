@@ -98,9 +98,8 @@ def _require_own_copy(run: PreparationSteps, model: torch.nn.Module) -> None:
     spread = run.use_distributed and run.verify_device_map(model)
     if spread and not env_table.BYPASS_DEVICE_MAP.get():
         raise InvalidArgument(
-            f"prepare: {type(model).__name__} was spread over devices by a device_map, and none of the "
-            f"{run.num_processes} processes can have a copy of its own; load it without device_map, or set "
-            f"{env_table.BYPASS_DEVICE_MAP.name}"
+            f"prepare: {type(model).__name__} was spread over devices by a device_map, so the {run.num_processes} "
+            f"processes cannot each have a copy; load it without device_map, or set {env_table.BYPASS_DEVICE_MAP.name}"
         )
 
 
@@ -113,8 +112,8 @@ def _require_quantized_in_memory(run: PreparationSteps, model: torch.nn.Module) 
     if on_cpu or "disk" in places:
         raise InvalidArgument(
             f"prepare: {type(model).__name__} has been loaded in 8-bit or 4-bit precision with CPU or disk offload "
-            f"({', '.join(sorted(places))}), and cannot be trained so; load it onto the accelerator as a whole, or "
-            "install a bitsandbytes that computes on the CPU"
+            f"({', '.join(sorted(places))}), and cannot be trained that way; load the whole model onto the "
+            "accelerator, or install a bitsandbytes that computes on the CPU"
         )
 
 

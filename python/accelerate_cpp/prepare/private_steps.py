@@ -26,7 +26,7 @@ __all__ = ["PreparationSteps"]
 
 
 class PreparationSteps:
-    """What ``Accelerator`` has under the private names of the original's; steps of what does not work yet refuse."""
+    """The original's private methods and lists of ``Accelerator``; those of unsupported features raise an error."""
 
     # What ``Accelerator`` has, as preparing and checkpoints see it.
     _accumulation: Accumulation
@@ -117,7 +117,7 @@ class PreparationSteps:
         return self._checkpoints.load_hooks
 
     def _do_sync(self) -> None:
-        """Counts one micro-batch, and settles whether gradients are synchronised in it."""
+        """Counts one micro-batch, and decides whether gradients are synchronised in it."""
         self._accumulation.advance()
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:

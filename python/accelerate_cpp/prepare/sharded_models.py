@@ -25,9 +25,9 @@ def require_whole(model: torch.nn.Module, num_processes: int) -> None:
     if num_processes == 1 or kind is None or not any(weight.requires_grad for weight in model.parameters()):
         return
     raise InvalidArgument(
-        f"prepare: {type(model).__name__} is sharded already ({kind[0]}), so that none of the {num_processes} "
-        "processes has a copy of its own whose gradients could be averaged. Give prepare the model as it was before; "
-        f"or leave it out, and {kind[1]}"
+        f"prepare: {type(model).__name__} is already sharded ({kind[0]}), so the {num_processes} processes have no "
+        "full copies whose gradients could be averaged. Pass the model to prepare before it is sharded; or leave it "
+        f"out, and {kind[1]}"
     )
 
 

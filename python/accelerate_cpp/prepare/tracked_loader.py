@@ -19,10 +19,10 @@ from accelerate_cpp.runtime.gradient_state import GradientState
 
 
 class DataLoaderStateMixin:
-    """What ``GradientState`` knows of a loader: whether its last batch is out, and how many samples of it are real.
+    """What ``GradientState`` knows about a loader: whether its last batch has been returned, and its real samples.
 
     A loop over a prepared loader calls :meth:`begin` and :meth:`end`; call them yourself around batches that are read
-    in another way. A class of one's own sets ``end_of_dataloader`` while its last batch is out.
+    in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use.
     """
 
     end_of_dataloader = False
@@ -30,11 +30,11 @@ class DataLoaderStateMixin:
 
     @property
     def gradient_state(self) -> GradientState:
-        """Where the run stands between two optimizer steps."""
+        """The position of the run between two optimizer steps."""
         return GradientState()
 
     def reset(self) -> None:
-        """No batch is out: ``end_of_dataloader`` is ``False``, and ``remainder`` -1, which means unknown."""
+        """Resets the loader: ``end_of_dataloader`` is ``False``, and ``remainder`` is -1 (unknown)."""
         self.end_of_dataloader = False
         self.remainder = -1
 
@@ -53,7 +53,7 @@ class DataLoaderStateMixin:
 
 
 class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
-    """A loader that is the active one while an iterator over it lives, however that ends."""
+    """A loader that is the active one as long as an iterator over it exists."""
 
     def __iter__(self) -> Iterator[Any]:
         self._synchronize()

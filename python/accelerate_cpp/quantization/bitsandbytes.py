@@ -67,7 +67,7 @@ def load_and_quantize_model(
         no_split_module_classes: names of the classes of modules that stay whole, for a map that is chosen.
         max_memory: room of devices, for a map that is chosen.
         offload_folder: for what is on the disk.
-        offload_state_dict: changes nothing; see :func:`load_checkpoint_in_model`.
+        offload_state_dict: has no effect; see :func:`load_checkpoint_in_model`.
 
     Returns:
         ``model``, with its layers replaced, and on its devices.
@@ -117,8 +117,8 @@ def _loads(model: nn.Module, weights_location: Folder | None) -> Folder | None:
 def _require_library(config: BnbQuantizationConfig) -> None:
     if not is_installed("bitsandbytes", at_least="0.37.2" if config.load_in_8bit else "0.39.0"):
         raise MissingLibrary(
-            f"load_and_quantize_model: weights of {8 if config.load_in_8bit else 4} bits need the Python package "
-            "bitsandbytes, 0.39 or later, which is not installed; install it (pip install bitsandbytes)"
+            f"load_and_quantize_model: {8 if config.load_in_8bit else 4}-bit weights need the Python package "
+            "bitsandbytes 0.39 or later, which is not installed; install it (pip install bitsandbytes)"
         )
 
 
@@ -171,8 +171,9 @@ def _device_map(
     offloaded = [name or "the model" for name, device in chosen.items() if device in away]
     if offloaded:
         raise InvalidArgument(
-            f"device_map={device_map!r}: {listed(offloaded)} would be offloaded, and layers of bitsandbytes cannot be; "
-            "give devices more room by max_memory, or pass a mapping: the layers that it offloads are not quantized"
+            f"device_map={device_map!r}: {listed(offloaded)} would be offloaded, but bitsandbytes layers cannot be "
+            "offloaded; give the devices more memory with max_memory, or pass a mapping: layers that it offloads are "
+            "not quantized"
         )
     return chosen
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation: where an ``Accelerator`` stands between two optimizer steps."""
+"""Gradient accumulation: the position of an ``Accelerator`` between two optimizer steps."""
 
 from __future__ import annotations
 

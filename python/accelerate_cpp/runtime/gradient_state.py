@@ -43,10 +43,11 @@ def accumulation_of(wrapper: Any) -> Accumulation:
 
 
 class AccumulationSettings(dict[str, Any]):
-    """The settings of an accumulation as they are now; one that is set is set there, after the check of a plugin's.
+    """A live view of the settings of an accumulation. Setting one changes the accumulation, after the same check as for
+    a plugin.
 
     Raises:
-        InvalidArgument: there is no such setting, or its value is none that it may have.
+        InvalidArgument: there is no such setting, or its value is invalid.
     """
 
     def __init__(self, accumulation: Accumulation) -> None:
@@ -84,10 +85,10 @@ def set_accumulation(config: AccumulationConfig) -> None:
 
 
 class GradientState:
-    """Where a run stands between two optimizer steps, and which prepared loader it is reading.
+    """The position of a run between two optimizer steps, and the prepared loader that it is reading.
 
-    With several Accelerators, it is where the one stands that was used last: made, or its ``accumulate`` or
-    ``backward`` called. ``accelerator.gradient_state`` always shows that of ``accelerator``.
+    With several Accelerators, it shows the one that was used last, that is, created or called with ``accumulate`` or
+    ``backward``. ``accelerator.gradient_state`` always shows that of ``accelerator``.
 
     Args:
         gradient_accumulation_plugin: settings for the accumulation from here on; ``None`` changes nothing.
@@ -155,7 +156,8 @@ class GradientState:
 
     @property
     def dataloader_references(self) -> list[Any | None]:
-        """``None``, for the time outside of all loaders, and the prepared loaders that are being read, innermost last.
+        """A list of ``None``, which represents the time outside all loaders, and the prepared loaders that are being
+        read, innermost last.
 
         Setting it replaces them; they are held weakly, and ``None`` is left out of what is set.
         """
@@ -167,7 +169,7 @@ class GradientState:
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """What was set last, ``False`` at first.
+        """The value that was set last; initially ``False``.
 
         Only training on XLA devices sets it in the original; here gradients are synchronised by the end of the backward
         pass, and nothing reads it.

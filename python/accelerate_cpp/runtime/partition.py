@@ -20,7 +20,7 @@ def rows_of_rank(length: int, world_size: int, rank: int) -> list[int]:
 
 
 def part_of(inputs: Any, world_size: int, rank: int, pad_to: torch.device | None) -> Any:
-    """The part of ``inputs`` for ``rank``; the first ranks take what does not divide.
+    """The part of ``inputs`` for ``rank``; the first ranks get the remaining items.
 
     Args:
         inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``, or a dict of them with

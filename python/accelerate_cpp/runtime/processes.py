@@ -18,7 +18,7 @@ __all__ = ["Processes"]
 
 
 class Processes:
-    """The methods of states that concern the processes; what they are is told by the properties named here."""
+    """The methods of state classes that concern processes. Subclasses provide the properties declared here."""
 
     if TYPE_CHECKING:
 
@@ -59,7 +59,7 @@ class Processes:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Rank 0 runs the block before the others do; they go on also when it raises in it."""
+        """Rank 0 runs the block before the other ranks do. They continue even if rank 0 raises in it."""
         with self._goes_first(self.is_main_process):
             yield
 
@@ -71,14 +71,14 @@ class Processes:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Gives each process its consecutive part of ``inputs``; the first ranks take what does not divide.
+        """Gives each process its consecutive part of ``inputs``; the first ranks get the remaining items.
 
         Args:
             inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``; or a dict of them
                 with equal lengths, whose values are replaced in place. One process gets ``inputs`` itself.
             apply_padding: repeat the last item until all parts are equally long, so that they can be gathered.
 
-        A rank for which nothing is left gets the last item.
+        If there are fewer items than ranks, the other ranks get the last item.
 
         Raises:
             ValueError: the values of a dict have different lengths.
@@ -123,7 +123,7 @@ class Processes:
             print(*args, **kwargs)
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Destroys ``group``, or the default one; not the default one of a process that a notebook forked."""
+        """Destroys ``group``, or the default one. In a process that a notebook forked, the default group is kept."""
         if self.fork_launched and group is None:
             return
         if dist.is_available() and dist.is_initialized():

@@ -63,8 +63,8 @@ def require_attributes(tracker: GeneralTracker) -> None:
     missing = [name for name in _REQUIRED if inspect.getattr_static(tracker, name, _MISSING) is _MISSING]
     if missing:
         raise NotImplementedError(
-            f"{type(tracker).__qualname__} is no tracker yet, it has no {', '.join(f'`{name}`' for name in missing)}; "
-            "define what is missing as an attribute or a property of the class"
+            f"{type(tracker).__qualname__} is not a complete tracker: it lacks "
+            f"{', '.join(f'`{name}`' for name in missing)}; define them as attributes or properties of the class"
         )
 
 
@@ -86,7 +86,7 @@ class LibraryTracker(GeneralTracker):
 
 
 class AbsentTracker(GeneralTracker):
-    """What stands for a tracker on processes that do not log.
+    """The replacement for a tracker on processes that do not log.
 
     Every attribute exists, every call and assignment does nothing, and all of it gives this object again: a script may
     call any method of a tracker, or of the library's own object, without asking which process it is on.

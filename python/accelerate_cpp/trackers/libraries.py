@@ -51,5 +51,5 @@ def load(name: str, submodule: str = "") -> ModuleType:
     """
     module = next(filter(_can_be_imported, MODULES[name]), None)
     if module is None:
-        raise MissingLibrary(f"logging with {name}: {how_to_install(name)}, or take {name} out of log_with")
+        raise MissingLibrary(f"logging with {name}: {how_to_install(name)}, or remove {name} from log_with")
     return importlib.import_module(f"{module}.{submodule}" if submodule else module)

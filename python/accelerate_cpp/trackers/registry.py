@@ -127,9 +127,9 @@ def _checked(item: Any) -> str | GeneralTracker:
         return name
     is_class = isinstance(item, type) and issubclass(item, GeneralTracker)
     raise InvalidArgument(
-        f"log_with: {item!r} is no tracker; "
+        f"log_with: {item!r} is not a tracker; "
         + (
-            "that is a class: pass an object of it, or give it to register_tracker_class and pass its name"
+            "it is a class: pass an instance of it, or register it with register_tracker_class and pass its name"
             if is_class
             else f"expected one of {', '.join((_ALL, *LOGGER_TYPE_TO_CLASS))}, or an object of a subclass of "
             "GeneralTracker"

@@ -36,7 +36,7 @@ def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
     for plugin in (getattr(state, "deepspeed_plugins", None) or {}).values():
         if isinstance(plugin, DeepSpeedPlugin) and plugin.selected:
             return plugin
-    raise InvalidArgument("get_active_deepspeed_plugin: this run does not go through DeepSpeed, and has no plugin")
+    raise InvalidArgument("get_active_deepspeed_plugin: this run does not use DeepSpeed, so there is no plugin")
 
 
 class DeepSpeedEngineWrapper:

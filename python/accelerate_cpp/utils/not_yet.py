@@ -1,6 +1,6 @@
 """Names that other programs import and that cannot work yet: calling one raises the sentence of its row in a table.
 
-The table is :data:`accelerate_cpp.config.unsupported.FUNCTIONS`; the README shows it.
+The table is :data:`accelerate_cpp.config.unsupported.FUNCTIONS`; docs/refusals.md shows it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def slice_tensors(
 ) -> Any:
     """Returns nested ``data`` with ``tensor[tensor_slice]`` in place of every tensor.
 
-    ``process_index`` and ``num_processes`` are what a ``slice_fn`` of one's own is given besides; they are not used
+    ``process_index`` and ``num_processes`` exist because custom ``slice_fn`` functions receive them; they are not used
     here.
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
@@ -139,7 +139,7 @@ def convert_to_fp32(tensor: Any) -> Any:
 class ConvertOutputsToFp32:
     """A function, called like ``model_forward``, whose results have float32 for every float16 and bfloat16 tensor.
 
-    It cannot be pickled: what it converts is to be unwrapped first (``Accelerator.unwrap_model``).
+    It cannot be pickled: unwrap the model first (``Accelerator.unwrap_model``).
     """
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
@@ -257,7 +257,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         scale: accepted for compatibility; it has no effect.
     """
     if reduction not in ("mean", "sum", "max", "none"):
-        raise InvalidArgument(f"reduction={reduction!r} is none of 'mean', 'sum', 'max', 'none'")
+        raise InvalidArgument(f"reduction={reduction!r}: expected 'mean', 'sum', 'max' or 'none'")
     size = world_size()
 
     def reduce_one(leaf: torch.Tensor) -> torch.Tensor:
@@ -297,7 +297,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Returns nested data whose tensors have zeros behind, so that dimension ``dim`` can be cut into equal parts.
+    """Returns nested data whose tensors are padded with zeros at the end, so that dimension ``dim`` can be cut into
+    equal parts.
 
     Args:
         tensor: tensors of any dtype that have at most ``batch_size`` rows along ``dim``.
@@ -327,10 +328,10 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 def GatheredParameters(
     params: Any, modifier_rank: int | None = None, fwd_module: torch.nn.Module | None = None, enabled: bool = True
 ) -> Iterator[None]:
-    """Within it, parameters that training through DeepSpeed ZeRO-3 has cut up are whole.
+    """Has no effect; in the original, parameters that DeepSpeed ZeRO-3 has sharded are complete inside this block.
 
-    Every run is without DeepSpeed, as asking for it is refused, and every process holds whole parameters: nothing has
-    to be gathered, and what the block does to ``params`` stays, on this process.
+    DeepSpeed is refused here, so every process always has the complete parameters. Changes to ``params`` inside the
+    block stay on this process.
     """
     yield
 

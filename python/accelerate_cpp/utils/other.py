@@ -75,7 +75,7 @@ def saves_here(save_on_each_node: bool = False) -> bool:
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-    """Saves ``obj`` on the main process, or on that of each host; elsewhere nothing happens.
+    """Saves ``obj`` on the main process, or on the main process of each host; it has no effect on other processes.
 
     Args:
         f: a path, which is replaced in one step, or, for pickles, a file that is open for writing.
@@ -107,7 +107,8 @@ def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> 
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """``state_dict`` as safetensors files can hold it: contiguous, and of tied weights only the first name.
+    """Returns ``state_dict`` in a form that safetensors can store: contiguous tensors, and only the first name of tied
+    weights.
 
     Values that are no tensors stay as they are; ``state_dict`` is not changed.
     """

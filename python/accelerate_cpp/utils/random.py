@@ -48,7 +48,7 @@ def _source(rng_type: Any, generator: torch.Generator | None) -> tuple[Any, str,
         )
     module = getattr(torch, kind, None)
     if module is None or not module.is_available():
-        raise InvalidArgument(f"the random type {kind!r} was asked for, but torch finds no {kind} device here")
+        raise InvalidArgument(f"random type {kind!r} was requested, but torch finds no {kind} device")
     return module, "get_rng_state", "set_rng_state"
 
 

@@ -29,7 +29,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """
     if args and isinstance(args[0], bool):
         raise InvalidArgument(
-            f"tqdm({args[0]}, …): the iterable comes first; say main_process_only={args[0]} by keyword instead"
+            f"tqdm({args[0]}, …): expected the iterable as first argument; pass main_process_only={args[0]} by keyword"
         )
     try:
         bar = importlib.import_module("tqdm.auto").tqdm

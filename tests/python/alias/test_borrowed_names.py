@@ -1,4 +1,4 @@
-"""Names that modules of the original have because they import them."""
+"""Names that modules of the original have only because they import them."""
 
 from __future__ import annotations
 

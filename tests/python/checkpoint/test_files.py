@@ -125,7 +125,7 @@ def test_a_damaged_pickle_is_named_with_what_was_expected(tmp_path: Path, conten
 
 def test_what_was_asked_for_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pickle(tmp_path / "f", {"a": torch.zeros(1)})
-    with pytest.raises(InvalidArgument, match="look at map_location and load_kwargs"):
+    with pytest.raises(InvalidArgument, match="check map_location and load_kwargs"):
         read_pickle(tmp_path / "f", "a state", colour="red")
 
     def exhausted(*_arguments: object, **_options: object) -> None:

@@ -55,7 +55,7 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "checkpoints" / "checkpoint_11" / "accelerate_cpp.json").write_text("{")
     with caplog.at_level(logging.WARNING):
         assert newest_whole(project(tmp_path), Ranks(), wrong).name == "checkpoint_10"
-    assert "checkpoint_12 is not whole" in caplog.text
+    assert "checkpoint_12 is incomplete" in caplog.text
     assert next_iteration(project(tmp_path), 11) == 13
 
 

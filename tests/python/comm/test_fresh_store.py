@@ -114,7 +114,7 @@ def test_what_a_rank_0_from_before_proposes_last_is_proposed_over(run: Run) -> N
 def test_the_rank_that_does_not_come_is_named(run: Run, present: list[int], missing: int) -> None:
     for rank in present:
         run.came_and_died(rank)
-    with pytest.raises(Timeout, match=rf"did not meet within 0\.2 s: waited for rank {missing};"):
+    with pytest.raises(Timeout, match=rf"did not all join within 0\.2 s: waited for rank {missing};"):
         fresh_store(run.store, 0, 4, IMPATIENCE)
     with pytest.raises(Timeout, match=r"within 0\.2 s: waited for rank 0, or a rank"):
         fresh_store(run.store, 1, 4, IMPATIENCE)

@@ -73,7 +73,7 @@ def test_files_of_early_versions_are_understood(tmp_path: Path) -> None:
         ("distributed_type: 'NO'\nnum_processes: true", "expected an integer"),
         ("distributed_type: 'NO'\nuse_cpu: maybe", "use_cpu: 'maybe': expected true or false"),
         ("distributed_type: 'NO'\nfp8_config: 5", "fp8_config: 5: expected a section"),
-        ("distributed_type: 'NO'\ngpu_ids: [0]", "expected a text"),
+        ("distributed_type: 'NO'\ngpu_ids: [0]", "expected a string"),
         ("- 1\n- 2", "expected keys and values, found list"),
         ("a: [", "is no YAML"),
         ("compute_environment: AMAZON_SAGEMAKER", "SageMaker container"),

@@ -267,7 +267,7 @@ def test_where_several_workers_read_a_stream_a_step_has_to_begin():
     cursor, _ = stopped(build(Stream(17), world=2), 0, 2)
     (reached,) = build(Stream(17), batch_size=4, workers=2)
     restore_cursor(reached, cursor)
-    with pytest.raises(InvalidArgument, match="stands at sample 8, where none of the steps of 1 batches of 3 begins"):
+    with pytest.raises(InvalidArgument, match="is at sample 8, which is not the start of a step of 1 batches of 3"):
         restore_cursor(build(Stream(17), batch_size=3, workers=2)[0], cursor)
 
 

@@ -42,7 +42,7 @@ def test_the_index_sampler_is_found_behind_a_shard():
 def test_a_batch_sampler_of_ones_own_has_no_index_sampler():
     loader = DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])
     assert loaders.get_sampler(loader) is None
-    with pytest.raises(InvalidArgument, match="no index sampler"):
+    with pytest.raises(InvalidArgument, match="does not use an index sampler"):
         loaders.replace_sampler(loader, SequentialSampler(range(4)))
 
 

@@ -139,7 +139,7 @@ def test_batches_that_the_loader_does_not_know_of_are_added(workers):
     fresh = stateful.make(True, range(8), batch_sampler=indices, num_workers=workers)
     fresh.load_state_dict(state)
     assert [batch.item() for batch in fresh] == [5, 6, 7]
-    with pytest.raises(InvalidArgument, match="holds none of its batch sampler"):
+    with pytest.raises(InvalidArgument, match="lacks the state of its batch sampler"):
         stateful.check(state, stateful.make(True, range(8), num_workers=workers))
 
 

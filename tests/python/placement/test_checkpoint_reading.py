@@ -113,7 +113,7 @@ def test_an_index_names_no_files_outside_of_its_folder(tmp_path: Path, is_absolu
     elsewhere = write(tmp_path / "c.safetensors", {"c": torch.zeros(1)})
     (tmp_path / "folder").mkdir()
     index = shards(tmp_path / "folder", c=str(elsewhere) if is_absolute else "../c.safetensors")
-    with pytest.raises(CheckpointError, match=r"index\.json names '.*c\.safetensors': .* leads out of it"):
+    with pytest.raises(CheckpointError, match=r"index\.json names '.*c\.safetensors': .* points outside that folder"):
         open_checkpoint(index)
 
 

@@ -164,8 +164,8 @@ def test_a_name_on_the_hub_is_that_of_its_configuration(
         ("GatedRepoError", "someone/model is gated: accept its terms"),
         ("RepositoryNotFoundError", "neither a folder nor a file here, nor is it on the Hub"),
         ("EntryNotFoundError", "someone/model has no config.json on the Hub"),
-        ("LocalEntryNotFoundError", "the Hub cannot be asked"),
-        (None, r"nor in the cache, and the Hub cannot be asked \(ConnectionError: no network\); pass a folder"),
+        ("LocalEntryNotFoundError", "the Hub cannot be reached"),
+        (None, r"nor in the cache, and the Hub cannot be reached \(ConnectionError: no network\); pass a folder"),
     ],
 )
 def test_what_the_hub_does_not_give_is_one_sentence(

@@ -120,8 +120,8 @@ def test_a_file_that_is_missing_or_of_another_length_is_named(tmp_path: Path, ch
 @pytest.mark.parametrize(
     ("name", "weight", "message"),
     [
-        ("../w", torch.zeros(1), r"'\.\./w' can be no name"),
-        ("", torch.zeros(1), "'' can be no name"),
+        ("../w", torch.zeros(1), r"'\.\./w' cannot be the name"),
+        ("", torch.zeros(1), "'' cannot be the name"),
         ("w", torch.empty(1, device="meta"), "'w': expected a dense tensor with values to offload, found one on meta"),
         ("w", torch.zeros(2).to_sparse(), "'w': expected a dense tensor"),
         ("w", 5, "'w': expected .*, found one a int"),

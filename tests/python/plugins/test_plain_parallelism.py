@@ -106,7 +106,7 @@ def test_of_plugins_the_state_says_that_there_are_none() -> None:
     assert issubclass(AcceleratorState, plain_parallelism.PluginViews)
     assert [state.deepspeed_plugins, state.deepspeed_plugin, state.torch_tp_plugin] == [None] * 3  # type: ignore[func-returns-value]
     assert state.is_fsdp2 is False
-    with pytest.raises(InvalidArgument, match=r"get_deepspeed_plugin\('a'\): this run does not go through DeepSpeed"):
+    with pytest.raises(InvalidArgument, match=r"get_deepspeed_plugin\('a'\): this run does not use DeepSpeed"):
         state.get_deepspeed_plugin("a")
-    with pytest.raises(InvalidArgument, match=r"select_deepspeed_plugin\(None\): this run does not go through"):
+    with pytest.raises(InvalidArgument, match=r"select_deepspeed_plugin\(None\): this run does not use"):
         state.select_deepspeed_plugin()

@@ -103,7 +103,9 @@ def test_without_the_library_one_sentence_says_how_to_install_it(
 ) -> None:
     monkeypatch.setattr(libraries, "_installed_version", lambda _: installed)
     untouched = model()
-    with pytest.raises(MissingLibrary, match=rf"^load_and_quantize_model: weights of {bits}.*pip install bitsandbytes"):
+    with pytest.raises(
+        MissingLibrary, match=rf"^load_and_quantize_model: {bits}-bit weights.*pip install bitsandbytes"
+    ):
         load_and_quantize_model(untouched, config(bits))
     assert replaced(untouched, bits) == []
 

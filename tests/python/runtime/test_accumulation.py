@@ -1,4 +1,4 @@
-"""Where a run stands between two optimizer steps."""
+"""The position of a run between two optimizer steps."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_unknown_names_are_refused_with_those_that_exist(have: Callable[..., Non
 
 
 def test_a_class_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidArgument, match="pass an object of it, or give it to register_tracker_class"):
+    with pytest.raises(InvalidArgument, match="pass an instance of it, or register it with register_tracker_class"):
         choose(Mine, None)
 
 

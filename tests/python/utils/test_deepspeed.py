@@ -95,5 +95,5 @@ def test_the_selected_plugin_is_found() -> None:
 
 @pytest.mark.parametrize("plugins", [None, {}, {"a": DeepSpeedPlugin()}], ids=["none", "empty", "unselected"])
 def test_without_a_selected_plugin_there_is_none(plugins: Any) -> None:
-    with pytest.raises(InvalidArgument, match="does not go through DeepSpeed"):
+    with pytest.raises(InvalidArgument, match="does not use DeepSpeed"):
         deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=plugins))

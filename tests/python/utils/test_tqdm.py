@@ -62,7 +62,7 @@ def test_workers_of_a_launch_know_who_shows_it() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_whether_to_show_it_is_no_first_argument(first: bool) -> None:
-    with pytest.raises(InvalidArgument, match=f"say main_process_only={first} by keyword"):
+    with pytest.raises(InvalidArgument, match=f"pass main_process_only={first} by keyword"):
         tqdm(first, range(3))
     with pytest.raises(ValueError, match="unsupported"):
         accelerate.utils.tqdm(first, range(3))

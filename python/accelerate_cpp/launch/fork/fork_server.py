@@ -160,7 +160,7 @@ class ForkServer:
             self._thread.join(_SECONDS_TO_DIE)
             self.end()
             raise AccelerateError(
-                f"the helper process {self.pid}, of which the workers are forks, died: "
+                f"the helper process {self.pid}, which had forked the workers, died: "
                 f"{describe(self._process.returncode)}; its workers ended with it. The next call of notebook_launcher "
                 "starts a new one"
             ) from None

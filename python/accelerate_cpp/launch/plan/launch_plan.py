@@ -137,8 +137,8 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     agent = _agent(options, group.launchers, settings)
     if options.monitor and agent is not None:
         raise InvalidArgument(
-            f"--monitor shows workers that this launcher watches, but here torch's agent does ({agent.rdzv_backend}); "
-            "leave out --monitor, or --rdzv_backend and --max_restarts"
+            "--monitor only shows workers that this launcher supervises, but here torch's agent supervises them "
+            f"({agent.rdzv_backend}); leave out --monitor, or --rdzv_backend and --max_restarts"
         )
     return LaunchPlan(
         command,
@@ -159,8 +159,8 @@ def _require_alias_file() -> None:
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     if not any((Path(folder) / _ALIAS_FILE).is_file() for folder in folders):
         raise InvalidArgument(
-            f"--alias needs {_ALIAS_FILE}, which pip installs with this package, in one of {', '.join(folders)}: "
-            "install it there, or put `import accelerate_cpp.compat` at the beginning of the script"
+            f"--alias needs {_ALIAS_FILE} in one of {', '.join(folders)}; pip installs it with this package: install "
+            "the package there, or put `import accelerate_cpp.compat` at the beginning of the script"
         )
 
 
@@ -249,8 +249,8 @@ def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> L
     launchers = replace(launchers, address=address or launchers.address)
     if launchers.address is None:
         raise InvalidArgument(
-            f"{launchers.count} machines ({launchers.source}), and nobody says where rank 0 is: pass --main_process_ip "
-            "with the address of that machine"
+            f"{launchers.count} machines ({launchers.source}), but the address of rank 0 is unknown: pass "
+            "--main_process_ip with the address of that machine"
         )
     return launchers
 
@@ -276,8 +276,9 @@ def _workers_of_launcher(
         )
     if total % launchers.count:
         raise InvalidArgument(
-            f"num_processes is {total} ({setting.source}), which is of all machines together and cannot be shared out "
-            f"evenly to {launchers.count} ({launchers.source}); pass a multiple of {launchers.count}"
+            f"num_processes is {total} ({setting.source}); it counts the processes of all machines and cannot be "
+            f"divided evenly among {launchers.count} machines ({launchers.source}); pass a multiple of "
+            f"{launchers.count}"
         )
     if multi_gpu.value and not cpu and total < 2:
         raise InvalidArgument(

@@ -16,7 +16,7 @@ PROCESSES = 2  # enough for what goes wrong between processes
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A launch that stands for another one.
+    """A launch that imitates another one on this machine.
 
     Attributes:
         plan: of the launch that takes place.

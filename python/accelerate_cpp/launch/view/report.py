@@ -39,7 +39,7 @@ class Attempt:
         return first_failure(self.end, lambda rank: blamed_ranks(self.tails[rank]))
 
     def sentence(self) -> str:
-        """Who failed or left first, where, and how; empty if nobody did."""
+        """The worker that failed or left first, with place and cause; empty if none did."""
         failure = self.failure
         if failure is None:
             return ""

@@ -86,10 +86,11 @@ def read_hostfile(path: Path) -> list[Machine]:
             raise InvalidArgument(f"{path}: line {number}: {line.strip()!r}: expected a name, and slots=N or nothing")
         machines.append(Machine(words[0], int(match[1]) if match[1] else None))
     if not machines or len({machine.name for machine in machines}) < len(machines):
-        raise InvalidArgument(f"{path}: expected at least one machine, and each of them once")
+        raise InvalidArgument(f"{path}: expected at least one machine, each listed once")
     if len({machine.slots for machine in machines}) > 1:
         raise InvalidArgument(
-            f"{path}: expected the same slots=N for all machines, or for none: each gets as many workers"
+            f"{path}: expected the same slots=N for all machines, or none at all: all machines get the same number of "
+            "workers"
         )
     return machines
 
@@ -114,8 +115,8 @@ def launcher_commands(
     first = machines[0]
     if first.name in _HERE and len(machines) > 1 and not {"--main_process_ip", "--main-process-ip"} & _names(flags):
         raise InvalidArgument(
-            f"the first machine is called {first.name}, where others cannot find it: name it as they do, or pass "
-            "--main_process_ip"
+            f"the first machine is called {first.name}, and the other machines cannot resolve that name: use a name "
+            "that they know, or pass --main_process_ip"
         )
     told = [
         "--num_machines",

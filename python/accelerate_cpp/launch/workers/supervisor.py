@@ -144,7 +144,7 @@ class Supervisor:
         return None not in blamed and not living.isdisjoint(named)
 
     def _absence(self) -> Absence | None:
-        """Whom living workers wait for in vain, if nobody has failed."""
+        """The worker that the others wait for although it has ended, if no worker has failed."""
         if self._attendance is None or not self._ends or self._any_failed:
             return None
         self._attendance.read()  # what a worker announced is there before its end
@@ -183,7 +183,9 @@ class Supervisor:
         self._wait(lambda: not self._anything_lives(), GRACE_SECONDS)
         if self._anything_lives():
             left = living_members({worker.pid for worker in self._workers})
-            raise SystemFailure(f"processes {left} still live {GRACE_SECONDS:g} s after SIGKILL: look at their state")
+            raise SystemFailure(
+                f"processes {left} are still alive {GRACE_SECONDS:g} s after SIGKILL: check their state"
+            )
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for worker in self._workers:

@@ -108,7 +108,7 @@ def test_command_is_a_script_a_module_or_a_program(script: str, tmp_path: Path) 
         ({"num_machines": 2, "main_process_ip": "head", "num_processes": 3}, "pass a multiple of 2"),
         (
             {"num_machines": 2, "main_process_ip": "head", "num_processes": 2, "rdzv_backend": "c10d", "monitor": True},
-            "--monitor shows workers that this launcher watches",
+            "--monitor only shows workers that this launcher supervises",
         ),
         ({"tee": "x"}, "--tee 'x'"),
         ({"machine_rank": 1}, "only rank is 0"),

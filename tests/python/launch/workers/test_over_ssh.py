@@ -28,7 +28,7 @@ def test_lines_are_names_with_slots_or_without(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "at least one machine"),
-        ("a\na\n", "each of them once"),
+        ("a\na\n", "each listed once"),
         ("a slots=2\nb slots=3\n", "the same slots=N"),
         ("a slots=2\nb\n", "the same slots=N"),
         ("a slots=0\n", "line 1: 'a slots=0'"),
@@ -68,7 +68,7 @@ def test_launchers_elsewhere_are_started_over_ssh_in_this_folder_with_what_they_
 
 def test_first_machine_needs_a_name_that_others_know() -> None:
     machines = [Machine("localhost"), Machine("b.invalid")]
-    with pytest.raises(InvalidArgument, match="name it as they do"):
+    with pytest.raises(InvalidArgument, match="use a name that they know"):
         launcher_commands(machines, [], ["train.py"], "ssh", {})
     first, _ = launcher_commands(machines, ["--main-process-ip=a"], ["train.py"], "ssh", {})
     assert first[:3] == [sys.executable, "-m", "accelerate_cpp.commands.launch"]
