@@ -1,4 +1,4 @@
-"""Models that are larger than a device: building them without values, and running them from several devices."""
+"""Models that are larger than a device: building them without values, and running them on several devices."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def cpu_offload(
     """Keeps the weights of ``model`` on the CPU, and moves those of each module to a device for its forward pass.
 
     Args:
-        execution_device: by default where the first parameter is.
+        execution_device: the device of the forward passes; by default that of the first parameter.
         offload_buffers: offload buffers, too; otherwise they stay on the device.
         state_dict: the weights; by default those of ``model``.
         preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
             module and its submodules are loaded and released together.
 
     Returns:
-        ``model``, whose own tensors have no values from now on.
+        ``model``, whose own tensors no longer have values.
 
     Raises:
         InvalidArgument: the device is not present, or there are no values to keep.
@@ -81,17 +81,17 @@ def disk_offload(
     """Keeps the weights of ``model`` in files, and moves those of each module to a device for its forward pass.
 
     Args:
-        offload_dir: a folder, which is made; weights that it has already are not written again.
-        execution_device: by default where the first parameter is.
+        offload_dir: a folder, which is created; weights that it already contains are not written again.
+        execution_device: the device of the forward passes; by default that of the first parameter.
         offload_buffers: offload buffers, too; otherwise they stay on the device.
         preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
             module and its submodules are loaded and released together.
 
     Returns:
-        ``model``, whose own tensors have no values from now on.
+        ``model``, whose own tensors no longer have values.
 
     Raises:
-        InvalidArgument: the device is not present; there are no values to write; the folder is of another model.
+        InvalidArgument: the device is not present; there are no values to write; the folder contains another model.
         SystemFailure: the disk is full, or the system refused something else.
     """
     device = _first_device(model) if execution_device is None else execution_device
@@ -170,30 +170,30 @@ def load_checkpoint_and_dispatch(
     *,
     workload: Workload | None = None,
 ) -> nn.Module:
-    """Loads a checkpoint into ``model``, maybe on the meta device, each module onto its device, and dispatches it.
+    """Loads a checkpoint into ``model``, which may be on the meta device, and dispatches its modules to their devices.
 
     Args:
         checkpoint: as :func:`load_checkpoint_in_model` takes it.
-        device_map: where each module goes, or how that is chosen: ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or
-            ``"sequential"``, see :func:`accelerate_cpp.utils.choose_device_map`. Without it, the model is loaded but
-            not dispatched.
-        max_memory: room of devices for these, as :func:`get_max_memory` takes it.
-        no_split_module_classes: names of the classes of modules that stay whole.
-        offload_folder: for what is on the disk.
+        device_map: the device of each module, or the method that chooses it: ``"auto"``, ``"balanced"``,
+            ``"balanced_low_0"`` or ``"sequential"``, see :func:`accelerate_cpp.utils.choose_device_map`. Without it,
+            the model is loaded but not dispatched.
+        max_memory: the memory of the devices for these methods, as :func:`get_max_memory` takes it.
+        no_split_module_classes: names of the classes of modules that are not split.
+        offload_folder: the folder for weights on the disk.
         offload_buffers: buffers of offloaded modules are offloaded, too.
-        dtype: what weights are converted to.
+        dtype: the dtype to which weights are converted.
         offload_state_dict: has no effect; see :func:`load_checkpoint_in_model`.
-        skip_keys: entries of named arguments and outputs that are not moved.
+        skip_keys: keyword arguments and entries of outputs that are not moved.
         preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
             module and its submodules are loaded and released together.
-        force_hooks: give the model hooks on one device, too.
-        strict: refuse a checkpoint that lacks weights or has others besides.
+        force_hooks: attach hooks even if the model is on a single device.
+        strict: refuse a checkpoint that lacks weights or has additional ones.
         full_state_dict: as :func:`load_checkpoint_in_model` takes it.
         broadcast_from_rank0: as :func:`load_checkpoint_in_model` takes it.
         workload: what the chosen map leaves room for in addition to the weights.
 
     Raises:
-        InvalidArgument: ``device_map`` is another text; and as the functions do that this one calls.
+        InvalidArgument: ``device_map`` is another string; also the errors of the functions that this one calls.
         CheckpointError: a file is missing, damaged or cut short.
         SystemFailure: the disk is full, or the system refused something else.
     """
@@ -245,14 +245,14 @@ def attach_layerwise_casting_hooks(
 
     Args:
         storage_dtype: such as ``torch.float8_e4m3fn``.
-        compute_dtype: what they are converted to for a forward pass.
-        skip_modules_pattern: regular expressions; modules whose names they are found in are left as they are.
-        skip_modules_classes: modules of these classes, too.
+        compute_dtype: the dtype to which they are converted for a forward pass.
+        skip_modules_pattern: regular expressions; modules with matching names are left as they are.
+        skip_modules_classes: modules of these classes are also left as they are.
         non_blocking: do not wait for conversions.
     """
     patterns = [skip_modules_pattern] if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
     classes = [skip_modules_classes] if isinstance(skip_modules_classes, type) else skip_modules_classes or ()
-    # Attention reads the weights of a linear layer in it without calling that.
+    # Attention reads the weights of one of its linear layers without calling the layer.
     skipped: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, *classes)
     compiled = [re.compile(pattern) for pattern in patterns]
     waiting: list[tuple[str, nn.Module]] = [("", module)]

@@ -1,4 +1,4 @@
-"""Data loaders that know their place among the processes: which samples are theirs, and when the last batch is out."""
+"""Data loaders that know which samples are those of their process, and when the last batch has been returned."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class DataLoaderShard(TrackedLoader):
     Args:
         device: where batches go; ``None`` leaves them where they are.
         rng_types: generators whose state all processes copy from the first process before each pass.
-        synchronized_generator: the one meant by ``"generator"`` in ``rng_types``.
-        skip_batches: batches left out at the start of each pass.
+        synchronized_generator: the generator that ``"generator"`` in ``rng_types`` means.
+        skip_batches: the number of batches to skip at the start of each pass.
         kwargs: arguments of the torch ``DataLoader``.
     """
 
@@ -128,14 +128,14 @@ class DataLoaderShard(TrackedLoader):
             self.remainder = loaders.expected_remainder(source, self.total_batch_size)
         for batch, is_last in self._placed(mine):
             if is_last and not self._drops_incomplete():
-                # What the shard has counted is right even where lengths were unknown or wrong.
+                # The shard's own count is right even if lengths were unknown or wrong.
                 counted = None if shard is None else shard.remainder
                 self.remainder = self.remainder if counted is None else counted
             yield batch, is_last
 
 
 class SkipDataLoader(DataLoaderShard):
-    """A loader over a whole dataset that leaves out the first ``skip_batches`` batches of each pass.
+    """A loader over a whole dataset that skips the first ``skip_batches`` batches of each pass.
 
     This class reads the skipped batches; ``skip_first_batches`` avoids that where possible.
 
@@ -153,18 +153,18 @@ class SkipDataLoader(DataLoaderShard):
 class DataLoaderDispatcher(TrackedLoader):
     """A loader that only reads on process 0, and sends every process its part of each global batch.
 
-    Without ``split_batches`` process 0 reads one batch per process and each gets one of them, even of different
-    lengths; with it, one batch is cut into equal parts. Other processes never read their dataset. An error while
+    Without ``split_batches``, process 0 reads one batch per process, and each process gets one of them, even if their
+    lengths differ; with it, one batch is cut into equal parts. Other processes never read their dataset. An error while
     reading is raised on all of them.
 
     Args:
-        skip_batches: steps left out at the start of each pass.
+        skip_batches: the number of steps to skip at the start of each pass.
         slice_fn: called as ``slice_fn(batch, rows, process_index=…, num_processes=…)`` to take rows from a batch.
         kwargs: arguments of the torch ``DataLoader``.
     """
 
     dispatches = True
-    # Data is shared out over all processes: asking for a mesh is refused.
+    # Data is divided among all processes: a mesh is refused.
     torch_device_mesh: None = None
     submesh_tp: None = None
     submesh_dp: None = None
@@ -195,7 +195,7 @@ class DataLoaderDispatcher(TrackedLoader):
 
     @property
     def state(self) -> PartialState:
-        """The processes that batches are dispatched to."""
+        """The processes to which batches are dispatched."""
         return PartialState()
 
     @property
@@ -350,10 +350,10 @@ def prepare_data_loader(
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """Returns a loader like ``dataloader`` that leaves out the first ``num_batches`` batches of each pass.
+    """Returns a loader like ``dataloader`` that skips the first ``num_batches`` batches of each pass.
 
     For a prepared loader these are batches of the training loop, whatever the number of processes, and the result is
-    prepared too. Skipped samples are not read, except from an iterable dataset. ``dataloader`` itself is not changed.
+    also prepared. Skipped samples are not read, except from an iterable dataset. ``dataloader`` itself is not changed.
     """
     if num_batches < 0:
         raise InvalidArgument(f"num_batches={num_batches}: a loader cannot skip fewer than 0 batches")

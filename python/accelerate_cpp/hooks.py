@@ -1,4 +1,4 @@
-"""Hooks of modules, as users import them: what moves inputs and weights to devices for a forward pass."""
+"""The public hooks of modules, which move inputs and weights to devices for a forward pass."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ __getattr__ = lending("hooks")
 
 
 class CpuOffload(ModelHook):
-    """Keeps a module on the CPU until its first forward pass, which brings it to another device, where it stays.
+    """Keeps a module on the CPU until its first forward pass, which moves it to another device, where it stays.
 
     Args:
         execution_device: by default the accelerator of this process, if it has one.
-        prev_module_hook: of a module that is sent back to the CPU before.
+        prev_module_hook: the hook of a module that is first moved back to the CPU.
 
     Raises:
         InvalidArgument: the device is not present.
@@ -68,11 +68,11 @@ class CpuOffload(ModelHook):
         self.prev_module_hook = prev_module_hook
 
     def init_hook(self, module: AnyModule) -> AnyModule:
-        """Sends ``module`` to the CPU."""
+        """Moves ``module`` to the CPU."""
         return module.to("cpu")
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Arguments:
-        """Sends the other module to the CPU, and ``module`` and its inputs to the execution device."""
+        """Moves the other module to the CPU, and ``module`` and its inputs to the execution device."""
         if self.prev_module_hook is not None:
             self.prev_module_hook.offload()
             clear_device_cache()
@@ -93,11 +93,11 @@ class UserCpuOffloadHook:
         self.hook = hook
 
     def offload(self) -> None:
-        """Sends the module back to the CPU, until its next forward pass."""
+        """Moves the module back to the CPU until its next forward pass."""
         self.hook.init_hook(self.model)
 
     def remove(self) -> None:
-        """Takes the hook away from the module, which stays where it is."""
+        """Removes the hook from the module, which stays on its device."""
         remove_hook_from_module(self.model)
 
 
@@ -118,19 +118,19 @@ class LayerwiseCastingHook(ModelHook):
         self.non_blocking = non_blocking
 
     def init_hook(self, module: AnyModule) -> AnyModule:
-        """Converts the floating-point weights and buffers of ``module`` to the dtype that they are kept in."""
+        """Converts the floating-point weights and buffers of ``module`` to the storage dtype."""
         return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Arguments:
-        """Converts them to the dtype of the computation."""
+        """Converts them to the compute dtype."""
         module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Converts them back."""
+        """Converts them back to the storage dtype."""
         self.forward_failed(module)
         return output
 
     def forward_failed(self, module: nn.Module) -> None:
-        """Converts them back."""
+        """Converts them back to the storage dtype."""
         module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)

@@ -43,16 +43,17 @@ def prepare_pippy(
 ) -> nn.Module:
     """Splits ``model`` into one stage per process, and makes its forward passes run through all stages.
 
-    Every process has to call this, and then the model, equally often. Inputs are those of rank 0; what other processes
-    pass is ignored. The last process gets the output, a tensor or a tuple of the tensors in it, with the rows of the
-    inputs; the others get ``None``. Nothing is recorded for gradients. The stages are traced by ``torch.export``, as
-    the model is now: call ``model.eval()`` before.
+    Every process has to call this function, and then the model, the same number of times. The inputs are those of rank
+    0; inputs of other processes are ignored. The last process gets the output, a tensor or a tuple of the tensors in
+    it, with the rows of the inputs; the others get ``None``. Nothing is recorded for gradients. The stages are traced
+    by ``torch.export``, as the model is now: call ``model.eval()`` before.
 
     Args:
-        model: on the CPU or the device of this process; the same everywhere. With one process it stays as it is.
-        split_points: names of the modules with which the second to the last stage begin. ``"auto"`` makes stages that
-            are even in bytes.
-        no_split_module_classes: names of classes of modules that ``"auto"`` does not take apart.
+        model: on the CPU or the device of this process; the same on all processes. With one process it is returned
+            unchanged.
+        split_points: names of the modules with which the second to the last stage begin. ``"auto"`` creates stages of
+            about equal size in bytes.
+        no_split_module_classes: names of classes of modules that ``"auto"`` does not split.
         example_args: positional inputs of the size that a stage gets at a time; only shapes and dtypes matter. Larger
             batches are cut into parts with that many rows; the last part is padded, and the padding is removed from the
             output.
@@ -61,12 +62,13 @@ def prepare_pippy(
         gather_output: give the output to all processes.
 
     Returns:
-        ``model``, with the names of the modules that begin stages as ``hf_split_points``, and torch's schedule of this
-        process as ``pippy_stage``.
+        ``model``, which has the names of the modules that begin stages as ``hf_split_points``, and torch's schedule of
+        this process as ``pippy_stage``.
 
     Raises:
-        InvalidArgument: the stages are not as many as the processes, there is no example with rows, or torch cannot
-            trace the model. In a forward pass, on all processes: inputs other than the example in more than rows.
+        InvalidArgument: there are not as many stages as processes, there is no example with rows, or torch cannot trace
+            the model. In a forward pass, on all processes: inputs that differ from the example in more than their
+            number of rows.
     """
     state = PartialState()
     count = state.num_processes
@@ -79,7 +81,7 @@ def prepare_pippy(
         points = [split_points] if isinstance(split_points, str) else list(split_points)
     if len(points) != count - 1:
         raise InvalidArgument(
-            f"prepare_pippy: split_points={points} make {len(points) + 1} stages, and there are {count} processes; "
+            f"prepare_pippy: split_points={points} make {len(points) + 1} stages, but there are {count} processes; "
             f"expected {count - 1} names"
         )
     model.hf_split_points = points  # type: ignore[assignment]
@@ -106,11 +108,11 @@ class PipelinedForward:
     Args:
         points: names of the modules with which the second to the last stage begin.
         example: positional and named inputs.
-        num_chunks: parts of a batch that are under way at once.
+        num_chunks: how many parts of a batch are in progress at once.
         gather_output: give the output to all processes.
 
     Attributes:
-        schedule: torch's, of this process.
+        schedule: torch's schedule of this process.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class PipelinedForward:
         return self._given_to_all(output) if self._gather_output else output
 
     def _run(self, inputs: _Inputs, begin: int, end: int) -> Any:
-        """On the last process the output for rows ``begin`` to ``end``, at most as many as are under way at once."""
+        """On the last process, the output for rows ``begin`` to ``end``, at most as many as are in progress at once."""
         size, rows = self._rows or 1, end - begin
         chunks = math.ceil(rows / size)
         if chunks != self.schedule._n_microbatches:
@@ -204,13 +206,13 @@ def _tensors_in(inputs: _Inputs) -> list[Tensor]:
 
 
 def _rows_of(inputs: _Inputs) -> int | None:
-    """How many rows all tensors in ``inputs`` have; ``None`` if there are none, or they differ."""
+    """The number of rows of all tensors in ``inputs``; ``None`` if there are no tensors, or their numbers differ."""
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in _tensors_in(inputs)}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _described(inputs: _Inputs) -> str:
-    """Dtypes and shapes behind the rows, and what is no tensor, as it is."""
+    """The dtypes and shapes without the rows; values that are not tensors, unchanged."""
 
     def one(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -227,9 +229,9 @@ def _described(inputs: _Inputs) -> str:
 
 
 class _Root(nn.Module):
-    """A model that takes the tensors of its inputs alone; what else there is among them is as in ``example``.
+    """A model that takes only the tensors of its inputs; all other inputs are those of ``example``.
 
-    The first stage reads all of them: torch hands on to later ones only what a stage has made.
+    The first stage reads all of them: torch only passes the results of a stage to later ones.
     """
 
     def __init__(self, model: nn.Module, example: _Inputs) -> None:
@@ -250,10 +252,10 @@ def _read(tensor: Tensor) -> Tensor:
 
 
 def _trace(model: nn.Module, points: Sequence[str], example: _Inputs) -> Any:
-    """The model in stages, as torch makes it."""
+    """The model in stages, as torch creates them."""
     from torch.distributed.pipelining import pipeline
 
-    # Without gradients, or blocks that switch them off would stay functions of their own, which stages cannot call.
+    # Without gradients; otherwise blocks that switch them off would stay separate functions, which stages cannot call.
     with _splitting_before(model, points), torch.no_grad():
         try:
             pipe = pipeline(_Root(model, example), tuple(_tensors_in(example)), split_policy=_in_one_piece)
@@ -277,7 +279,7 @@ def _trace(model: nn.Module, points: Sequence[str], example: _Inputs) -> Any:
 
 @contextmanager
 def _splitting_before(model: nn.Module, points: Sequence[str]) -> Iterator[None]:
-    """Lets the modules ``points`` begin stages when they are traced."""
+    """Makes the modules ``points`` begin stages when they are traced."""
     before: list[tuple[nn.Module, Any]] = []
     try:
         for name in points:
@@ -285,7 +287,7 @@ def _splitting_before(model: nn.Module, points: Sequence[str]) -> Iterator[None]
                 module = model.get_submodule(name)
             except AttributeError as error:
                 raise InvalidArgument(
-                    f"prepare_pippy: split_points has {name!r}, and {type(model).__name__} has no such module"
+                    f"prepare_pippy: split_points has {name!r}, but {type(model).__name__} has no such module"
                 ) from error
             before.append((module, module.__dict__.get("forward")))
             module.forward = _behind_split(module.forward)
@@ -308,8 +310,8 @@ def _behind_split(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_one_piece(traced: fx.GraphModule) -> fx.GraphModule:
-    """Copies values whose memory is not in one piece, such as expanded ones, if later stages need them: processes
-    cannot send others.
+    """Copies values that are not contiguous, such as expanded ones, if later stages need them: processes can only send
+    contiguous ones.
     """
     stage, stage_of = 0, {}
     for node in traced.graph.nodes:

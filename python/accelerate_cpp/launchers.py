@@ -62,23 +62,24 @@ def notebook_launcher(
     Args:
         function: any callable, also one defined in a cell, a closure or a lambda.
         args: positional arguments of ``function``.
-        num_processes: of this machine. ``None`` means one per visible GPU, else one per TPU, else 1; 1 runs
-            ``function`` in this process, unless it may be restarted or other machines take part. On TPUs any other
-            number means all of them; in Colab with one GPU or none, any number means 1.
-        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; default of every ``Accelerator`` of the workers.
-        use_port: value of MASTER_PORT in the workers. On one machine they meet through a memory file and need no port,
-            so the default becomes a free one, and several launches can run at once.
+        num_processes: the number of workers on this machine. ``None`` means one per visible GPU, else one per TPU, else
+            1; 1 runs ``function`` in this process, unless it may be restarted or other machines take part. On TPUs any
+            other number means all of them; in Colab with one GPU or none, any number means 1.
+        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; the default for every ``Accelerator`` in the
+            workers.
+        use_port: value of MASTER_PORT in the workers. On one machine they connect through a memory file and need no
+            port, so a free port replaces the default, and several launches can run at once.
         master_addr: value of MASTER_ADDR in the workers: where the machine with rank 0 is.
-        node_rank: of this machine.
+        node_rank: the number of this machine, from 0.
         num_nodes: the number of machines; each makes the same call with its own ``node_rank``.
-        rdzv_backend: ``"static"``; other ones are refused for several machines.
+        rdzv_backend: ``"static"``; others are refused for several machines.
         rdzv_endpoint: ``host:port`` in place of ``master_addr`` and ``use_port`` for several machines.
         rdzv_conf, rdzv_id: without effect.
         max_restarts: how often all workers are started again after one has failed, on one machine.
             :meth:`accelerate_cpp.Accelerator.resume` continues from the last checkpoint.
         monitor_interval: without effect; the end of a worker is noticed at once.
-        log_line_prefix_template: comes before each line that a worker prints, with ``${role_name}`` (``default``),
-            ``${rank}`` and ``${local_rank}`` in it. ``None``: lines come as they are. Without effect on TPUs and for a
+        log_line_prefix_template: printed before each line of a worker; may contain ``${role_name}`` (``default``),
+            ``${rank}`` and ``${local_rank}``. ``None`` prints lines unchanged. Without effect on TPUs and for a
             function that runs in this process.
 
     Returns:
@@ -88,19 +89,19 @@ def notebook_launcher(
     The workers are forks of this process: they start in milliseconds and see all its variables. If this process has
     used a GPU, its forks cannot use one; a warning then names the call that used it. Then the workers are forks of a
     helper process that the first such call starts; the function and what it uses are copied there. An ``Accelerator``
-    may exist here already, but workers have to make their own.
+    may exist here already, but workers have to create their own.
 
-    In a notebook, a run of several seconds shows in the cell how far each worker is, and which one is slower than the
-    others; ACCELERATE_CPP_LIVE_VIEW=0 turns that off.
+    In a notebook, a run of several seconds shows the progress of each worker in the cell, and which one is slower than
+    the others; ACCELERATE_CPP_LIVE_VIEW=0 turns that off.
 
-    What workers print appears live in ``sys.stdout`` and ``sys.stderr`` of this process, so in the cell. If one fails,
-    the others are ended and :class:`accelerate_cpp.launch.workers.failure.WorkerFailed` is raised, a RuntimeError with
-    that worker's traceback in its message. An interrupt ends all workers and raises KeyboardInterrupt. In any case no
-    worker is left.
+    The output of workers appears live in ``sys.stdout`` and ``sys.stderr`` of this process, that is, in the cell. If
+    one fails, the others are ended and :class:`accelerate_cpp.launch.workers.failure.WorkerFailed` is raised, a
+    RuntimeError with that worker's traceback in its message. An interrupt ends all workers and raises
+    KeyboardInterrupt. In all cases, no worker is left running.
 
     Raises:
-        InvalidArgument: an argument has a value that is not supported, this process is one of a process group, or the
-            function uses an ``Accelerator`` that was made here, or something that cannot be copied to the helper
+        InvalidArgument: an argument has a value that is not supported, this process belongs to a process group, or the
+            function uses an ``Accelerator`` that was created here, or something that cannot be copied to the helper
             process, such as a tensor on a GPU.
         WorkerFailed: a worker raised or died.
         AccelerateError: the helper process died.
@@ -127,7 +128,7 @@ def notebook_launcher(
     try:
         return _launch(function, args, group, supervision)
     except (AccelerateError, KeyboardInterrupt) as end:
-        raise end.with_traceback(None) from None  # a cell shows it without our own frames
+        raise end.with_traceback(None) from None  # the cell then shows the error without our own frames
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any] | None:
@@ -174,7 +175,7 @@ def _run_here(function: Callable[..., Any], args: Sequence[Any], group: WorkerGr
 
 @contextmanager
 def _session_set_aside() -> Iterator[None]:
-    """Within it there is no session, so that the function's ``Accelerator`` is the first; then that of before again."""
+    """Inside it there is no session, so that the function's ``Accelerator`` is the first; restores the old one."""
     session, accumulation = current.session, current.accumulation
     if session is None:
         yield
@@ -199,13 +200,13 @@ def _forget_session() -> None:
 
 
 def _classes_of_state() -> list[Any]:
-    """The classes that show a session; none as long as nobody has loaded them, and torch with them."""
+    """The classes that show a session; empty as long as they, and torch with them, have not been imported."""
     state = sys.modules.get("accelerate_cpp.state")
     return [] if state is None else [state.PartialState, state.AcceleratorState, state.GradientState]
 
 
 class _WorkerTask:
-    """What a forked worker runs: the user's function, in a process that has forgotten its parent's session."""
+    """Runs the user's function in a forked worker, which first drops its parent's session."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], num_threads: int | None = None) -> None:
         self._function = function
@@ -218,13 +219,13 @@ class _WorkerTask:
         if torch is not None and self._num_threads is not None:  # it read OMP_NUM_THREADS when the parent imported it
             torch.set_num_threads(self._num_threads)
         compiler = sys.modules.get("torch._inductor.async_compile")
-        if compiler is not None:  # the parent's pool has no threads here, and torch would wait for them for ever
+        if compiler is not None:  # the parent's pool has no threads here, and torch would wait for them forever
             compiler.AsyncCompile.pool.cache_clear()
         return self._function(*self._args)
 
 
 def _precision(asked: str) -> str | None:
-    """The precision that was asked for; ``None``, which leaves it to the environment, for ``"no"``, the default."""
+    """The requested precision; for ``"no"``, the default, ``None``, so that the environment decides."""
     precision = str(asked).lower()
     if precision not in ("no", "fp16", "bf16", "fp8"):
         raise InvalidArgument(f"mixed_precision={asked!r} is not supported: expected 'no', 'fp16', 'bf16' or 'fp8'")
@@ -232,7 +233,7 @@ def _precision(asked: str) -> str | None:
 
 
 def _launchers(num_nodes: int, node_rank: int, rdzv_backend: str) -> Launchers:
-    """Which machine of how many this is."""
+    """The number of this machine, and how many there are."""
     if num_nodes > 1 and rdzv_backend != "static":
         raise InvalidArgument(
             f"rdzv_backend={rdzv_backend!r}: notebook launches on several machines only support rdzv_backend='static' "
@@ -252,7 +253,7 @@ def _restarts(max_restarts: int, launchers: Launchers) -> int:
 
 
 def _refuse_accelerator_of_this_process(function: Callable[..., Any], args: Sequence[Any]) -> None:
-    """It knows of one process: workers that used it would each train alone, and nothing would say so."""
+    """It only knows one process: workers that used it would each train alone, without any warning."""
     module = sys.modules.get("accelerate_cpp.accelerator")
     if module is None:
         return

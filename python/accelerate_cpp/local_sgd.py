@@ -15,7 +15,7 @@ from accelerate_cpp.utils.dataclasses import DistributedType
 
 __all__ = ["LocalSGD"]
 
-# Every process holds the whole model.
+# Kinds of runs in which every process holds the whole model.
 _SERVED = (
     DistributedType.MULTI_CPU,
     DistributedType.MULTI_GPU,
@@ -37,8 +37,8 @@ class LocalSGD:
     when the block ends; every process has to call :meth:`step` equally often. If an exception leaves the block, nothing
     is averaged, because the other processes may be in another place of the program.
 
-    Only parameters are averaged, in place, and of these only the ones that are trained. Buffers, such as the statistics
-    of batch normalisation, and the state of the optimizer stay those of each process.
+    Only trained parameters are averaged, in place. Buffers, such as the statistics of batch normalisation, and the
+    state of the optimizer stay separate on each process.
 
     With one process there is nothing to average, and ``enabled`` is ``False``.
 
@@ -89,8 +89,8 @@ class LocalSGD:
 def _require_steps(steps: object) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InvalidArgument(
-            f"LocalSGD: local_sgd_steps={steps!r}: expected a whole number of steps, at least 1; "
-            "pass enabled=False to train without it"
+            f"LocalSGD: local_sgd_steps={steps!r}: expected an integer of at least 1; pass enabled=False to train "
+            "without it"
         )
 
 
@@ -104,7 +104,8 @@ def _require_whole_models(distributed_type: DistributedType) -> None:
 
 
 def _wrappers(accelerator: Accelerator, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What would synchronise the gradients of ``model``: wrappers in it, and prepared models that wrap a part of it.
+    """Everything that would synchronise gradients of ``model``: wrappers in it, and prepared models that wrap a part of
+    it.
 
     The former are found below ``torch.compile``, the latter around a model that was taken out of its wrapper.
     """

@@ -16,7 +16,7 @@ from accelerate_cpp.state import AcceleratorState, GradientState
 
 __getattr__ = lending("optimizer")
 
-# What is set on the wrapper even where the wrapped optimizer has an attribute of the same name.
+# Attributes that are set on the wrapper even if the wrapped optimizer has one of the same name.
 _OWN = frozenset(
     {"optimizer", "scaler", "device_placement", "_is_overflow", "_accelerate_step_called", "_takes_set_to_none"}
     | {"_is_accelerate_prepared", "_accumulation"}
@@ -30,8 +30,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     Args:
         device_placement: move the optimizer's state to the device of its parameters.
-        scaler: of the loss in fp16 training; un-scales the gradients, and leaves out steps on gradients that are not
-            finite.
+        scaler: the scaler of the loss in fp16 training; it un-scales the gradients, and skips steps with gradients that
+            are not finite.
     """
 
     _accelerate_step_called = False  # in the original, whether the scaler has stepped, while it does
@@ -48,7 +48,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._is_overflow: bool | torch.Tensor = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement and optimizer.state:
-            # torch moves loaded state to where the parameters are.
+            # torch moves loaded state to the device of the parameters.
             optimizer.load_state_dict(optimizer.state_dict())
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +128,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Steps the wrapped optimizer and returns what it returns, unless gradients are being accumulated.
 
-        With a scaler the step is left out when a gradient is not finite, and the scale follows.
+        With a scaler, the step is skipped if a gradient is not finite, and the scale is updated.
         """
         accumulation = accumulation_of(self)
         if not accumulation.sync_gradients:
@@ -145,18 +145,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return result
 
     def train(self) -> None:
-        """Puts optimizers that know the difference (schedule-free ones) in training mode."""
+        """Puts optimizers with two modes (schedule-free ones) in training mode."""
         if hasattr(self.optimizer, "train"):
             self.optimizer.train()
 
     def eval(self) -> None:
-        """Puts optimizers that know the difference (schedule-free ones) in evaluation mode."""
+        """Puts optimizers with two modes (schedule-free ones) in evaluation mode."""
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was left out because gradients were not finite.
+        """Whether the last step was skipped because gradients were not finite.
 
         On an accelerator, the first read after a step waits for the device.
         """
@@ -164,7 +164,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self._is_overflow
 
     def __getstate__(self) -> dict[str, Any]:
-        # A scheduler that was made for the wrapper has put a local function, which cannot be pickled, before its step.
+        # A scheduler that was created for the wrapper has replaced its step with a local function, which cannot be
+        # pickled.
         return {name: value for name, value in self.__dict__.items() if name != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

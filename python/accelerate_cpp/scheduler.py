@@ -10,20 +10,20 @@ from accelerate_cpp.utils.operations import world_size
 
 __getattr__ = lending("scheduler")
 
-# What is set on the wrapper even where the wrapped scheduler has an attribute of the same name.
+# Attributes that are set on the wrapper even if the wrapped scheduler has one of the same name.
 _OWN = frozenset(
     {"scheduler", "optimizers", "split_batches", "step_with_optimizer", "_is_accelerate_prepared"} | {"_accumulation"}
 )
 
 
 class AcceleratedScheduler:
-    """Wraps a scheduler so that it advances with the optimizer, and as fast as with one process.
+    """Wraps a scheduler so that it advances with the optimizer, and at the same pace as with one process.
 
-    Every other attribute is the wrapped scheduler's, to read and to set.
+    All other attributes are read from and set on the wrapped scheduler.
 
     Args:
         optimizers: one or several optimizers; the scheduler waits for all.
-        step_with_optimizer: if false, ``step`` always is one step of the wrapped scheduler.
+        step_with_optimizer: if false, each call of ``step`` is one step of the wrapped scheduler.
         split_batches: whether a global batch is one batch of the loader. If not, it is one per process, and the
             schedule advances by as many steps.
     """

@@ -1,7 +1,8 @@
 """The state classes: views of the current session and of the current gradient accumulation.
 
 All instances of a class share their state. Creating the first ``PartialState`` connects the processes and picks the
-device; ``AcceleratorState`` adds the precision; ``GradientState`` tells where a run stands between two optimizer steps.
+device; ``AcceleratorState`` adds the precision; ``GradientState`` shows the position of a run between two optimizer
+steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __getattr__ = lending("state")
 
 
 def enter_session(config: SessionConfig) -> Session:
-    """Makes the session of ``config`` the current one; processes and device of a session that runs already are kept."""
+    """Makes the session of ``config`` the current one; processes and device of an existing session are kept."""
     if current.session is None:
         current.session = build_session(config)
     elif current.session.config != config:
@@ -54,14 +55,7 @@ def _session_here() -> Session | None:
     return current.session
 
 
-def _device_here() -> torch.device | None:
-    return None if current.session is None else current.session.device
-
-
-fsdp.device_of_run = _device_here
-
-
-# What was prepared, or prepares, and then is pickled belongs to the session of the process that loads it.
+# Prepared objects and Accelerators that are pickled belong to the session of the process that loads them.
 copyreg.pickle(Session, lambda _: (_session_here, ()))  # type: ignore[arg-type, return-value]
 
 
@@ -81,8 +75,8 @@ def is_initialized() -> bool:
 class PartialState(Processes):
     """The processes of a run and their devices.
 
-    The first instance connects the processes that the environment describes (``RANK``, ``WORLD_SIZE``, …); later ones,
-    and their arguments, change nothing.
+    The first instance connects the processes that the environment describes (``RANK``, ``WORLD_SIZE``, …); later ones
+    and their arguments have no effect.
 
     Args:
         cpu: use the CPU even when an accelerator is present.
@@ -94,7 +88,7 @@ class PartialState(Processes):
         *("_cpu", "_mixed_precision", "_shared_state", "backend", "debug", "device", "distributed_type"),
         *("fork_launched", "local_process_index", "num_processes", "process_index"),
     ]
-    """What is missing only after a reset, besides properties; an error says so."""
+    """Attributes other than properties that are only missing after a reset, which the error then says."""
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
@@ -102,18 +96,18 @@ class PartialState(Processes):
             enter_session(compile_process(cpu=cpu, **kwargs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy shows the session of the process in which it is; if there is none, that of this process."""
+        """A copy shows the session of the process that holds it; if there is none, that of this process."""
         return view_of, (type(self), remember(current.session or self.__dict__.get("_remembered")))
 
     @staticmethod
     def _reset_state() -> None:
-        """Forgets the session; the process group stays, and the next state finds it again."""
+        """Drops the session; the process group is kept, and the next state uses it again."""
         current.session = None
         PartialState._shared_state.clear()
         AcceleratorState._shared_state.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """Explains what is missing; called for unknown names, and for those that only a session can answer."""
+        """Raises an error that says what is missing; called for unknown names, and for those that need a session."""
         if name in self._shared_state:
             return self._shared_state[name]
         owner = type(self).__name__
@@ -162,7 +156,7 @@ class PartialState(Processes):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of run this is: ``NO`` for one process, else by the kind of device."""
+        """The kind of run: ``NO`` for one process, otherwise according to the kind of device."""
         session = self._session
         return (
             DistributedType.NO if session.topology.world_size == 1 else TYPE_OF_SEVERAL_PROCESSES[session.device.type]
@@ -205,7 +199,7 @@ class PartialState(Processes):
 
     @property
     def debug(self) -> bool:
-        """Whether collectives compare their shapes over the ranks first."""
+        """Whether collectives first compare the shapes of all ranks."""
         return self._session.config.debug
 
     @debug.setter
@@ -217,7 +211,7 @@ class PartialState(Processes):
     def _prepare_backend(
         self, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, DistributedType]:
-        """The backend, ``backend`` or that of the run, and the kind of run; the arguments choose nothing any more."""
+        """The backend (``backend`` or that of the run) and the kind of run; the arguments no longer choose anything."""
         return backend or self.backend, self.distributed_type
 
     @property
@@ -244,17 +238,16 @@ class AcceleratorState(PluginViews, PartialState):
     """The state of a run with a fixed precision.
 
     Args:
-        mixed_precision: as for ``Accelerator``; ``None`` takes ``ACCELERATE_MIXED_PRECISION``, or the precision that is
+        mixed_precision: as for ``Accelerator``; ``None`` uses ``ACCELERATE_MIXED_PRECISION``, or the precision that is
             already set.
         cpu: use the CPU even when an accelerator is present.
-        dynamo_plugin: how models are compiled from now on; ``None`` leaves the plugin that there is, or makes one of
-            the variables ``ACCELERATE_DYNAMO_*``.
+        dynamo_plugin: how models are compiled from now on; ``None`` keeps the current plugin, or creates one from the
+            variables ``ACCELERATE_DYNAMO_*``.
         parallelism_config: a configuration of plain data parallelism; ``None`` keeps the current one.
         kwargs: as for :class:`PartialState`.
 
     Raises:
-        ValueError: the precision or the device differs from that of a state which exists already, or the
-            value is not supported.
+        ValueError: the precision or the device differs from that of an existing state, or the value is not supported.
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -264,7 +257,7 @@ class AcceleratorState(PluginViews, PartialState):
     ]
 
     dynamo_plugin: TorchDynamoPlugin
-    """How models are compiled while they are prepared; what it says then counts."""
+    """How models are compiled; its values at the time of ``prepare`` are used."""
 
     def __init__(
         self,
@@ -323,7 +316,7 @@ class AcceleratorState(PluginViews, PartialState):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forgets the precision; with ``reset_partial_state`` the session as well."""
+        """Drops the precision; with ``reset_partial_state``, also the session."""
         AcceleratorState._shared_state.clear()
         if current.session is not None:
             config = replace(current.session.config, mixed_precision=None, fp8=None)
@@ -353,7 +346,7 @@ class AcceleratorState(PluginViews, PartialState):
 
 
 def precision_of_run(asked: str | None) -> str:
-    """The precision that the run has, if it has one already and none is asked for; else what is asked for comes to."""
+    """The precision that is already set if none is requested; otherwise the result of the request."""
     settled = None if current.session is None else current.session.config.mixed_precision
     return settled if settled is not None and asked is None else compile_precision(asked)
 
@@ -366,7 +359,7 @@ def open_session(
     dynamo_plugin: TorchDynamoPlugin | None,
     parallelism_config: Any,
 ) -> Session:
-    """Settles the state of a run as an ``Accelerator`` is asked for it, and makes its session the current one."""
+    """Creates the state of a run from the arguments of an ``Accelerator``, and makes its session the current one."""
     group = handlers.get(InitProcessGroupKwargs)
     state = AcceleratorState(
         mixed_precision=mixed_precision,

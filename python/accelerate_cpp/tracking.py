@@ -1,9 +1,9 @@
 """Experiment trackers: the trackers for ``Accelerator(log_with=...)``, and the base class for custom trackers.
 
 A custom tracker is a subclass of :class:`GeneralTracker` with a ``name``, ``requires_logging_directory`` and
-``tracker``; an object of it goes into ``log_with``, or its name does after :func:`register_tracker_class`. Methods
-decorated with :func:`on_main_process` only run on the main process. ``Accelerator`` itself calls trackers only there,
-unless their ``main_process_only`` is ``False``.
+``tracker``; pass an instance of it in ``log_with``, or its name after :func:`register_tracker_class`. Methods decorated
+with :func:`on_main_process` only run on the main process. ``Accelerator`` itself calls trackers only there, unless
+their ``main_process_only`` is ``False``.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def filter_trackers(
     log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None,
     logging_dir: str | os.PathLike[str] | None = None,
 ) -> list[Any]:
-    """The trackers that ``log_with`` asks for and that can be used here, each once.
+    """The trackers in ``log_with`` that can be used here, each once.
 
     Args:
-        log_with: names, members of ``LoggerType``, and objects of custom trackers, one or a list; ``"all"`` stands for
+        log_with: names, members of ``LoggerType``, and objects of custom trackers, one or a list; ``"all"`` means
             :func:`get_available_trackers`.
         logging_dir: the folder for logs; TensorBoard, Aim and some custom trackers need one.
 
     Returns:
         Members of ``LoggerType``, the names of registered trackers, and objects. A built-in tracker whose library is
-        not installed is left out, with a warning.
+        not installed is skipped with a warning.
 
     Raises:
         InvalidArgument: a name is unknown, or needs ``logging_dir``, which is ``None``.

@@ -60,7 +60,7 @@ def test_without_a_configuration_there_are_no_places_in_a_mesh() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.parallelism_config is None
     for name in ("data_parallel_rank", "data_parallel_shard_rank", "tensor_parallel_rank"):
-        with pytest.raises(InvalidArgument, match="as it has no mesh"):
+        with pytest.raises(InvalidArgument, match="because it has no mesh"):
             getattr(accelerator, name)
 
 

@@ -30,7 +30,7 @@ def test_one_process_runs_the_model_as_it_is() -> None:
 
 
 def test_more_stages_than_processes_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"split_points=\['1'\] make 2 stages, and there are 1 processes"):
+    with pytest.raises(InvalidArgument, match=r"split_points=\['1'\] make 2 stages, but there are 1 processes"):
         prepare_pippy(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), split_points="1")
 
 

@@ -1,1 +1,1 @@
-"""What users hand over to configure a run: plugins, recipes, keyword handlers, and the names that their fields take."""
+"""The objects with which users configure a run: plugins, recipes, keyword handlers, and the names for their fields."""

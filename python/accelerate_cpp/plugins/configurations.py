@@ -1,4 +1,4 @@
-"""Options of an ``Accelerator``: steps of gradients, compilation, loaders, and the folders of a project."""
+"""Options of an ``Accelerator``: gradient accumulation, compilation, loaders, and the folders of a project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     Attributes:
         num_steps: micro-batches per optimizer step.
         adjust_scheduler: whether the scheduler's count of steps follows the micro-batches.
-        sync_with_dataloader: step on a loader's last batch, whatever the count.
+        sync_with_dataloader: step on a loader's last batch, regardless of the count.
         sync_each_batch: reduce gradients in every backward pass, which needs less memory and more communication.
     """
 
@@ -32,15 +32,15 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """How ``torch.compile`` compiles models while they are prepared. It may be changed until then.
+    """How ``torch.compile`` compiles models while they are prepared. Fields may be changed until then.
 
     Attributes:
-        backend: a :class:`DynamoBackend` or its name in any case; ``NO`` compiles nothing. ``None`` takes
-            ``ACCELERATE_DYNAMO_BACKEND``, as other fields that are ``None`` take theirs.
-        mode: ``"default"``, ``"reduce-overhead"``, ``"max-autotune"`` or another one of the backend.
-        fullgraph: refuse breaks of the graph.
-        dynamic: compile for shapes that change; ``None`` lets the compiler find out which do.
-        options: of the backend, instead of a mode.
+        backend: a :class:`DynamoBackend` or its name in upper or lower case; ``NO`` compiles nothing. ``None`` uses
+            ``ACCELERATE_DYNAMO_BACKEND``, and other fields that are ``None`` use their variables.
+        mode: ``"default"``, ``"reduce-overhead"``, ``"max-autotune"`` or another mode of the backend.
+        fullgraph: raise an error if the graph breaks.
+        dynamic: compile for changing shapes; with ``None``, the compiler finds out which change.
+        options: options of the backend, instead of a mode.
         disable: compile nothing, for tests.
         use_regional_compilation: if all blocks of a ``ModuleList`` have the same class, compile them one by one; equal
             blocks share one compilation. A model without such blocks is compiled as a whole.
@@ -77,10 +77,10 @@ class TorchDynamoPlugin(KwargsHandler):
         return {**DYNAMO_DEFAULTS, "options": None, "disable": False}
 
     def dynamo_config(self) -> DynamoConfig | None:
-        """What models are compiled with now; ``None`` if they are not.
+        """The current arguments of the compiler; ``None`` if models are not compiled.
 
         Raises:
-            ValueError: a mode and options are both given.
+            ValueError: both a mode and options are given.
         """
         return compile_dynamo(self.to_kwargs(), by_region=bool(self.use_regional_compilation))
 
@@ -96,19 +96,19 @@ def _dynamo_backend(value: Any, found: str) -> DynamoBackend:
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared data loaders share their data out among the processes.
+    """How prepared data loaders divide their data among the processes.
 
     Attributes:
-        split_batches: each batch of the loader is cut into one slice per process, instead of each process getting
-            batches of its own.
+        split_batches: each batch of the loader is cut into one slice per process, instead of separate batches for each
+            process.
         dispatch_batches: rank 0 reads and sends every other rank its part; ``None``: for iterable datasets only.
         even_batches: repeat samples so that every process gets equally many batches.
-        use_seedable_sampler: shuffle from ``data_seed`` plus the epoch alone, as torch does with such a seed. The order
-            takes 4 bytes for each sample; ``"computed"`` shuffles in one that takes none, for data of any length.
-        data_seed: the seed of that shuffle; ``None`` takes torch's.
+        use_seedable_sampler: shuffle depending only on ``data_seed`` plus the epoch, as torch does with such a seed.
+            The order takes 4 bytes per sample; that of ``"computed"`` takes no memory, for data of any length.
+        data_seed: the seed of that shuffle; ``None`` uses torch's.
         non_blocking: copy batches to the device without waiting.
         use_stateful_dataloader: loaders have ``state_dict`` and ``load_state_dict``, and continue inside an epoch.
-            Where torchdata is installed they are its ``StatefulDataLoader``.
+            If torchdata is installed, they are its ``StatefulDataLoader``.
     """
 
     split_batches: bool = False
@@ -130,7 +130,7 @@ class ProjectConfiguration:
         automatic_checkpoint_naming: number checkpoints.
         total_limit: how many numbered checkpoints are kept; ``None`` keeps all.
         iteration: the number of the next checkpoint.
-        save_on_each_node: save once per machine instead of once.
+        save_on_each_node: save once per machine instead of once per run.
     """
 
     project_dir: str | os.PathLike[str] | None = None
@@ -144,7 +144,7 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Sets ``project_dir``, and ``logging_dir`` where it was not set."""
+        """Sets ``project_dir``, and also ``logging_dir`` if it was not set."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
@@ -153,9 +153,9 @@ class ProjectConfiguration:
 def chosen_dynamo_plugin(
     plugin: TorchDynamoPlugin | None, backend: DynamoBackend | str | None
 ) -> TorchDynamoPlugin | None:
-    """The plugin, or one of ``backend``; ``InvalidArgument`` if both are given, or ``plugin`` is none."""
+    """The plugin, or one for ``backend``; ``InvalidArgument`` if both are given, or ``plugin`` is not a plugin."""
     if plugin is not None and backend is not None:
-        raise InvalidArgument("dynamo_plugin and dynamo_backend are both given; give one of them")
+        raise InvalidArgument("dynamo_plugin and dynamo_backend were both passed; pass only one of them")
     if plugin is not None and not isinstance(plugin, TorchDynamoPlugin):
         raise InvalidArgument(f"dynamo_plugin={plugin!r}: expected a TorchDynamoPlugin")
     return plugin if backend is None else TorchDynamoPlugin(backend=backend)

@@ -1,4 +1,4 @@
-"""The plugin for DeepSpeed: a few fields, or a whole configuration, and the dict that DeepSpeed is given."""
+"""The plugin for DeepSpeed: a few fields, or a whole configuration, and the dict that DeepSpeed receives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accelerate_cpp.plugins.fsdp import get_module_class_from_name
 __all__ = ["DeepSpeedPlugin"]
 
 _LEVELS = ("O1", "O2")
-# Fields with their places in a configuration of the user's own.
+# Fields, and their entries in a configuration that the user passes.
 _PLACES: Mapping[str, str] = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
@@ -43,20 +43,20 @@ class DeepSpeedPlugin:
     ``Accelerator`` refuses the plugin.
 
     Attributes:
-        hf_ds_config: a configuration, the path of one, or an :class:`HfDeepSpeedConfig`. What it says counts; its
-            entries that are ``"auto"`` are filled from the other fields.
+        hf_ds_config: a configuration, the path of one, or an :class:`HfDeepSpeedConfig`. It takes precedence; its
+            ``"auto"`` entries are filled from the other fields.
         gradient_accumulation_steps: micro-batches per optimizer step, or ``"auto"``.
         gradient_clipping: the largest norm of gradients, or ``"auto"``.
-        zero_stage: what is sharded: 0 nothing, 1 states of optimizers, 2 gradients too, 3 parameters too.
-        is_train_batch_min: take the batch size of the loader with the smallest batches.
+        zero_stage: what is sharded: 0 nothing, 1 states of optimizers, 2 also gradients, 3 also parameters.
+        is_train_batch_min: use the batch size of the loader with the smallest batches.
         offload_optimizer_device, offload_param_device: ``"none"``, ``"cpu"`` or ``"nvme"``.
         offload_optimizer_nvme_path, offload_param_nvme_path: folders for ``"nvme"``.
         zero3_init_flag: stage 3: shard models of transformers while they are built.
         zero3_save_16bit_model: stage 3: gather 16-bit weights when saving.
-        transformer_moe_cls_names: classes of layers with experts, with commas, that stage 3 gathers as a whole.
+        transformer_moe_cls_names: classes of layers with experts, separated by commas, that stage 3 gathers as a whole.
         enable_msamp: train in fp8 through MS-AMP.
         msamp_opt_level: ``"O1"`` or ``"O2"``.
-        deepspeed_config: what DeepSpeed is given; the same dict as ``hf_ds_config.config``.
+        deepspeed_config: the configuration that DeepSpeed receives; the same dict as ``hf_ds_config.config``.
 
     Raises:
         InvalidArgument: fields contradict each other, or the configuration has no ``zero_optimization``.
@@ -103,10 +103,10 @@ class DeepSpeedPlugin:
     def fill_match(
         self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
     ) -> None:
-        """Fills the entry from ``kwargs``, which has it under its dotted name, if it is ``"auto"``.
+        """Fills the entry, if it is ``"auto"``, with the value that ``kwargs`` has under its dotted name.
 
         Args:
-            mismatches: gets a line if the entry has another value already, unless ``must_match`` is false.
+            mismatches: gets a line if the entry already has another value, unless ``must_match`` is false.
 
         Raises:
             InvalidArgument: the entry is ``"auto"`` and ``kwargs`` lacks it.
@@ -137,7 +137,8 @@ class DeepSpeedPlugin:
         """Fills every entry that is ``"auto"`` from ``kwargs``, which have dotted names.
 
         Args:
-            prefix: of the names of the entries of ``config``, a section; by default the whole configuration.
+            prefix: the prefix of the names in ``config``, if that is a section; by default it is the whole
+                configuration.
             mismatches: gets a line for each entry with another value, unless ``must_match`` is false.
 
         Raises:
@@ -155,20 +156,20 @@ class DeepSpeedPlugin:
             )
 
     def set_mixed_precision(self, mixed_precision: str | None) -> None:
-        """Writes the precision of the run into the configuration, where that leaves it open.
+        """Writes the precision of the run into the configuration, if that leaves it open.
 
         Args:
             mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"``, or ``"fp8"``, which means bf16 here.
 
         Raises:
-            InvalidArgument: the configuration switches another one on.
+            InvalidArgument: the configuration enables another one.
         """
         config, half = self.deepspeed_config, "bf16" if mixed_precision in ("bf16", "fp8") else mixed_precision
         for name, excluded in (("fp16", half not in ("fp16", "no")), ("bf16", half == "fp16")):
             if excluded and self.get_value(f"{name}.enabled") is True:
                 raise InvalidArgument(
-                    f"mixed_precision={mixed_precision!r}: the configuration of DeepSpeed switches {name} on; make "
-                    f"{name}.enabled there 'auto' or false, or choose {name}"
+                    f"mixed_precision={mixed_precision!r}: the configuration of DeepSpeed enables {name}; set "
+                    f"{name}.enabled there to 'auto' or false, or choose {name}"
                 )
         for name in ("fp16", "bf16"):
             if name not in config:
@@ -182,7 +183,7 @@ class DeepSpeedPlugin:
 
     @contextmanager
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
-        """Within it models of transformers are sharded while they are built, or are not."""
+        """A block in which models of transformers are, or are not, sharded while they are built."""
         before = self.zero3_init_flag
         try:
             if before != enable:
@@ -195,7 +196,7 @@ class DeepSpeedPlugin:
                 self._tell_transformers()
 
     def set_deepspeed_weakref(self) -> None:
-        """Has transformers know the configuration, as long as this plugin lives.
+        """Makes the configuration known to transformers, as long as this plugin exists.
 
         Raises:
             MissingLibrary: transformers is not installed.
@@ -217,7 +218,7 @@ class DeepSpeedPlugin:
             self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: torch.nn.Module) -> None:
-        """Has stage 3 gather the layers with experts that ``transformer_moe_cls_names`` names as a whole.
+        """Makes stage 3 gather each layer with experts that ``transformer_moe_cls_names`` names as a whole.
 
         Raises:
             MissingLibrary: DeepSpeed is not installed.
@@ -233,7 +234,7 @@ class DeepSpeedPlugin:
         importlib.import_module("deepspeed.utils").set_z3_leaf_modules(model, classes)
 
     def select(self, _from_accelerator_state: bool = False) -> None:
-        """Makes this plugin the one of several that counts; ``AcceleratorState.select_deepspeed_plugin`` calls it.
+        """Makes this plugin the active one of several; ``AcceleratorState.select_deepspeed_plugin`` calls it.
 
         Raises:
             InvalidArgument: something else called it.
@@ -247,7 +248,7 @@ class DeepSpeedPlugin:
 
     @property
     def selected(self) -> bool:
-        """Whether this plugin is the one that counts."""
+        """Whether this plugin is the active one."""
         return self._selected
 
     @selected.setter
@@ -261,7 +262,7 @@ class DeepSpeedPlugin:
 
 
 def _config_of(plugin: DeepSpeedPlugin) -> dict[str, Any]:
-    """The configuration that the fields come to."""
+    """The configuration that results from the fields."""
 
     def place(device: str | None, path: str | None) -> dict[str, str | None]:
         return {"device": device, "nvme_path": path if device == "nvme" else None}
@@ -281,7 +282,7 @@ def _config_of(plugin: DeepSpeedPlugin) -> dict[str, Any]:
 
 
 def _adopt(plugin: DeepSpeedPlugin, given: Mapping[str, Any]) -> None:
-    """Settles the fields by a configuration of the user's own; ``given`` are those that were arguments."""
+    """Sets the fields from a configuration that the user passed; ``given`` are those that were arguments."""
     _refuse_fields_of_launch()
     if not isinstance(plugin.hf_ds_config, HfDeepSpeedConfig):
         plugin.hf_ds_config = HfDeepSpeedConfig(plugin.hf_ds_config)
@@ -297,7 +298,7 @@ def _adopt(plugin: DeepSpeedPlugin, given: Mapping[str, Any]) -> None:
             node[key] = getattr(plugin, name)
         elif name in given and given[name] not in ("auto", node[key]):
             warnings.warn(
-                f"DeepSpeedPlugin: {name}={given[name]!r} has no effect, as hf_ds_config says {node[key]!r}",
+                f"DeepSpeedPlugin: {name}={given[name]!r} has no effect, because hf_ds_config says {node[key]!r}",
                 stacklevel=5,
             )
         setattr(plugin, name, node[key])
@@ -305,7 +306,7 @@ def _adopt(plugin: DeepSpeedPlugin, given: Mapping[str, Any]) -> None:
 
 
 def _refuse_fields_of_launch() -> None:
-    """Refuses what the configuration of a launch says besides a file, as it would be ignored."""
+    """Refuses fields that the configuration of a launch sets in addition to a file, because they would be ignored."""
     configured = {name.strip() for name in plugin_variables.DEEPSPEED_CONFIGURED.get().split(",")}
     ignored = sorted(configured & {*_PLACES, "mixed_precision"})
     if ignored:
@@ -341,6 +342,6 @@ def _class_of(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:
     found = get_module_class_from_name(model, name)
     if found is None:
         raise InvalidArgument(
-            f"DeepSpeedPlugin: transformer_moe_cls_names has {name!r}, and {type(model).__name__} has no such layer"
+            f"DeepSpeedPlugin: transformer_moe_cls_names has {name!r}, but {type(model).__name__} has no such layer"
         )
     return found

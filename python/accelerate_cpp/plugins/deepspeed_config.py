@@ -25,11 +25,11 @@ class HfDeepSpeedConfig:
         config_file_or_dict: a dict, which is copied, the path of a JSON file, or JSON itself, as it is or in base64.
 
     Raises:
-        InvalidArgument: there is no such file, or it has no JSON object.
+        InvalidArgument: there is no such file, or it does not contain a JSON object.
     """
 
     config: dict[str, Any]
-    """The configuration, which may be changed; :meth:`set_stage_and_offload` then looks at it again."""
+    """The configuration, which may be changed; :meth:`set_stage_and_offload` then reads it again."""
 
     def __init__(self, config_file_or_dict: str | os.PathLike[str] | dict[str, Any]) -> None:
         if isinstance(config_file_or_dict, Mapping):
@@ -39,7 +39,7 @@ class HfDeepSpeedConfig:
         self.set_stage_and_offload()
 
     def set_stage_and_offload(self) -> None:
-        """Notes the stage of ZeRO, and whether something is kept on the host or on disks."""
+        """Stores the stage of ZeRO, and whether something is kept on the host or on disks."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         sections = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
         devices = {self.get_value(section) for section in sections}
@@ -62,7 +62,7 @@ class HfDeepSpeedConfig:
         return default if node is None else node.get(key, default)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
-        """Removes the entry with what is below it.
+        """Removes the entry and everything below it.
 
         Raises:
             InvalidArgument: with ``must_exist``, there is none.
@@ -108,7 +108,7 @@ def _read(found: Any) -> dict[str, Any]:
             f"configuration of DeepSpeed: {os.fspath(found)!r} is neither a file with JSON nor JSON ({error})"
         ) from None
     if not isinstance(config, dict):
-        raise InvalidArgument(f"configuration of DeepSpeed: {os.fspath(found)!r} has no JSON object")
+        raise InvalidArgument(f"configuration of DeepSpeed: {os.fspath(found)!r} does not contain a JSON object")
     return config
 
 

@@ -20,7 +20,7 @@ __all__ = [
 
 
 class _ContainsValues(EnumMeta):
-    """``value in Type`` is true for the text of a member, as well as for a member."""
+    """``value in Type`` is true for a member and for its string value."""
 
     def __contains__(cls, item: object) -> bool:
         return any(item is member or item == member.value for member in cls)  # type: ignore[var-annotated]
@@ -39,7 +39,7 @@ class _NamedValue(Enum, metaclass=_ContainsValues):
 
 
 class DistributedType(str, Enum):
-    """What kind of distributed run this is: a label derived from the number of processes and their device."""
+    """The kind of distributed run: a label derived from the number of processes and their device."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -70,7 +70,7 @@ TYPE_OF_SEVERAL_PROCESSES: Mapping[str, DistributedType] = {
     "neuron": DistributedType.MULTI_NEURON,
     "xla": DistributedType.XLA,
 }
-"""What a run of several processes is, by the type of their devices."""
+"""The kind of a run with several processes, by the type of their devices."""
 
 
 class ComputeEnvironment(str, Enum):
@@ -107,7 +107,7 @@ class FP8BackendType(str, Enum):
 
 
 class CustomDtype(Enum):
-    """Dtypes of weights that torch has none for, as sizes of models are computed for them."""
+    """Dtypes of weights that torch does not have; sizes of models are computed for them."""
 
     FP8 = "fp8"
     INT4 = "int4"
@@ -167,7 +167,7 @@ class DynamoBackend(str, _NamedValue):
 
 
 class DDPCommunicationHookType(_NamedValue):
-    """Ways to compress gradients on their way between processes."""
+    """Ways to compress the gradients that processes exchange."""
 
     NO = "no"
     FP16 = "fp16"

@@ -23,7 +23,7 @@ _OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_ta
 
 
 class _Recipe(KwargsHandler, ABC):
-    """A recipe whose fields have variables of the environment."""
+    """A recipe whose fields can be set by environment variables."""
 
     _variables: ClassVar[Mapping[str, Variable[Any]]] = {}
 
@@ -43,7 +43,7 @@ class _Recipe(KwargsHandler, ABC):
 
     @abstractmethod
     def fp8_config(self) -> Fp8Config:
-        """What the session is configured with."""
+        """The configuration for the session."""
 
 
 @dataclass
@@ -51,11 +51,11 @@ class AORecipeKwargs(_Recipe):
     """Options of fp8 training through torchao, on CPUs (which imitate it) and GPUs.
 
     Attributes:
-        config: torchao's ``Float8LinearConfig``; ``None`` makes one of the two flags below.
-        module_filter_func: called with each linear layer and its dotted name, says whether that layer computes in fp8.
-            ``None``: all but the first and the last one of the model whose sizes are multiples of 16.
+        config: torchao's ``Float8LinearConfig``; ``None`` creates one from the two flags below.
+        module_filter_func: called with each linear layer and its dotted name; returns whether that layer computes in
+            fp8. ``None``: all but the first and the last one of the model whose sizes are multiples of 16.
         pad_inner_dim: pad matrices to multiples of 16. ``None``: yes.
-        enable_fsdp_float8_all_gather: gather sharded weights in fp8. ``None``: yes. Nothing changes where every process
+        enable_fsdp_float8_all_gather: gather sharded weights in fp8. ``None``: yes. It has no effect if every process
             holds the whole model.
 
     Raises:
@@ -90,14 +90,14 @@ class AORecipeKwargs(_Recipe):
 class TERecipeKwargs(_Recipe):
     """Options of fp8 training through TransformerEngine, on NVIDIA GPUs.
 
-    Those that have their defaults are left to TransformerEngine.
+    Options with default values are left to TransformerEngine.
 
     Attributes:
         use_autocast_during_eval: compute in fp8 in evaluation mode, too.
         margin: powers of two kept free above the largest value.
         interval: steps between two updates of the scales.
         fp8_format: ``"HYBRID"``, ``"E4M3"`` or ``"E5M2"``.
-        amax_history_len: steps whose largest values the scales are made from.
+        amax_history_len: how many steps' largest values determine the scales.
         amax_compute_algo: ``"most_recent"`` or ``"max"`` of that history.
         override_linear_precision: whether the forward pass, the gradients of activations and those of weights are
             computed in higher precision.
@@ -168,7 +168,7 @@ class MSAMPRecipeKwargs(_Recipe):
 class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
     """Deprecated: options of ``backend`` ``"TE"`` or ``"MSAMP"``; use the recipe of that library.
 
-    ``None`` takes ``ACCELERATE_FP8_BACKEND``, else MS-AMP if it is installed, else TransformerEngine.
+    ``None`` uses ``ACCELERATE_FP8_BACKEND``, else MS-AMP if it is installed, else TransformerEngine.
     """
 
     backend: Literal["MSAMP", "TE"] | None = None
@@ -212,7 +212,7 @@ _RECIPES: Mapping[str, Callable[[], Recipe]] = {
 
 
 def settle_recipe(precision: str, given: list[Recipe]) -> Recipe | None:
-    """The recipe of a run: the one that was given, else one of the library that is asked for or installed.
+    """The recipe of a run: the one that was given, else one of the requested or installed library.
 
     Args:
         precision: of the run.
@@ -231,8 +231,8 @@ def settle_recipe(precision: str, given: list[Recipe]) -> Recipe | None:
     if precision != "fp8":
         if given:
             raise InvalidArgument(
-                f"kwargs_handlers holds {names}, and mixed_precision is {precision!r}; pass mixed_precision='fp8' with "
-                "it, or leave it out"
+                f"kwargs_handlers contains {names}, but mixed_precision is {precision!r}; pass mixed_precision='fp8' "
+                "with it, or leave it out"
             )
         return None
     recipe = given[0] if given else _RECIPES[fp8.choose()]()
@@ -247,6 +247,6 @@ def _torchao_config(pad_inner_dim: bool, enable_fsdp_float8_all_gather: bool) ->
 
 
 def with_recipe(handlers: dict[type[KwargsHandler], Any], precision: str) -> dict[type[KwargsHandler], Any]:
-    """``handlers``, with the default recipe if ``precision`` is ``"fp8"`` and they hold none; see settle_recipe."""
+    """``handlers``, with the default recipe if ``precision`` is ``"fp8"`` and they contain none; see settle_recipe."""
     recipe = settle_recipe(precision, [handler for handler in handlers.values() if isinstance(handler, Recipe)])
     return handlers if recipe is None else {**handlers, type(recipe): recipe}

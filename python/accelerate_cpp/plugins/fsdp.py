@@ -39,7 +39,7 @@ _OF_VERSION_1 = ("use_orig_params", "sync_module_states", "forward_prefetch")
 
 
 def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch.nn.Module] | None:
-    """The class called ``name`` of ``module`` or of a module inside; ``None`` if there is none."""
+    """The class called ``name`` of ``module`` or of one of its submodules; ``None`` if there is none."""
     return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
 
 
@@ -47,7 +47,7 @@ def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch
 class FullyShardedDataParallelPlugin:
     """How parameters, gradients and states of optimizers are sharded over the processes.
 
-    Fields that are ``None`` are read from ``FSDP_*`` when the plugin is made; it may be changed until models are
+    Fields that are ``None`` are read from ``FSDP_*`` when the plugin is created; it may be changed until models are
     prepared. Sharding itself does not work in accelerate_cpp yet: an ``Accelerator`` refuses the plugin.
 
     Attributes:
@@ -63,22 +63,23 @@ class FullyShardedDataParallelPlugin:
         cpu_offload: keep shards in the memory of the host: a flag, or torch's object.
         ignored_modules: modules that are not sharded, or a regular expression of their names.
         state_dict_type: of checkpoints: ``StateDictType`` or its name.
-        state_dict_config, optim_state_dict_config: its options; they follow the type unless they are given.
-        limit_all_gathers: version 1: bound the memory of parameters that are gathered ahead.
+        state_dict_config, optim_state_dict_config: the options of that type; they follow the type unless they are
+            given.
+        limit_all_gathers: version 1: limit the memory of parameters that are gathered ahead.
         use_orig_params: version 1: show the parameters of the model to optimizers.
         param_init_fn: version 1: makes the parameters of a module that is on the meta device.
         sync_module_states: version 1: start from the parameters of rank 0.
         forward_prefetch: version 1: gather early what the forward pass needs next.
-        activation_checkpointing: compute activations again in the backward pass.
-        activation_checkpointing_offload: version 2: and keep its inputs on the host.
-        cpu_ram_efficient_loading: transformers reads weights on rank 0 alone. Given, it is also written to
-            ``FSDP_CPU_RAM_EFFICIENT_LOADING``, where transformers looks.
-        transformer_cls_names_to_wrap: for ``"transformer_based_wrap"``, the names of classes, a list or with commas;
-            ``None`` takes those that a model of transformers tells.
-        min_num_params: for ``"size_based_wrap"``, from how many parameters on.
+        activation_checkpointing: recompute activations in the backward pass.
+        activation_checkpointing_offload: version 2: also keep its inputs on the host.
+        cpu_ram_efficient_loading: transformers reads weights only on rank 0. If given, it is also written to
+            ``FSDP_CPU_RAM_EFFICIENT_LOADING``, which transformers reads.
+        transformer_cls_names_to_wrap: for ``"transformer_based_wrap"``, the names of classes, as a list or separated by
+            commas; ``None`` uses those that a model of transformers names.
+        min_num_params: for ``"size_based_wrap"``, the least number of parameters.
 
     Raises:
-        InvalidArgument: a value is none of those, or not of this version.
+        InvalidArgument: a value is not one of these, or not for this version.
     """
 
     fsdp_version: int | None = None
@@ -120,9 +121,9 @@ class FullyShardedDataParallelPlugin:
         _settle_loading(self)
 
     def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
-        """Chooses what checkpoints hold, ``state_dict_type`` or the field, and the options that belong to it.
+        """Chooses the type of checkpoints, ``state_dict_type`` or the field, and the options of that type.
 
-        Options that the user has given stay.
+        Options that the user has passed are kept.
 
         Raises:
             InvalidArgument: there is no such type in this version.
@@ -147,7 +148,7 @@ class FullyShardedDataParallelPlugin:
             self.optim_state_dict_config = of_optimizer
 
     def set_auto_wrap_policy(self, model: torch.nn.Module) -> None:
-        """Makes ``auto_wrap_policy`` one for ``model``, where it was asked for by name.
+        """Replaces an ``auto_wrap_policy`` that was given by name with one for ``model``.
 
         Raises:
             InvalidArgument: ``model`` has no layer of a class to be wrapped.
@@ -168,12 +169,12 @@ class FullyShardedDataParallelPlugin:
     def set_mixed_precision(
         self, mixed_precision: str | torch.dtype | None, buffer_autocast: bool = False, override: bool = False
     ) -> None:
-        """Chooses the dtype in which parameters are gathered and gradients are averaged, unless there is one already.
+        """Chooses the dtype in which parameters are gathered and gradients averaged, unless one is already set.
 
         Args:
             mixed_precision: fp16, bf16, fp32, fp8 (which means bf16 here) or a dtype of torch.
             buffer_autocast: version 1: leave buffers in fp32, where autocast casts them.
-            override: also where there is one already.
+            override: replace one that is already set.
 
         Raises:
             InvalidArgument: another name.
@@ -192,7 +193,7 @@ class FullyShardedDataParallelPlugin:
         fsdp_options.require_instance(self.mixed_precision_policy, kind, "mixed_precision_policy", version)
 
     def set_cpu_offload(self) -> None:
-        """Makes ``cpu_offload``, where it is a flag, the object that FSDP of this version wants."""
+        """Replaces ``cpu_offload``, if it is a flag, with the object that this version of FSDP expects."""
         from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
         if isinstance(self.cpu_offload, bool):
@@ -217,7 +218,7 @@ def _version(found: Any) -> int:
 
 
 def _settle_strategy(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Settles ``sharding_strategy`` in version 1 and ``reshard_after_forward`` in version 2."""
+    """Sets ``sharding_strategy`` in version 1 and ``reshard_after_forward`` in version 2."""
     if plugin.fsdp_version == 2:
         _settle_resharding(plugin)
         return
@@ -241,7 +242,7 @@ def _settle_strategy(plugin: FullyShardedDataParallelPlugin) -> None:
 def _settle_resharding(plugin: FullyShardedDataParallelPlugin) -> None:
     if plugin.sharding_strategy is not None:
         raise InvalidArgument(
-            f"FullyShardedDataParallelPlugin: sharding_strategy={plugin.sharding_strategy!r} is of version 1; in "
+            f"FullyShardedDataParallelPlugin: sharding_strategy={plugin.sharding_strategy!r} belongs to version 1; in "
             "version 2 pass reshard_after_forward=True, which shards like FULL_SHARD, or False, like SHARD_GRAD_OP"
         )
     found: Any = plugin.reshard_after_forward
@@ -264,7 +265,7 @@ def _flag(found: Any) -> bool:
 
 
 def _settle_prefetch(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Settles when parameters are gathered ahead, and the other options of version 1."""
+    """Sets when parameters are gathered ahead, and the other options of version 1."""
     from torch.distributed.fsdp import BackwardPrefetch
 
     prefetch = plugin.backward_prefetch
@@ -277,8 +278,8 @@ def _settle_prefetch(plugin: FullyShardedDataParallelPlugin) -> None:
         return
     if plugin.forward_prefetch is not None:
         raise InvalidArgument(
-            f"FullyShardedDataParallelPlugin: forward_prefetch={plugin.forward_prefetch!r} is of version 1; leave it "
-            "out, or pass fsdp_version=1"
+            f"FullyShardedDataParallelPlugin: forward_prefetch={plugin.forward_prefetch!r} belongs to version 1; leave "
+            "it out, or pass fsdp_version=1"
         )
     for name in ("backward_prefetch", "use_orig_params", "sync_module_states"):
         if getattr(plugin, name) is not None:
@@ -335,7 +336,7 @@ def _settle_checkpointing(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def _settle_loading(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Where only rank 0 reads weights, the others get theirs from it, into what ``param_init_fn`` makes."""
+    """If only rank 0 reads weights, the others get theirs from it, into the tensors that ``param_init_fn`` creates."""
     if plugin.fsdp_version == 2:
         return
     if plugin.cpu_ram_efficient_loading and not plugin.sync_module_states:
@@ -354,8 +355,8 @@ device_of_run: Callable[[], torch.device | None] = _no_run
 
 
 def _allocate(module: torch.nn.Module) -> torch.nn.Module:
-    """Gives a module on the meta device memory on the device of this process."""
-    return module.to_empty(device=device_of_run() or torch.accelerator.current_accelerator() or torch.device("cpu"))
+    """Allocates memory for a module on the meta device, on this process's accelerator if it has one."""
+    return module.to_empty(device=torch.accelerator.current_accelerator() or torch.device("cpu"))
 
 
 def class_to_wrap(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:
@@ -363,7 +364,7 @@ def class_to_wrap(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:
     found = get_module_class_from_name(model, name)
     if found is None:
         raise InvalidArgument(
-            f"FullyShardedDataParallelPlugin: transformer_cls_names_to_wrap has {name!r}, and {type(model).__name__} "
+            f"FullyShardedDataParallelPlugin: transformer_cls_names_to_wrap has {name!r}, but {type(model).__name__} "
             "has no layer of that class"
         )
     return found

@@ -1,4 +1,4 @@
-"""Options of torch's FSDP, from what users write to the objects that torch wants."""
+"""Converts options of torch's FSDP from the forms that users write to torch's objects."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DTYPES = {"fp8": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16,
 
 
 def member_of(kind: type[E], value: Any, field: str) -> E:
-    """The member of an enum of torch that ``value`` is, names in any case, or has as its number.
+    """The member of an enum of torch that ``value`` is, or whose name (in upper or lower case) or number it is.
 
     Args:
-        field: what the user knows the value as, for the message.
+        field: the user's name for the value, for the error message.
 
     Raises:
         InvalidArgument: there is no such member.
@@ -50,10 +50,10 @@ def member_of(kind: type[E], value: Any, field: str) -> E:
 
 
 def dtype_of(value: Any) -> torch.dtype | None:
-    """The dtype that parameters are gathered in for ``fp16``, ``bf16``, ``fp32`` and ``fp8`` (bf16), or ``value``.
+    """The dtype in which parameters are gathered for ``fp16``, ``bf16``, ``fp32`` and ``fp8`` (bf16), or ``value``.
 
     Raises:
-        InvalidArgument: ``value`` is another text, or no dtype.
+        InvalidArgument: ``value`` is another string, or not a dtype.
     """
     if value is None or isinstance(value, torch.dtype):
         return value
@@ -68,7 +68,7 @@ def dtype_of(value: Any) -> torch.dtype | None:
 def new_policy(
     version: int, param: torch.dtype | None, reduce: torch.dtype | None, last: torch.dtype | None
 ) -> MixedPrecision | MixedPrecisionPolicy:
-    """The policy of mixed precision of this version of FSDP; ``last`` is of buffers in 1 and of outputs in 2."""
+    """The policy of mixed precision of this version of FSDP; ``last`` is for buffers in 1 and for outputs in 2."""
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
     if version == 2:
@@ -83,7 +83,7 @@ def policy_of_dict(version: int, dtypes: Mapping[str, Any]) -> MixedPrecision | 
         dtypes: ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype`` (version 1) or ``output_dtype`` (2).
 
     Raises:
-        InvalidArgument: other names, or values that are no floating dtype of at most 32 bits.
+        InvalidArgument: other names, or values that are not floating dtypes of at most 32 bits.
     """
     names = ("param_dtype", "reduce_dtype", "output_dtype" if version == 2 else "buffer_dtype")
     if set(dtypes) != set(names) or not all(value in _DTYPES.values() for value in dtypes.values()):
@@ -95,7 +95,7 @@ def policy_of_dict(version: int, dtypes: Mapping[str, Any]) -> MixedPrecision | 
 
 
 def require_instance(value: Any, kind: type, field: str, version: int) -> None:
-    """Refuses a ``value`` of another class than FSDP of this version takes."""
+    """Refuses a ``value`` of a class that this version of FSDP does not accept."""
     if not isinstance(value, kind):
         raise InvalidArgument(
             f"FullyShardedDataParallelPlugin: {field}={value!r}; expected an instance of "
@@ -104,7 +104,7 @@ def require_instance(value: Any, kind: type, field: str, version: int) -> None:
 
 
 def default_state_dict_configs() -> Mapping[Any, tuple[Any, Any]]:
-    """For each type of state dicts with a configuration: that of models, and that of optimizers."""
+    """For each type of state dicts with a configuration: the configurations of models and of optimizers."""
     from torch.distributed.fsdp import (
         FullOptimStateDictConfig,
         FullStateDictConfig,

@@ -1,4 +1,4 @@
-"""What ``Accelerator(kwargs_handlers=[...])`` takes: keyword arguments of objects that it makes."""
+"""The objects for ``Accelerator(kwargs_handlers=[...])``: keyword arguments of objects that it creates."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class KwargsHandler:
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
     def _defaults(self) -> dict[str, Any]:
-        """What :meth:`to_dict` returns where nothing was chosen."""
+        """The result of :meth:`to_dict` if nothing was chosen."""
         return type(self)().to_dict()
 
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Arguments of ``torch.autocast``. Without mixed precision nothing is cast, so they change nothing.
+    """Arguments of ``torch.autocast``. Without mixed precision nothing is cast, so they have no effect.
 
     ``outputs_in_fp32``: whether outputs of prepared models are converted to fp32 (the default), or stay in fp16 or
     bf16, which halves the memory of large outputs.
@@ -67,11 +67,11 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def to_dict(
         self, ignore_keys: tuple[str, ...] = ("comm_hook", "comm_wrapper", "comm_state_option")
     ) -> dict[str, Any]:
-        """The options of the wrapper itself; those of its communication hook are ignored unless asked for."""
+        """The options of the wrapper itself; those of its communication hook are ignored unless requested."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def strategy_options(self) -> dict[str, Any]:
-        """What was set, with the communication hook, if there is one, by the names of its parts."""
+        """The values that were set, with the communication hook, if there is one, under the names of its parts."""
         options = self.to_kwargs()
         if str(self.comm_hook) != "no":
             options.update(comm_hook=str(self.comm_hook), comm_wrapper=str(self.comm_wrapper))
@@ -104,7 +104,7 @@ class GradScalerKwargs(KwargsHandler):
 
 
 class _Unset(timedelta):
-    """A timeout that nobody has passed."""
+    """A timeout that was not passed by the caller."""
 
     def __repr__(self) -> str:
         return repr(timedelta(seconds=self.total_seconds()))
@@ -147,7 +147,7 @@ _ACTIVITIES = {
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """Arguments of ``torch.profiler.profile``; ``output_trace_dir`` is where each rank's trace is written."""
+    """Arguments of ``torch.profiler.profile``; each rank's trace is written to ``output_trace_dir``."""
 
     activities: list[Literal["cpu", "xpu", "mtia", "cuda", "hpu"]] | None = None
     schedule_option: dict[str, int] | None = None
@@ -173,7 +173,7 @@ class ProfileKwargs(KwargsHandler):
         )
 
     def write_trace(self, profiler: torch.profiler.profile, rank: int) -> None:
-        """Writes the trace of ``rank`` into ``output_trace_dir``, if that is set; the folder is made if need be."""
+        """Writes the trace of ``rank`` into ``output_trace_dir``, if that is set; creates the folder."""
         if self.output_trace_dir is not None:
             os.makedirs(self.output_trace_dir, exist_ok=True)
             name = PROFILE_PATTERN_NAME.format(suffix=rank)
@@ -183,7 +183,7 @@ class ProfileKwargs(KwargsHandler):
 def _activity(name: str) -> torch.profiler.ProfilerActivity:
     attribute = _ACTIVITIES.get(name)
     if attribute is None or not hasattr(torch.profiler.ProfilerActivity, attribute):
-        raise InvalidArgument(f"ProfileKwargs.activities holds {name!r}; expected some of {', '.join(_ACTIVITIES)}")
+        raise InvalidArgument(f"ProfileKwargs.activities contains {name!r}; expected some of {', '.join(_ACTIVITIES)}")
     activity: torch.profiler.ProfilerActivity = getattr(torch.profiler.ProfilerActivity, attribute)
     return activity
 
@@ -193,18 +193,18 @@ def by_class(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandle
     found: dict[type[KwargsHandler], KwargsHandler] = {}
     for handler in handlers or ():
         if not isinstance(handler, KwargsHandler):
-            raise InvalidArgument(f"kwargs_handlers holds {handler!r}; expected instances of KwargsHandler")
+            raise InvalidArgument(f"kwargs_handlers contains {handler!r}; expected instances of KwargsHandler")
         if type(handler) in found:
-            raise InvalidArgument(f"kwargs_handlers holds two {type(handler).__name__}; give one")
+            raise InvalidArgument(f"kwargs_handlers contains two {type(handler).__name__}; pass one")
         found[type(handler)] = handler
     return found
 
 
 def accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandler], Any]:
-    """:func:`by_class`, where none asks for what is not supported.
+    """As :func:`by_class`, if no handler requests something unsupported.
 
     Raises:
-        InvalidArgument: as :func:`by_class`; or a handler is not supported, or asks for a hook that there is not.
+        InvalidArgument: as :func:`by_class`; or a handler is not supported, or requests a hook that does not exist.
     """
     accepted: dict[type[KwargsHandler], Any] = dict(by_class(handlers))
     unsupported.refuse_given({kind.__name__: handler for kind, handler in accepted.items()})

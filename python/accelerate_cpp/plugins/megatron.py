@@ -1,4 +1,4 @@
-"""The plugin for Megatron-LM: its fields, and the arguments that Megatron-LM is given."""
+"""The plugin for Megatron-LM: its fields, and the arguments that Megatron-LM receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelerate_cpp.plugins.megatron_models import write_model_arguments
 
 __all__ = ["MegatronLMPlugin"]
 
-# Megatron-LM's names for fields whose own names differ, in its order; the others follow under their own names.
+# Megatron-LM's names for fields with different names, in its order; the other fields follow under their own names.
 _ARGUMENTS: Mapping[str, str] = {
     "tensor_model_parallel_size": "tp_degree",
     "pipeline_model_parallel_size": "pp_degree",
@@ -43,7 +43,7 @@ _OF_SCHEDULE = (
 
 @dataclass
 class MegatronLMPlugin:
-    """How Megatron-LM trains. The first 27 fields, where they are ``None``, are read from ``MEGATRON_LM_*``.
+    """How Megatron-LM trains. The first 27 fields are read from ``MEGATRON_LM_*`` if they are ``None``.
 
     It may be changed until models are prepared. Training through Megatron-LM does not work in accelerate_cpp yet: an
     ``Accelerator`` refuses the plugin. Fields that are not described have the names of Megatron-LM's own arguments.
@@ -53,19 +53,21 @@ class MegatronLMPlugin:
         pp_degree: stages of the pipeline.
         num_micro_batches: micro-batches per optimizer step.
         gradient_clipping: the largest norm of gradients; 0 means none.
-        sequence_parallelism: split what ``tp_degree`` does not along the sequence.
-        is_train_batch_min: take the batch size of the loader with the smallest batches.
-        train_iters, train_samples: the length of the training, for ``MegatronLMDummyScheduler``; one of them.
-        consumed_samples: samples of each loader that were trained on before; missing ones are 0, up to three.
+        sequence_parallelism: split everything that ``tp_degree`` does not split along the sequence.
+        is_train_batch_min: use the batch size of the loader with the smallest batches.
+        train_iters, train_samples: the length of the training, for ``MegatronLMDummyScheduler``; pass one of them.
+        consumed_samples: the number of samples of each loader that were already trained on; missing numbers, up to
+            three, are 0.
         megatron_dataset_flag: data in Megatron-LM's own format.
-        seq_length, encoder_seq_length, decoder_seq_length: of sequences, in tokens; otherwise that of the first batch.
-        tensorboard_dir, set_all_logging_options: what Megatron-LM logs, and where to.
-        return_logits: have ``eval`` steps return logits.
+        seq_length, encoder_seq_length, decoder_seq_length: the length of sequences, in tokens; by default that of the
+            first batch.
+        tensorboard_dir, set_all_logging_options: what Megatron-LM logs, and where.
+        return_logits: make ``eval`` steps return logits.
         custom_train_step_class, custom_train_step_kwargs: a subclass of ``AbstractTrainStep`` and its arguments.
         custom_model_provider_function, custom_prepare_model_function, custom_megatron_datasets_provider_function,
-        custom_get_batch_function, custom_loss_function: instead of those for the kind of the model.
-        other_megatron_args: further arguments; they count instead of those that fields come to.
-        megatron_lm_default_args: what Megatron-LM is given.
+        custom_get_batch_function, custom_loss_function: functions that replace those for the kind of the model.
+        other_megatron_args: further arguments; they take precedence over those from fields.
+        megatron_lm_default_args: the arguments that Megatron-LM receives.
         DDP_impl: ``"local"`` for pipelines, sharded optimizers and bf16, else ``"torch"``.
     """
 
@@ -152,7 +154,7 @@ class MegatronLMPlugin:
         """Writes the sizes of a model of transformers, of BERT's, GPT-2's, T5's or Llama's kind, into the arguments.
 
         Args:
-            batch_data: the first batch, which tells the lengths of sequences where no field does.
+            batch_data: the first batch, which determines the lengths of sequences that no field sets.
 
         Raises:
             InvalidArgument: a model of another kind; see :func:`add_model_config_to_megatron_parser`.
@@ -199,18 +201,18 @@ class MegatronLMPlugin:
     def set_scheduler_args(self, scheduler: Any) -> None:
         """Writes the schedule of the learning rate into the arguments.
 
-        Where ``train_iters`` or ``lr_warmup_iters`` is ``None`` the scheduler tells, and ``train_samples`` and
-        ``lr_warmup_samples`` do not count.
+        If ``train_iters`` or ``lr_warmup_iters`` is ``None``, the value of the scheduler is used, and ``train_samples``
+        and ``lr_warmup_samples`` are ignored.
 
         Args:
             scheduler: a ``MegatronLMDummyScheduler``, whose steps are those of all copies of the model.
 
         Raises:
-            InvalidArgument: :meth:`set_training_args` was not called before, or the scheduler does not tell.
+            InvalidArgument: :meth:`set_training_args` was not called before, or the scheduler lacks a value.
         """
         copies = self.megatron_lm_default_args.get("data_parallel_size")
         if copies is None:
-            raise InvalidArgument("set_scheduler_args needs the number of copies; call set_training_args before")
+            raise InvalidArgument("set_scheduler_args needs the number of copies; call set_training_args first")
         if self.train_iters is None:
             self.train_iters, self.train_samples = _steps(scheduler, "total_num_steps") // copies, None
         if self.lr_warmup_iters is None:
@@ -218,7 +220,7 @@ class MegatronLMPlugin:
         self.megatron_lm_default_args.update({name: getattr(self, name) for name in _OF_SCHEDULE})
 
     def set_tensorboard_logging_options(self) -> None:
-        """Would switch on everything that Megatron-LM can log: refused, as only Megatron-LM knows what that is."""
+        """Not supported: only Megatron-LM knows the options that switch on everything that it can log."""
         unsupported.refuse("megatron_lm_plugin", "MegatronLMPlugin.set_all_logging_options=True")
 
 
@@ -226,7 +228,7 @@ def _steps(scheduler: Any, name: str) -> int:
     found = getattr(scheduler, name, None)
     if found is None:
         raise InvalidArgument(
-            f"set_scheduler_args: {type(scheduler).__name__} does not tell {name}; pass a MegatronLMDummyScheduler "
-            "with it, or give MegatronLMPlugin train_iters and lr_warmup_iters"
+            f"set_scheduler_args: {type(scheduler).__name__} has no {name}; pass a MegatronLMDummyScheduler with it, "
+            "or pass train_iters and lr_warmup_iters to MegatronLMPlugin"
         )
     return int(found)

@@ -14,7 +14,7 @@ __all__ = ["MODEL_CONFIGS_TO_MEGATRON_PARSERS", "add_model_config_to_megatron_pa
 Parser = Callable[[Any, Any, Any], Any]
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS: dict[str, Parser] = {}
-"""What writes the arguments for a model, by the ``model_type`` of its configuration."""
+"""The functions that write the arguments for a model, by the ``model_type`` of its configuration."""
 
 
 def add_model_config_to_megatron_parser(model_type: str) -> Callable[[Parser], Parser]:
@@ -35,7 +35,7 @@ def write_model_arguments(plugin: Any, model: torch.nn.Module, batch: Mapping[st
     """Writes the arguments for ``model`` into ``plugin.megatron_lm_default_args``.
 
     Raises:
-        InvalidArgument: nothing is registered for its kind.
+        InvalidArgument: no function is registered for its kind.
     """
     config: Any = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", "")).lower()
@@ -50,7 +50,7 @@ def write_model_arguments(plugin: Any, model: torch.nn.Module, batch: Mapping[st
 
 
 def _length(given: int | None, batch: Mapping[str, Any] | None, name: str, longest: int) -> int:
-    """The length of sequences: ``given``, that of the batch, or the longest that the model takes."""
+    """The length of sequences: ``given``, that of the batch, or the maximum of the model."""
     if given is not None:
         return given
     return longest if batch is None else int(batch[name].shape[1])

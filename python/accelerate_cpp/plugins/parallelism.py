@@ -30,10 +30,10 @@ _KERNEL_OF_HUB = re.compile(r"[^/]+/[^/]*flash-attn.*")
 
 @dataclass
 class TorchContextParallelConfig:
-    """How torch's attention sees the parts of a sequence that other processes hold.
+    """How torch's attention accesses the parts of a sequence on other processes.
 
     Attributes:
-        cp_comm_strategy: ``"allgather"``, keys and values are gathered, or ``"alltoall"``, they go around.
+        cp_comm_strategy: ``"allgather"`` (keys and values are gathered) or ``"alltoall"`` (they are passed around).
 
     Raises:
         InvalidArgument: another strategy.
@@ -52,16 +52,16 @@ class TorchContextParallelConfig:
 
 @dataclass
 class DeepSpeedSequenceParallelConfig:
-    """How DeepSpeed's attention sees sequences that are split over processes.
+    """How DeepSpeed's attention handles sequences that are split over processes.
 
     Attributes:
         sp_seq_length: the length of all sequences, in tokens; needed if it is the same for all.
         sp_seq_length_is_variable: whether sequences differ in length.
         sp_attn_implementation: ``"sdpa"``, ``"flash_attention_2"``, ``"flash_attention_3"`` or a kernel of the Hub such
-            as ``"kernels-community/flash-attn2"``; ``None`` takes that of the model.
+            as ``"kernels-community/flash-attn2"``; ``None`` uses that of the model.
 
     Raises:
-        InvalidArgument: the length is missing, or another attention.
+        InvalidArgument: the length is missing, or the attention is another one.
     """
 
     sp_seq_length: int | None = None
@@ -72,7 +72,7 @@ class DeepSpeedSequenceParallelConfig:
         plugin_variables.fill(self, plugin_variables.SEQUENCE_PARALLEL)
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
             raise InvalidArgument(
-                "DeepSpeedSequenceParallelConfig: sequences of one length (sp_seq_length_is_variable=False) need that "
+                "DeepSpeedSequenceParallelConfig: sequences of one length (sp_seq_length_is_variable=False) need a "
                 "length; pass sp_seq_length, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH"
             )
         attention = self.sp_attn_implementation
@@ -109,7 +109,7 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """The old way to ask for tensor parallelism; ``ParallelismConfig(tp_size=...)`` is the new one.
+    """The old way to request tensor parallelism; ``ParallelismConfig(tp_size=...)`` is the new one.
 
     Attributes:
         tp_size: the number of processes over which layers are split.

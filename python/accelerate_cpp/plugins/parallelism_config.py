@@ -1,4 +1,4 @@
-"""How many processes each kind of parallelism has, and the mesh that they make."""
+"""The number of processes for each kind of parallelism, and the mesh that they form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ParallelismConfig"]
 
 _DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-# Outermost first: neighbouring ranks, which talk fastest, split layers, then sequences.
+# Outermost first: neighbouring ranks, which communicate fastest, split layers, then sequences.
 _ORDER_IN_MESH = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 
@@ -31,7 +31,7 @@ _ORDER_IN_MESH = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 class ParallelismConfig:
     """How many processes copy the model, shard its parameters, split its layers, and split sequences.
 
-    Sizes may be changed until an ``Accelerator`` is made. Sizes and backends that are ``None`` are read from
+    Sizes may be changed until an ``Accelerator`` is created. Sizes and backends that are ``None`` are read from
     ``PARALLELISM_CONFIG_*``.
 
     Attributes:
@@ -42,7 +42,8 @@ class ParallelismConfig:
         cp_backend: ``"torch"``.
         sp_size: processes over which sequences are split for DeepSpeed's attention (sequence parallelism).
         sp_backend: ``"deepspeed"``.
-        tp_handler, cp_handler, sp_handler: options of these; the default ones where the size is above 1.
+        tp_handler, cp_handler, sp_handler: options of these kinds; by default the default options if the size is above
+            1.
 
     Raises:
         InvalidArgument: a size is not an integer or below 1, sizes cannot be combined, or an option has the wrong
@@ -60,7 +61,7 @@ class ParallelismConfig:
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
 
-    # The mesh, once it has been asked for, and sizes by dimension; no fields, so they are not annotated.
+    # The mesh, after its first use, and the sizes by dimension; they are not fields, so they are not annotated.
     device_mesh = None  # type: DeviceMesh | None
     _sizes = None  # type: Any
 
@@ -83,7 +84,7 @@ class ParallelismConfig:
         self._sizes = {name: self._size_of(name) for name in _DIMENSIONS}
 
     def _set_size(self, parallelism: str, size: int) -> None:
-        """Gives the dimension ``parallelism`` another size, checked only for being one."""
+        """Sets the size of the dimension ``parallelism``; only checks that there is such a dimension."""
         if parallelism not in self._sizes:
             raise InvalidArgument(
                 f"ParallelismConfig: there is no dimension {parallelism!r}; expected one of {', '.join(self._sizes)}"
@@ -100,7 +101,7 @@ class ParallelismConfig:
         """Fills in missing sizes, and refuses those that do not fit the number of processes of ``accelerator``.
 
         Raises:
-            InvalidArgument: the sizes come to another number of processes.
+            InvalidArgument: the product of the sizes is another number of processes.
         """
         if self.total_size == 1:
             if accelerator.multi_device:
@@ -129,7 +130,7 @@ class ParallelismConfig:
         if self.dp_replicate_enabled and not self.dp_shard_enabled and (self.tp_enabled or self.cp_enabled):
             raise InvalidArgument(
                 f"ParallelismConfig: dp_replicate_size={self.dp_replicate_size} with dp_shard_size=1 is plain data "
-                f"parallelism, which does not go together with tp_size={self.tp_size} and cp_size={self.cp_size}; make "
+                f"parallelism, which cannot be combined with tp_size={self.tp_size} and cp_size={self.cp_size}; make "
                 "dp_shard_size larger than 1, or dp_replicate_size 1"
             )
 
@@ -186,27 +187,27 @@ class ParallelismConfig:
 
     @property
     def dp_dim_names(self) -> list[str]:
-        """Those of them along which batches differ."""
+        """The active dimensions along which batches differ."""
         return self._active(("dp_replicate", "dp_shard"))
 
     @property
     def non_dp_dim_names(self) -> list[str]:
-        """Those along which batches are the same."""
+        """The active dimensions along which batches are the same."""
         return self._active(("tp", "cp", "sp"))
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
-        """Those over which parameters are sharded."""
+        """The active dimensions over which parameters are sharded."""
         return self._active(("dp_shard", "cp"))
 
     @property
     def dp_cp_dim_names(self) -> list[str]:
-        """Those over which losses are averaged."""
+        """The active dimensions over which losses are averaged."""
         return self._active(("dp_replicate", "dp_shard", "cp"))
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """The dimensions of the mesh that torch's FSDP is given: copies, if there are some, and joined shards."""
+        """The dimensions of the mesh for torch's FSDP: copies, if there are any, and joined shards."""
         return [*self._active(("dp_replicate",)), "dp_shard_cp"]
 
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
@@ -218,7 +219,8 @@ class ParallelismConfig:
             device_type: ``"cpu"`` or ``"cuda"``, for example.
 
         Returns:
-            ``None`` if no dimension is active, and for sequence parallelism, for which DeepSpeed makes its own groups.
+            ``None`` if no dimension is active, and for sequence parallelism, for which DeepSpeed creates its own
+            groups.
         """
         found = self._get_mesh()
         if not found or self.sp_enabled:
@@ -237,10 +239,10 @@ class ParallelismConfig:
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
-        """The mesh, which is built at the first call, and again when sizes have changed since.
+        """The mesh, which is built at the first call, and again after sizes have changed.
 
         Args:
-            device_type: as for :meth:`build_device_mesh`; ``None`` once there is a mesh.
+            device_type: as for :meth:`build_device_mesh`; may be ``None`` once there is a mesh.
 
         Raises:
             InvalidArgument: there is no mesh and no ``device_type``, or there is one of another type.
@@ -251,8 +253,8 @@ class ParallelismConfig:
             raise InvalidArgument("get_device_mesh: there is no mesh yet; pass device_type, 'cuda' for example")
         if device_type not in (None, kind):
             raise InvalidArgument(
-                f"get_device_mesh({device_type!r}): there is a mesh of {kind} devices already; leave device_type out, "
-                "or make another ParallelismConfig"
+                f"get_device_mesh({device_type!r}): there is already a mesh of {kind} devices; leave device_type out, "
+                "or create another ParallelismConfig"
             )
         if mesh is None or self._differs_from(mesh):
             self.device_mesh = self.build_device_mesh(kind)
@@ -262,7 +264,7 @@ class ParallelismConfig:
         return (tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape)) != (self._get_mesh() or ((), ()))
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, those of the handlers inside, as ``json`` can write them."""
+        """All fields, including those of the handlers, in a form that ``json`` can write."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""Which parallelism a run may ask for, plain data parallelism, and what its state says about all other kinds."""
+"""The parallelism that runs support, plain data parallelism, and the answers of their state about all other kinds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["PluginViews", "rank_along", "require_plain"]
 
 
 def require_plain(config: Any) -> ParallelismConfig | None:
-    """``config``, if it asks for nothing but copies of the model, one or one per process.
+    """``config``, if it only requests copies of the model, one in all or one per process.
 
     Raises:
-        InvalidArgument: it asks for another kind of parallelism or another number of copies, or is no configuration.
+        InvalidArgument: it requests another kind of parallelism or another number of copies, or is not a configuration.
     """
     if config is None:
         return None
@@ -33,7 +33,7 @@ def require_plain(config: Any) -> ParallelismConfig | None:
         unsupported.refuse("parallelism_config", f"parallelism_config=ParallelismConfig({found})")
     if copies not in (1, processes):
         raise InvalidArgument(
-            f"parallelism_config: dp_replicate_size={copies}, and there are {processes} processes, each with a copy of "
+            f"parallelism_config: dp_replicate_size={copies}, but there are {processes} processes, each with a copy of "
             f"the model; expected {processes}, or leave it out"
         )
     return config
@@ -45,21 +45,21 @@ def _processes() -> int:
 
 
 def rank_along(config: ParallelismConfig | None, mesh: DeviceMesh | None, dimension: str) -> int:
-    """The place of this process along a dimension of the mesh; 0 where that has one process.
+    """The index of this process along a dimension of the mesh; 0 if that has one process.
 
     Raises:
-        InvalidArgument: the run has no configuration of parallelism.
+        InvalidArgument: the run has no parallelism configuration.
     """
     if config is None:
         raise InvalidArgument(
-            f"this run has no dimension {dimension}, as it has no mesh; pass a ParallelismConfig to Accelerator, or "
-            "use process_index"
+            f"this run has no dimension {dimension}, because it has no mesh; pass a ParallelismConfig to Accelerator, "
+            "or use process_index"
         )
     return 0 if mesh is None or dimension not in config.active_mesh_dims else int(mesh.get_local_rank(dimension))
 
 
 class PluginViews:
-    """The attributes of an ``AcceleratorState`` that tell of plugins and of the mesh."""
+    """The attributes of an ``AcceleratorState`` for plugins and for the mesh."""
 
     if TYPE_CHECKING:
 
@@ -69,10 +69,10 @@ class PluginViews:
     parallelism_config: ParallelismConfig | None
     """The configuration that was passed, if any. It always means plain data parallelism."""
     device_mesh: DeviceMesh | None
-    """The mesh, where ``parallelism_config`` asks for copies by name."""
+    """The mesh, if ``parallelism_config`` explicitly requests copies."""
 
     def _keep_parallelism(self, config: ParallelismConfig | None) -> None:
-        """Keeps ``config``, or the one of before, and makes its mesh: a collective where there is one."""
+        """Stores ``config``, or keeps the previous one, and creates its mesh, if any, which is a collective."""
         kept = config or self.__dict__.get("parallelism_config")
         self.parallelism_config = kept
         self.device_mesh = None if kept is None else kept.get_device_mesh(self.device.type)
@@ -88,18 +88,18 @@ class PluginViews:
         return None
 
     def get_deepspeed_plugin(self, name: str) -> NoReturn:
-        """Would give the plugin ``name``: raises ``InvalidArgument``, as there is none."""
+        """Raises ``InvalidArgument``, because there is no plugin."""
         raise InvalidArgument(f"get_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin")
 
     def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
-        """Would make the plugin ``name`` the one that counts: raises ``InvalidArgument``, as there is none."""
+        """Raises ``InvalidArgument``, because there is no plugin that could be selected."""
         raise InvalidArgument(
             f"select_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin"
         )
 
     @property
     def torch_tp_plugin(self) -> None:
-        """``None``: no run is tensor-parallel, as asking for it is refused."""
+        """Always ``None``: tensor parallelism is refused."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What models have to have for their sequences to be split over processes (context and sequence parallelism)."""
+"""What models need so that their sequences can be split over processes (context and sequence parallelism)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FULL = "full_attention"
 
 
 def _attach_context_parallel_hooks(model: nn.Module) -> None:
-    """Has the attention of ``model``, its modules ``self_attn``, take causal attention instead of a mask.
+    """Makes the attention of ``model``, its modules ``self_attn``, use causal attention instead of a mask.
 
     Raises:
-        InvalidArgument: the model says that some layers attend to less than all that comes before.
+        InvalidArgument: according to the model, some layers do not attend to all previous tokens.
     """
     config = _text_config(model)
     found = getattr(config, "layer_types", None)
@@ -42,7 +42,7 @@ def _without_mask(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tupl
 
 
 def _refuse_recurrent_layers_under_sequence_parallelism(model: nn.Module) -> None:
-    """Refuses a ``model`` with layers of linear attention, whose state would start anew in each part of a sequence.
+    """Refuses a ``model`` with layers of linear attention, whose state would start again in each part of a sequence.
 
     Raises:
         InvalidArgument: its configuration names such layers.

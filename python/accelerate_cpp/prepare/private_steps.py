@@ -137,21 +137,21 @@ class PreparationSteps:
         return self.torch_device_mesh
 
     def _prepare_cp(self, *args: Any) -> NoReturn:
-        """Would split sequences for torch's attention: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. In the original, it splits sequences for torch's attention."""
         unsupported.refuse("_prepare_cp", "Accelerator._prepare_cp(...)")
 
     def _prepare_tp(self, *args: Any) -> NoReturn:
-        """Would split layers: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. In the original, it splits layers."""
         unsupported.refuse("_prepare_tp", "Accelerator._prepare_tp(...)")
 
     def _prepare_fsdp2(self, *args: Any) -> NoReturn:
-        """Would shard a model by torch's ``fully_shard``: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. In the original, it shards a model with ``fully_shard``."""
         unsupported.refuse("_prepare_fsdp2", "Accelerator._prepare_fsdp2(...)")
 
     def _prepare_deepspeed(self, *args: Any) -> NoReturn:
-        """Would make DeepSpeed's engine: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. In the original, it creates DeepSpeed's engine."""
         unsupported.refuse("_prepare_deepspeed", "Accelerator._prepare_deepspeed(...)")
 
     def _prepare_megatron_lm(self, *args: Any) -> NoReturn:
-        """Would make Megatron-LM's engine: raises ``InvalidArgument``."""
+        """Not supported: raises ``InvalidArgument``. In the original, it creates Megatron-LM's engine."""
         unsupported.refuse("_prepare_megatron_lm", "Accelerator._prepare_megatron_lm(...)")

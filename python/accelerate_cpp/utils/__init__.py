@@ -1,10 +1,10 @@
-"""Everything users import from ``accelerate_cpp.utils``; each name is loaded when it is first used."""
+"""Everything that users import from ``accelerate_cpp.utils``; each name is loaded when it is first used."""
 
 from __future__ import annotations
 
 from accelerate_cpp.lazy import lazy_names
 
-# At once, as it loads nothing: its module has the same name, and would be what users get after an import of that one.
+# Imported at once, as it loads nothing: users would otherwise get its module, of the same name, after importing that.
 from accelerate_cpp.utils.tqdm import tqdm as tqdm
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -297,7 +297,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "placement.workload": ("Workload",),
 }
 _MODULE_OF: dict[str, str] = {name: f"accelerate_cpp.{module}" for module, names in _NAMES.items() for name in names}
-# Those of the original, but tqdm: see above.
+# The original's names except tqdm: see above.
 _SUBMODULES = frozenset(
     {
         "ao",

@@ -1,4 +1,4 @@
-"""Models in fp8 by torchao, piece by piece; ``mixed_precision="fp8"`` does all of it in ``prepare``."""
+"""The separate steps that put models in fp8 with torchao; ``mixed_precision="fp8"`` does all of them in ``prepare``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __getattr__ = lending("utils.ao")
 def convert_model_to_fp8_ao(
     model: nn.Module, config: Any = None, module_filter_func: Callable[[nn.Module, str], bool] | None = None
 ) -> None:
-    """Puts linear layers that compute in fp8 in place of those in ``model``; parameters stay the same objects.
+    """Replaces linear layers in ``model`` with layers that compute in fp8; parameters stay the same objects.
 
-    Where the device of ``model`` has no arithmetic in fp8, it is imitated.
+    If the device of ``model`` does not support fp8, it is imitated.
 
     Args:
         config: torchao's ``Float8LinearConfig``; ``None`` is its default.
-        module_filter_func: called with each linear layer and its dotted name, says whether that layer is replaced.
+        module_filter_func: called with each linear layer and its dotted name, returns whether that layer is replaced.
             ``None``: all but the first and the last one whose sizes are multiples of 16.
 
     Raises:
@@ -48,13 +48,13 @@ def convert_model_to_fp8_ao(
 def filter_first_and_last_linear_layers(module: nn.Module, fqn: str) -> bool:
     """Whether the layer ``fqn`` of ``module`` computes in fp8: not if it is the first or the last linear one.
 
-    Called with a linear layer and its name in a model, as torchao calls filters: whether its sizes are multiples of 16.
+    A filter for torchao, called with a linear layer and its name: whether its sizes are multiples of 16.
     """
     return filter_linear_layers(module, fqn, find_first_last_linear_layers(module))
 
 
 def find_first_last_linear_layers(model: nn.Module) -> tuple[str | None, str | None]:
-    """The dotted names of the first and the last linear layer of ``model``; ``None`` where there is none."""
+    """The dotted names of the first and the last linear layer of ``model``; ``None`` if there is none."""
     linears = [name for name, found in model.named_modules() if isinstance(found, nn.Linear)]
     return (linears[0], linears[-1]) if linears else (None, None)
 
@@ -62,7 +62,7 @@ def find_first_last_linear_layers(model: nn.Module) -> tuple[str | None, str | N
 def filter_linear_layers(module: nn.Module, fqn: str, layers_to_filter: Collection[str | None]) -> bool:
     """Whether the layer ``fqn``, which is ``module``, computes in fp8.
 
-    It does unless its name is one of ``layers_to_filter``, or its sizes are no multiples of 16.
+    It does unless its name is one of ``layers_to_filter``, or its sizes are not multiples of 16.
     """
     if fqn in layers_to_filter:
         return False

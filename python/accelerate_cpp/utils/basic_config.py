@@ -1,4 +1,4 @@
-"""The configuration file of launches, for scripts. Apart, so that only who writes one loads the command line."""
+"""The configuration file of launches, for scripts. Separate, so that only programs that write one load the CLI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files, names that options may have, and the versions of libraries with which features begin."""
+"""Names of files, accepted names of options, and the first versions of libraries that have certain features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAGEMAKER_PYTHON_VERSION = "py38"
 SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
 SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
 
-# What options of sharded training may be.
+# Accepted options of sharded training.
 FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 FSDP_BACKWARD_PREFETCH = ["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 FSDP_STATE_DICT_TYPE = ["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"]
@@ -59,7 +59,8 @@ TORCH_LAUNCH_PARAMS = [
     *("log_dir", "r", "redirects", "t", "tee", "node_rank", "master_addr", "master_port"),
 ]
 
-# The values of ``DistributedType`` that mean GPUs of NVIDIA, and those whose processes talk by ``torch.distributed``.
+# The values of ``DistributedType`` that mean GPUs of NVIDIA, and those whose processes communicate through
+# ``torch.distributed``.
 CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
 TORCH_DISTRIBUTED_OPERATION_TYPES = [
     *CUDA_DISTRIBUTED_TYPES,

@@ -40,7 +40,7 @@ def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
 
 
 class DeepSpeedEngineWrapper:
-    """An engine of DeepSpeed that is stepped by ``backward``, at the ends of accumulated gradients.
+    """An engine of DeepSpeed whose ``backward`` also steps it after the last accumulated gradient.
 
     Args:
         engine: a ``deepspeed.runtime.engine.DeepSpeedEngine``.
@@ -62,7 +62,7 @@ class DeepSpeedEngineWrapper:
             self.engine.step()
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm of all gradients before the last step; ``None`` where DeepSpeed does not measure it."""
+        """The norm of all gradients before the last step; ``None`` if DeepSpeed does not measure it."""
         norm = self.engine.get_global_grad_norm()
         return float(norm.item() if hasattr(norm, "item") else norm) if norm is not None else None
 
@@ -81,7 +81,7 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was left out because gradients were not finite."""
+        """Whether the last step was skipped because gradients were not finite."""
         return bool(getattr(self.optimizer, "overflow", False))
 
 
@@ -96,11 +96,11 @@ class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
 
 
 class DummyOptim:
-    """Stands for the optimizer that the configuration of DeepSpeed describes.
+    """A placeholder for the optimizer in the configuration of DeepSpeed.
 
     Args:
         params: parameters, or groups of them.
-        lr: the learning rate, where the configuration says ``"auto"``.
+        lr: the learning rate, if the configuration says ``"auto"``.
         weight_decay: the same.
         kwargs: kept as they are.
     """
@@ -110,13 +110,13 @@ class DummyOptim:
 
 
 class DummyScheduler:
-    """Stands for the schedule that the configuration of DeepSpeed describes.
+    """A placeholder for the schedule in the configuration of DeepSpeed.
 
     Args:
         optimizer: the optimizer, or a :class:`DummyOptim`.
-        total_num_steps: the length of the schedule, where the configuration says ``"auto"``.
-        warmup_num_steps: that of its beginning.
-        lr_scheduler_callable: makes a schedule of torch for the optimizer that DeepSpeed makes.
+        total_num_steps: the length of the schedule, if the configuration says ``"auto"``.
+        warmup_num_steps: the length of its warm-up.
+        lr_scheduler_callable: creates a torch schedule for the optimizer that DeepSpeed creates.
         kwargs: kept as they are.
     """
 

@@ -1,4 +1,4 @@
-"""Environment variables for a while, what they say, what hardware there is, and pinning this process to its cores."""
+"""Setting and reading environment variables, finding hardware, and pinning this process to its cores."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _logger = logging.getLogger(__name__)
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _PREFIX = "ACCELERATE_"
-# From this driver on, cards without links between them say so themselves.
+# From this driver version on, cards report correctly that they have no links between them.
 _DRIVER_OF_RTX_40 = "550.40.07"
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int:
-    """1 for ``y yes t true on 1`` and 0 for ``n no f false off 0``, in any case; ``ValueError`` for other texts.
+    """1 for ``y yes t true on 1`` and 0 for ``n no f false off 0``, in upper or lower case; ``ValueError`` otherwise.
 
-    With ``to_bool``, ``True`` and ``False``.
+    With ``to_bool``, it returns ``True`` and ``False``.
     """
     flag = env_table.parse_flag(value)
     return flag if to_bool else int(flag)
@@ -80,12 +80,12 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def patch_environment(**kwargs: Any) -> AbstractContextManager[None]:
-    """Within it these variables, in upper case, have these values as texts."""
+    """Inside this block, these variables, in upper case, have these values as strings."""
     return env_table.replaced_environment({name.upper(): str(value) for name, value in kwargs.items()})
 
 
 def clear_environment() -> AbstractContextManager[None]:
-    """Within it there are no environment variables; what is set there is forgotten."""
+    """Inside this block there are no environment variables; variables that are set inside are dropped."""
     return env_table.replaced_environment({}, clear=True)
 
 
@@ -93,9 +93,9 @@ def purge_accelerate_environment(func_or_cls: _Decorated) -> _Decorated:
     """Decorates a function or a class of tests: afterwards all variables ``ACCELERATE_…`` are as they were before.
 
     Args:
-        func_or_cls: a function, a coroutine function or a generator function, which comes back wrapped; or a class,
-            which comes back itself, with the methods wrapped whose names begin with ``test``, those of subclasses too.
-            Of a ``unittest.TestCase``, what ``setUp`` sets counts for its test, too.
+        func_or_cls: a function, a coroutine function or a generator function, which is returned wrapped; or a class,
+            which is returned itself, with all methods wrapped whose names begin with ``test``, also those of
+            subclasses. In a ``unittest.TestCase``, variables that ``setUp`` sets are also visible in its test.
     """
     if inspect.isclass(func_or_cls):
         _purge_after_tests(func_or_cls)
@@ -140,10 +140,10 @@ def _purge_after_tests(tests: Any) -> None:
 
 
 def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
-    """``NAME=value`` and a line's end for each variable, as files of variables have them.
+    """A line ``NAME=value`` for each variable, as in an environment file.
 
-    Leaves out, with a warning, what such a file cannot hold: empty names and values, and those with a space, a line's
-    end, or one of ``; < >`` in them.
+    Skips, with a warning, names and values that such a file cannot hold: empty ones, and those that contain a space, a
+    line's end, or one of ``; < >``.
     """
     lines = []
     for name, text in current_env.items():
@@ -160,13 +160,13 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
 
 @dataclass
 class CPUInformation:
-    """Which process of how many this is, over all machines and on its own.
+    """The rank of this process and the number of processes, over all machines and on its own.
 
     Attributes:
-        rank: among all, from 0.
-        world_size: number of all.
-        local_rank: among those of this machine, from 0.
-        local_world_size: number of those.
+        rank: the rank among all processes, from 0.
+        world_size: the number of all processes.
+        local_rank: the rank among the processes of this machine, from 0.
+        local_world_size: the number of processes of this machine.
     """
 
     rank: int = 0
@@ -176,7 +176,7 @@ class CPUInformation:
 
 
 def get_cpu_distributed_information() -> CPUInformation:
-    """What torchrun's, MPI's, Open MPI's or MVAPICH's variables say about this process; one process without them."""
+    """Reads the variables of torchrun, MPI, Open MPI or MVAPICH; without them there is one process."""
     of_mpi = ("OMPI_COMM_WORLD_{}", "MV2_COMM_WORLD_{}")
     number_of = {"rank": "RANK", "world_size": "SIZE", "local_rank": "LOCAL_RANK", "local_world_size": "LOCAL_SIZE"}
     hydra = {"rank": "PMI_RANK", "world_size": "PMI_SIZE"}  # MPICH and Intel MPI
@@ -193,21 +193,21 @@ def get_cpu_distributed_information() -> CPUInformation:
 
 
 def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Those of these modules that this process has imported."""
+    """The modules among these that this process has imported."""
     return [name for name in library_names if name in sys.modules]
 
 
 def get_current_device_type() -> tuple[str, str]:
-    """The kind of accelerator here, ``"cpu"`` without one, and what a run of several processes on it is called."""
+    """The kind of accelerator here, ``"cpu"`` without one, and the name of a run of several processes on it."""
     kind = available_device_type()
     return kind, TYPE_OF_SEVERAL_PROCESSES[kind].value
 
 
 def get_gpu_info() -> tuple[list[str], int]:
-    """Names and number of the NVIDIA GPUs of this machine, whichever are visible; the driver is not initialised.
+    """Names and number of the NVIDIA GPUs of this machine, visible or not; the driver is not initialised.
 
     Raises:
-        SystemFailure: nvidia-smi, which is asked, fails.
+        SystemFailure: nvidia-smi, which is called, fails.
     """
     rows = [line.split(",", 1) for line in _asked_of_nvidia_smi("count,name")]
     return [name.strip() for _, name in rows], len(rows)
@@ -217,7 +217,7 @@ def get_driver_version() -> str | None:
     """The version of NVIDIA's driver, such as ``"550.54.14"``; ``None`` without its GPUs.
 
     Raises:
-        SystemFailure: nvidia-smi, which is asked, fails.
+        SystemFailure: nvidia-smi, which is called, fails.
     """
     return next(iter(_asked_of_nvidia_smi("driver_version")), None)
 
@@ -237,11 +237,11 @@ def _asked_of_nvidia_smi(query: str) -> list[str]:
 def check_cuda_p2p_ib_support() -> bool:
     """Whether NCCL may use links between GPUs here.
 
-    ``False`` where several cards of the RTX 40 series meet a driver older than 550.40.07, which says that they have
-    links although they have none. Then ``NCCL_P2P_DISABLE=1`` and ``NCCL_IB_DISABLE=1`` keep runs from hanging.
+    ``False`` if there are several cards of the RTX 40 series and a driver older than 550.40.07, which reports links
+    between them although there are none. Then ``NCCL_P2P_DISABLE=1`` and ``NCCL_IB_DISABLE=1`` keep runs from hanging.
 
     Raises:
-        SystemFailure: nvidia-smi, which is asked, fails.
+        SystemFailure: nvidia-smi, which is called, fails.
     """
     names, count = get_gpu_info()
     if count < 2 or not any("RTX 40" in name for name in names):
@@ -253,18 +253,18 @@ def check_cuda_p2p_ib_support() -> bool:
 
 
 def check_cuda_fp8_capability() -> bool:
-    """Whether there is a current GPU with arithmetic in fp8, which begins with compute capability 8.9."""
+    """Whether there is a current GPU that supports fp8, that is, has compute capability 8.9 or higher."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Pins every thread of this process to its share of the cores, also when it is pinned already.
+    """Pins every thread of this process to its share of the cores, even if it is already pinned.
 
-    The processes of a host share its cores out: each gets as many as the others and none gets another's. A process that
-    trains on a GPU gets cores of the NUMA node that its GPU is attached to, where Linux tells it. Warns, and pins
-    nothing, where there are fewer cores than processes, and on systems other than Linux.
+    The cores of a host are divided among its processes: each gets equally many, and no core is shared. A process that
+    trains on a GPU gets cores of the NUMA node that its GPU is attached to, if Linux reports it. If there are fewer
+    cores than processes, and on systems other than Linux, it warns and pins nothing.
 
     Args:
         local_process_index: rank of this process among those of its host, whose number is ``LOCAL_WORLD_SIZE``.
@@ -286,11 +286,11 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
 
 
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """As :func:`override_numa_affinity`, but the same call does nothing the second time."""
+    """As :func:`override_numa_affinity`, but repeating the same call has no effect."""
     _pin_once(os.getpid(), local_process_index, verbose)
 
 
 @cache
 def _pin_once(pid: int, local_process_index: int, verbose: bool | None) -> None:
-    """A fork is another process: it inherits what was called, but has a share of its own."""
+    """A fork is another process: it inherits the record of calls, but has its own share."""
     override_numa_affinity(local_process_index, verbose)

@@ -1,4 +1,4 @@
-"""Sharded training: checkpoints of other programs made whole, modules that are left out, how weights are read."""
+"""Sharded training: merging checkpoints of other programs, modules that are not sharded, and how weights are read."""
 
 from __future__ import annotations
 
@@ -65,26 +65,26 @@ _WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """Has models of transformers read their weights on rank 0 alone, by the variables that transformers looks at.
+    """Makes models of transformers read their weights only on rank 0, through the variables that transformers reads.
 
-    One of them, ``ACCELERATE_USE_FSDP``, says that parameters are sharded, which an ``Accelerator`` refuses as yet.
+    One of them, ``ACCELERATE_USE_FSDP``, says that parameters are sharded, which an ``Accelerator`` still refuses.
     """
     env_table.export({unsupported.switch("ACCELERATE_USE_FSDP"): True})
     env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: True})
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Has models of transformers read their weights on every process again."""
+    """Makes models of transformers read their weights on every process again."""
     env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: False})
 
 
 def get_parameters_from_modules(
     modules: Iterable[torch.nn.Module] | str | None, model: torch.nn.Module, device: torch.device | str
 ) -> set[torch.nn.Parameter]:
-    """The parameters of the modules that are left out of sharding, which are moved to ``device``.
+    """The parameters of the modules that are not sharded; the modules are moved to ``device``.
 
     Args:
-        modules: modules, a regular expression that the whole of their names in ``model`` matches, or none.
+        modules: modules, a regular expression that matches their full names in ``model``, or ``None``.
     """
     if modules is None:
         return set()
@@ -97,16 +97,17 @@ def get_parameters_from_modules(
 
 
 def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
-    """``named_params`` under the names that they have in the user's model, without those of wrappers."""
+    """``named_params`` under their names in the user's model, without those of wrappers."""
     return {_WRAPPERS.sub("", name): value for name, value in named_params.items()}
 
 
 def fsdp2_prepare_auto_wrap_policy(
     fsdp2_plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module
 ) -> Callable[[torch.nn.Module], bool] | None:
-    """Which modules of ``model`` are sharded on their own; ``None`` if the plugin has no policy, or the user's own.
+    """A function that tells which modules of ``model`` are sharded separately; ``None`` if the plugin has no policy or
+    a custom one.
 
-    Layers whose activations are computed again are seen through their wrapper.
+    Wrappers of layers whose activations are recomputed are looked through.
 
     Raises:
         InvalidArgument: ``model`` has no layer of a class to be wrapped.
@@ -135,16 +136,16 @@ def merge_fsdp_weights(
 ) -> None:
     """Writes the weights of a sharded checkpoint (torch's distributed format) into one file, on the main process.
 
-    A collective: what fails there is raised on all processes.
+    A collective: errors of the main process are raised on all processes.
 
     Args:
         checkpoint_dir: the folder with the file ``.metadata``.
-        output_path: the folder that gets ``model.safetensors``; it is made.
+        output_path: the folder for ``model.safetensors``; it is created.
         safe_serialization: if false, ``pytorch_model.bin`` by ``torch.save``.
-        remove_checkpoint_dir: whether to remove ``checkpoint_dir`` once the file is whole.
+        remove_checkpoint_dir: whether to remove ``checkpoint_dir`` when the file is complete.
 
     Raises:
-        InvalidArgument: ``checkpoint_dir`` is no such folder, or safetensors cannot hold what is in it.
+        InvalidArgument: ``checkpoint_dir`` is not such a folder, or safetensors cannot store its content.
         CheckpointError: it is damaged.
     """
     error: Exception | None = None
@@ -182,7 +183,7 @@ def _merge(source: Path, target: Path, safe_serialization: bool) -> None:
             dcp_to_torch_save(source, whole)
         except CheckpointError:
             raise
-        except (Exception, CheckpointException) as error:  # the latter, of torch, is none of the former
+        except (Exception, CheckpointException) as error:  # the latter, of torch, is not a subclass of the former
             reasons = [str(cause) for cause, _ in getattr(error, "failures", {}).values()] or [str(error)]
             raise CheckpointError(
                 f"{source}: the sharded checkpoint cannot be read ({reasons[0]}); a part may be missing or damaged"
@@ -198,7 +199,7 @@ def _merge(source: Path, target: Path, safe_serialization: bool) -> None:
 
 
 def _weights_in(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What stands under ``model`` or another single key, or ``content`` if it holds the weights itself."""
+    """The value under ``model`` or another single key, or ``content`` if it contains the weights itself."""
     (*_, last) = content.values() or (None,)
     inner = last if len(content) == 1 else None
     if isinstance(inner, Mapping) and all(isinstance(value, torch.Tensor) for value in inner.values()):

@@ -1,7 +1,7 @@
 """Which libraries are installed here, and which kinds of devices torch can use.
 
-No question about a library imports it, unless its docstring says so. Answers about devices are remembered; those about
-libraries are not, so that one which has just been installed counts.
+Functions do not import the library that they check, unless their docstring says so. Answers about devices are cached;
+those about libraries are not, so that a library which has just been installed is found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _library(name: str, module: str, *distributions: str, **versions: str) -> Callable[[], bool]:
-    """The function ``name``, which answers :func:`_is_installed`."""
+    """The function ``name``, which returns :func:`_is_installed`."""
 
     def probe() -> bool:
         return _is_installed(module, *distributions, **versions)
@@ -84,7 +84,7 @@ def is_bnb_available(min_version: str | None = None) -> bool:
 
 
 def is_bitsandbytes_multi_backend_available() -> bool:
-    """Whether a bitsandbytes is installed that says it works on several kinds of devices. Imports it."""
+    """Whether the installed bitsandbytes reports that it works on several kinds of devices. Imports it."""
     if not is_bnb_available():
         return False
     return "multi_backend" in getattr(importlib.import_module("bitsandbytes"), "features", ())
@@ -96,14 +96,14 @@ def is_tensorboard_available() -> bool:
 
 
 def is_rich_available() -> bool:
-    """Whether rich is installed and ``ACCELERATE_ENABLE_RICH`` asks for its tracebacks."""
+    """Whether rich is installed and ``ACCELERATE_ENABLE_RICH`` enables its tracebacks."""
     return env_table.ENABLE_RICH.get() and _is_installed("rich")
 
 
 def is_megatron_lm_available() -> bool:
     """Whether ``ACCELERATE_USE_MEGATRON_LM`` is set and Megatron-LM with core 0.8 or newer is installed.
 
-    Imports the package ``megatron``, to see whether it has training code.
+    Imports the package ``megatron`` to check whether it has training code.
     """
     if not unsupported.switch("ACCELERATE_USE_MEGATRON_LM").get():
         return False
@@ -116,12 +116,12 @@ def is_pippy_available() -> bool:
 
 
 def is_weights_only_available() -> bool:
-    """Whether ``torch.load`` knows lists of safe classes: since version 2.4."""
+    """Whether ``torch.load`` supports lists of safe classes: since version 2.4."""
     return _is_installed("torch", at_least="2.4.0")
 
 
 def is_transformer_engine_mxfp8_available() -> bool:
-    """Whether TransformerEngine scales blocks of 32 values on this GPU. Imports it, and asks the driver."""
+    """Whether TransformerEngine scales blocks of 32 values on this GPU. Imports it, and queries the driver."""
     if not is_transformer_engine_available():
         return False
     supported, _ = importlib.import_module("transformer_engine.pytorch.fp8").check_mxfp8_support()
@@ -162,7 +162,7 @@ def torchao_required(func: _Function) -> _Function:
 
 # -------------------------------------------------------------------------------------------------------------- devices
 
-# Kinds of devices that a package of their vendor adds to torch as ``torch.<kind>``.
+# Kinds of devices that a vendor's package adds to torch as ``torch.<kind>``.
 _EXTENSIONS: Mapping[str, str] = {
     "npu": "torch_npu",
     "mlu": "torch_mlu",
@@ -174,7 +174,7 @@ _EXTENSIONS: Mapping[str, str] = {
 
 
 def _devices(kind: str) -> Any:
-    """The module ``torch.<kind>``, which the package of the vendor adds; ``None`` without that package."""
+    """The module ``torch.<kind>``, which the vendor's package adds; ``None`` without that package."""
     extension = _EXTENSIONS.get(kind)
     if extension is not None:
         if not (_found(extension.partition(".")[0]) and _found(extension)):
@@ -203,7 +203,7 @@ def _has_device(kind: str, check_device: bool) -> bool:
 
 
 def is_cuda_available() -> bool:
-    """Whether torch sees a GPU through CUDA or ROCm. Where it can, it asks without initialising the driver."""
+    """Whether torch sees a GPU through CUDA or ROCm. If possible, it checks without initialising the driver."""
     import torch
 
     with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
@@ -283,11 +283,11 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
     """Whether torch_xla is installed and ``USE_TORCH_XLA`` does not switch it off.
 
     Args:
-        check_is_tpu: and it, which is imported, runs on a TPU.
-        check_is_gpu: and it, which is imported, runs on a GPU.
+        check_is_tpu: whether it also runs on a TPU, for which it is imported.
+        check_is_gpu: whether it also runs on a GPU, for which it is imported.
 
     Raises:
-        InvalidArgument: both are asked for.
+        InvalidArgument: both are true.
     """
     if check_is_tpu and check_is_gpu:
         raise InvalidArgument("check_is_tpu and check_is_gpu exclude each other: pass one of them")
@@ -305,7 +305,7 @@ def is_xccl_available() -> bool:
 
 
 def available_device_type() -> str:
-    """The kind of accelerator that there is here, ``"cpu"`` without one; of several the first that is found."""
+    """The kind of accelerator of this machine, ``"cpu"`` without one; of several, the first that is found."""
     if is_torch_xla_available():
         return "xla"
     probes: Mapping[str, Callable[[], bool]] = {
@@ -323,7 +323,7 @@ def available_device_type() -> str:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Whether the accelerator here, or the CPU without one, computes in bf16; TPUs do not count with ``ignore_tpu``."""
+    """Whether the accelerator here, or the CPU without one, computes in bf16; with ``ignore_tpu``, TPUs are ignored."""
     if is_torch_xla_available(check_is_tpu=True):
         return not ignore_tpu
     import torch

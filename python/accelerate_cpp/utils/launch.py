@@ -1,6 +1,6 @@
-"""What programs need that start processes themselves: command and environment of a launch, and a wrapper of functions.
+"""For programs that start processes themselves: the command and environment of a launch, and a wrapper of functions.
 
-``launch_command`` of ``accelerate_cpp.commands.launch`` starts and watches the processes as well.
+``launch_command`` of ``accelerate_cpp.commands.launch`` also starts and supervises the processes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ __all__ = [
 
 __getattr__ = lending("utils.launch")
 
-# What tells the workers of one launch from each other.
+# The variables that differ between the workers of one launch.
 _OF_ONE_WORKER = (env_table.RANK, env_table.LOCAL_RANK, env_table.RENDEZVOUS_FD)
 
 
 def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Command and whole environment of the process that ``accelerate-cpp launch`` would start for ``args``.
+    """The command and the full environment of the process that ``accelerate-cpp launch`` would start for ``args``.
 
     Args:
-        args: what ``launch_command_parser()`` returned; a configuration file and the environment count as in a launch.
+        args: what ``launch_command_parser()`` returned; a configuration file and the environment are used as in a
+            launch.
 
     Raises:
-        InvalidArgument: the launch has several processes, or MPI starts it, or it has settings that do not go together.
+        InvalidArgument: the launch has several processes, or MPI starts it, or it has settings that cannot be combined.
     """
     plan = _plan(args)
     if plan.group.world_size > 1 or plan.mpirun is not None:
@@ -55,16 +56,16 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
 
 
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
-    """The environment that all processes have in common which ``accelerate-cpp launch`` would start here for ``args``.
+    """The common environment of the processes that ``accelerate-cpp launch`` would start here for ``args``.
 
-    Who starts them adds ``RANK`` and ``LOCAL_RANK`` for each.
+    The program that starts them adds ``RANK`` and ``LOCAL_RANK`` for each.
 
     Args:
-        args: what ``launch_command_parser()`` returned, or part of it, as the script is not looked at; a configuration
-            file and the environment count as in a launch. It gets a ``master_port``, the text of the port.
+        args: what ``launch_command_parser()`` returned, or part of it, because the script is not used; a configuration
+            file and the environment are used as in a launch. Its ``master_port`` is set to the port, as a string.
 
     Raises:
-        InvalidArgument: the launch has settings that do not go together.
+        InvalidArgument: the launch has settings that cannot be combined.
     """
     group, _ = resolve_group(_options(args))
     environment = worker_environment(group, 0, rendezvous_fd=-1)
@@ -86,7 +87,7 @@ def _options(args: argparse.Namespace) -> LaunchOptions:
 def _filter_args(
     args: argparse.Namespace, parser: argparse.ArgumentParser, default_args: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """What ``parser`` makes of ``default_args``, with the values that ``args`` has for it."""
+    """The result of ``parser`` for ``default_args``, updated with the values of ``args``."""
     filtered, _ = parser.parse_known_args(list(default_args))
     known = vars(filtered).keys()
     vars(filtered).update({name: value for name, value in vars(args).items() if name in known})
@@ -97,7 +98,7 @@ def _convert_nargs_to_dict(nargs: Sequence[str]) -> dict[str, Any]:
     """Flags of a script and their values as a dict: ``["--lr", "0.1", "--debug", "False"]``.
 
     Names lose their leading dashes, and other dashes become underscores. ``True`` and ``False`` become booleans,
-    numbers become ``int`` if they are whole, else ``float``; other values stay texts.
+    numbers become ``int`` or ``float``; other values stay strings.
 
     Raises:
         InvalidArgument: a flag has no value, has several, or comes twice.
@@ -108,8 +109,8 @@ def _convert_nargs_to_dict(nargs: Sequence[str]) -> dict[str, Any]:
         name = flag.lstrip("-").replace("-", "_")
         if not _is_flag(flag) or text is None or _is_flag(text) or name in found:
             raise InvalidArgument(
-                f"arguments {' '.join(tokens)!r}, at {flag!r}: expected each flag once, with one value behind it, such "
-                "as --lr 0.1 --debug False"
+                f"arguments {' '.join(tokens)!r}, at {flag!r}: expected each flag once, followed by one value, such as "
+                "--lr 0.1 --debug False"
             )
         found[name] = _typed(text)
     return found
@@ -130,15 +131,15 @@ def _typed(text: str) -> Any:
 
 
 class PrepareForLaunch:
-    """A function, as each process calls it that something else than our launchers starts.
+    """A wrapper of a function for processes that are not started by the launchers of this package.
 
     Args:
         launcher: the function.
-        distributed_type: of the run. If it is one of ``MULTI_…``, each process is told its rank, which on the machine
-            number ``NODE_RANK`` counts from ``NODE_RANK * NPROC``. ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
-            are for the caller to set.
-        debug: connect the processes over Gloo, through the file that ``ACCELERATE_DEBUG_RDV_FILE`` names and of whose
-            users ``WORLD_SIZE`` is the number; ``distributed_type`` does not count then.
+        distributed_type: the type of the run. If it is one of ``MULTI_…``, each process gets its rank; on the machine
+            number ``NODE_RANK``, ranks start at ``NODE_RANK * NPROC``. The caller sets ``WORLD_SIZE``, ``MASTER_ADDR``
+            and ``MASTER_PORT``.
+        debug: connect the ``WORLD_SIZE`` processes over Gloo, through the file that ``ACCELERATE_DEBUG_RDV_FILE``
+            names; ``distributed_type`` is then ignored.
     """
 
     def __init__(
@@ -149,9 +150,9 @@ class PrepareForLaunch:
         self.debug = debug
 
     def __call__(self, index: int, *args: Any) -> None:
-        """Runs the function with ``args`` as the process number ``index`` of this machine; what it returns is dropped.
+        """Runs the function with ``args`` as process number ``index`` of this machine; its result is dropped.
 
-        While it runs, and no longer, ``FORK_LAUNCHED`` and its ranks are in the environment.
+        Only while it runs, ``FORK_LAUNCHED`` and its ranks are in the environment.
 
         Raises:
             InvalidArgument: ``debug`` without the two variables.

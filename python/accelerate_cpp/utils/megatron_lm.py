@@ -1,4 +1,4 @@
-"""What programs that train through Megatron-LM import."""
+"""Names that programs import which train through Megatron-LM."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __getattr__ = lending("utils.megatron_lm")
 
 
 class MegatronLMDummyScheduler:
-    """Stands for the schedule of Megatron-LM.
+    """A placeholder for the schedule of Megatron-LM.
 
     Args:
         optimizer: the optimizer.
         total_num_steps: the length of the schedule, in steps of all copies of the model together.
-        warmup_num_steps: that of its beginning.
+        warmup_num_steps: the length of its warm-up.
         kwargs: kept as they are.
     """
 
@@ -53,10 +53,10 @@ class MegatronLMDummyScheduler:
 
 
 class AbstractTrainStep(ABC):  # noqa: B024 - an ABC, as the original's, whose methods may be left out
-    """How a kind of model is trained by Megatron-LM; subclasses give the functions that it calls.
+    """How Megatron-LM trains a kind of model; subclasses provide the functions that it calls.
 
     Args:
-        name: of the kind.
+        name: the name of the kind.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,7 +64,7 @@ class AbstractTrainStep(ABC):  # noqa: B024 - an ABC, as the original's, whose m
         self.name = name
 
     def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {method}; a subclass of AbstractTrainStep gives it")
+        return NotImplementedError(f"{type(self).__name__} has no {method}; a subclass of AbstractTrainStep defines it")
 
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
         """The function that gets a batch from a loader."""
@@ -80,45 +80,45 @@ class AbstractTrainStep(ABC):  # noqa: B024 - an ABC, as the original's, whose m
 
 
 class BertTrainStep(AbstractTrainStep):
-    """Would train models of BERT's kind."""
+    """Not supported (``InvalidArgument``). In the original, it trains models of BERT's kind."""
 
     @refusing
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
     @refusing
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Would give the function that gets a batch."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
 
     @refusing
     def get_loss_func(self, accelerator: Any, pretraining_flag: bool, num_labels: int) -> Any:  # type: ignore[override]
-        """Would give the function that computes the loss."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
 
     @refusing
     def get_forward_step_func(self, pretraining_flag: bool, bert_binary_head: bool) -> Any:  # type: ignore[override]
-        """Would give the function that runs the forward pass."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""
 
 
 class GPTTrainStep(AbstractTrainStep):
-    """Would train models of GPT's kind."""
+    """Not supported (``InvalidArgument``). In the original, it trains models of GPT's kind."""
 
     @refusing
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
     @refusing
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Would give the function that gets a batch."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
 
     @refusing
     def get_loss_func(self, accelerator: Any) -> Any:
-        """Would give the function that computes the loss."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
 
     @refusing
     def get_forward_step_func(self) -> Any:
-        """Would give the function that runs the forward pass."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""
 
 
 class T5TrainStep(AbstractTrainStep):
-    """Would train models of T5's kind."""
+    """Not supported (``InvalidArgument``). In the original, it trains models of T5's kind."""
 
     @refusing
     def __init__(self, accelerator: Any, args: Any) -> None: ...
@@ -126,26 +126,26 @@ class T5TrainStep(AbstractTrainStep):
     @staticmethod
     @refusing
     def attn_mask_postprocess(attention_mask: torch.Tensor) -> Any:
-        """Would turn a mask of attention into Megatron-LM's form."""
+        """Not supported (``InvalidArgument``). In the original, it converts an attention mask to Megatron-LM's form."""
 
     @staticmethod
     @refusing
     def get_decoder_mask(seq_length: int, device: torch.device) -> Any:
-        """Would give the mask of the decoder."""
+        """Not supported (``InvalidArgument``). In the original, it returns the mask of the decoder."""
 
     @staticmethod
     @refusing
     def get_enc_dec_mask(attention_mask: torch.Tensor, dec_seq_length: int, device: torch.device) -> Any:
-        """Would give the mask between encoder and decoder."""
+        """Not supported (``InvalidArgument``). In the original, it returns the mask between encoder and decoder."""
 
     @refusing
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Would give the function that gets a batch."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
 
     @refusing
     def get_loss_func(self, accelerator: Any) -> Any:
-        """Would give the function that computes the loss."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
 
     @refusing
     def get_forward_step_func(self) -> Any:
-        """Would give the function that runs the forward pass."""
+        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""

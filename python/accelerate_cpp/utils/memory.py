@@ -24,10 +24,10 @@ __getattr__ = lending("utils.memory")
 
 _logger = logging.getLogger(__name__)
 
-# What a rank tells the others about a try.
+# What a rank reports to the others about an attempt.
 _SUCCEEDED, _OUT_OF_MEMORY, _DISTURBED = range(3)
 _AGREEMENT = "batch size agreement"
-# Each rank that runs out of memory can meet the others in a collective of theirs, which then fails on all of them.
+# A rank that runs out of memory can disturb a collective of the other ranks, which then fails on all of them.
 _MOST_COLLISIONS = 16
 
 
@@ -51,16 +51,17 @@ def find_executable_batch_size(
     """Decorates ``function(batch_size, ...)``: it is called, without the batch size, until it does not run out of
     memory.
 
-    With several processes all of them have to call it. After each try they agree: when one ran out of memory, all try
-    again, with the smallest of their next sizes. Sizes that were found too large are not tried again by later calls.
+    With several processes all of them have to call it. After each try they agree: when one ran out of memory, all of
+    them try again with the smallest of their next sizes. Sizes that were found too large are not tried again by later
+    calls.
 
     Args:
         starting_batch_size: the first one to try.
-        reduce_batch_size_fn: returns the next size to try; ``None`` means nine tenths of the last, rounded down.
+        reduce_batch_size_fn: returns the next size to try; ``None`` means nine tenths of the last size, rounded down.
 
     Raises:
-        RuntimeError: the size has come down to 0.
-        TypeError: the decorated function was given the batch size.
+        RuntimeError: the size has reached 0.
+        TypeError: the batch size was passed to the decorated function.
     """
     if function is None:
         return functools.partial(
@@ -80,7 +81,7 @@ def find_executable_batch_size(
             failed = _ranks_without_memory(trial)
             if not failed:
                 return trial.result
-            del trial  # and with it what its exception holds
+            del trial  # and with it the objects that its exception holds
             clear_device_cache(garbage_collection=True)
             next_size = int(batch_size * 0.9) if reduce_batch_size_fn is None else reduce_batch_size_fn()
             too_large, batch_size = batch_size, _smallest(next_size)
@@ -94,12 +95,12 @@ def find_executable_batch_size(
 
 @dataclass
 class _Trial:
-    """What became of one call."""
+    """The outcome of one call."""
 
     outcome: int
     result: Any = None
     error: Exception | None = None
-    """What a disturbed rank raises if it turns out that none ran out of memory."""
+    """The error that a disturbed rank raises if no rank ran out of memory."""
 
 
 def _try(function: Callable[..., Any], batch_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trial:
@@ -114,7 +115,7 @@ def _try(function: Callable[..., Any], batch_size: int, args: tuple[Any, ...], k
 
 
 def _ranks_without_memory(trial: _Trial) -> list[int]:
-    """The ranks whose try ran out of memory, in agreement with all; raises where a try failed for another reason."""
+    """The ranks that ran out of memory, as all ranks agree; raises if an attempt failed for another reason."""
     if world_size() == 1:
         return [0] if trial.outcome == _OUT_OF_MEMORY else []
     outcomes = _outcomes(trial)
@@ -125,7 +126,7 @@ def _ranks_without_memory(trial: _Trial) -> list[int]:
 
 
 def _outcomes(trial: _Trial) -> list[int]:
-    """Of all ranks. Those that are still busy with collectives of their own fail in them, and come here then."""
+    """The outcomes of all ranks. Ranks that are still in other collectives fail in them, and then arrive here."""
     own = torch.tensor([trial.outcome], device=collective_device())
     for _ in range(_MOST_COLLISIONS):
         try:
@@ -136,7 +137,7 @@ def _outcomes(trial: _Trial) -> list[int]:
             if trial.error is None:
                 raise
             raise trial.error from error
-    raise AccelerateError("find_executable_batch_size: the ranks do not come together") from trial.error
+    raise AccelerateError("find_executable_batch_size: the ranks do not meet") from trial.error
 
 
 def _smallest(size: int) -> int:

@@ -1,4 +1,4 @@
-"""What loops of one's own need to train in mixed precision: a context of torch.autocast, and a scaler of the loss."""
+"""For custom training loops in mixed precision: a torch.autocast context, and a loss scaler."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["get_grad_scaler", "get_mixed_precision_context_manager"]
 def get_mixed_precision_context_manager(
     native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
 ) -> AbstractContextManager[Any]:
-    """The context in which operations compute in the precision of the run, on its device.
+    """The context in which operations on the device of the run compute in its precision.
 
     Args:
-        native_amp: ``False`` gives a context that changes nothing.
+        native_amp: ``False`` returns a context without effect.
         autocast_kwargs: options of ``torch.autocast``; those of :class:`AutocastKwargs` by default.
 
     Raises:
@@ -34,8 +34,8 @@ def get_mixed_precision_context_manager(
     session = current.session
     if session is None or session.config.mixed_precision is None:
         raise InvalidArgument(
-            "get_mixed_precision_context_manager: expected a run with a precision, found none; make an Accelerator "
-            "before"
+            "get_mixed_precision_context_manager: expected a run with a precision, found none; create an Accelerator "
+            "first"
         )
     precision = precision_for(session.config.mixed_precision, session.device)
     options = autocast_kwargs or AutocastKwargs()
@@ -43,11 +43,11 @@ def get_mixed_precision_context_manager(
 
 
 def get_grad_scaler(distributed_type: DistributedType | str | None = None, **kwargs: Any) -> torch.amp.GradScaler:
-    """A scaler that keeps small gradients from vanishing in fp16, for the device of the run, or else of this machine.
+    """A scaler that prevents underflow of gradients in fp16, for the device of the run, or otherwise of this machine.
 
     Args:
-        distributed_type: ``FSDP`` gives the scaler of torch that knows sharded gradients.
-        kwargs: arguments of ``torch.amp.GradScaler``; ``device`` counts instead of the device of the run.
+        distributed_type: ``FSDP`` returns torch's scaler for sharded gradients.
+        kwargs: arguments of ``torch.amp.GradScaler``; ``device`` replaces the device of the run.
     """
     device = kwargs.pop("device", None) or _device_type()
     if distributed_type == DistributedType.FSDP:

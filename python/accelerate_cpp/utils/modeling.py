@@ -1,4 +1,4 @@
-"""Large models: sizes, device maps, tensors on devices, checkpoints. Other packages import all of it from here."""
+"""Large models: sizes, device maps, tensors on devices, checkpoints. Other packages import these names from here."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ __getattr__ = lending("utils.modeling")
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """The bytes that ``size`` stands for: ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024).
+    """The number of bytes that ``size`` means: ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024).
 
-    A small ``b`` behind KB, MB, GB or TB means bits: ``"8Mb"`` are 1,000,000 bytes.
+    A lower-case ``b`` in KB, MB, GB or TB means bits: ``"8Mb"`` are 1,000,000 bytes.
 
     Raises:
         ValueError: ``size`` cannot be understood, or is negative.

@@ -1,4 +1,4 @@
-"""Collectives over nested data, and walks over it. With one process every collective is neutral.
+"""Collectives over nested data, and functions that walk over it. With one process, collectives have no effect.
 
 "Nested data" are tensors in any nesting of lists, tuples, namedtuples and mappings; container types are kept.
 """
@@ -44,7 +44,7 @@ class DistributedOperationException(AccelerateError):
 
 
 class CannotPadNestedTensorWarning(UserWarning):
-    """A nested tensor was left as it is by ``pad_across_processes``."""
+    """``pad_across_processes`` did not change a nested tensor."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class TensorInformation:
 
 
 def collective_device() -> torch.device:
-    """Where tensors of collectives live: the session's device, or the CPU without a session."""
+    """The device of tensors in collectives: the session's device, or the CPU without a session."""
     return torch.device("cpu") if current.session is None else current.session.device
 
 
@@ -72,7 +72,7 @@ def send_to_device(
 
     Args:
         non_blocking: do not wait for copies from pinned memory.
-        skip_keys: keys of mappings whose values stay where they are.
+        skip_keys: keys of mappings whose values are not moved.
     """
     return transfer.send_to_device(tensor, device, non_blocking=non_blocking, skip_keys=skip_keys)
 
@@ -111,9 +111,9 @@ def slice_tensors(
 
 
 def concatenate(data: Any, dim: int = 0) -> Any:
-    """Joins equally nested batches tensor by tensor along ``dim``; ``TypeError`` for leaves that are no tensors.
+    """Joins equally nested batches tensor by tensor along ``dim``; ``TypeError`` for leaves that are not tensors.
 
-    A single batch keeps leaves that are no tensors.
+    A single batch keeps leaves that are not tensors.
     """
     first = data[0]
     if isinstance(first, (tuple, list)):
@@ -169,7 +169,7 @@ def convert_outputs_to_fp32(model_forward: Callable[P, Any]) -> Callable[P, Any]
 
 
 def _compares_shapes() -> bool:
-    """Whether the state says so, which ``ACCELERATE_DEBUG_MODE`` does where there is no state."""
+    """The ``debug`` of the state, or the value of ``ACCELERATE_DEBUG_MODE`` if there is no state."""
     return env_table.DEBUG_MODE.get() if current.session is None else current.session.config.debug
 
 
@@ -196,7 +196,7 @@ def gather(tensor: Any) -> Any:
     """Returns nested data with every tensor concatenated over the ranks along dimension 0, on every rank.
 
     A 0-dim tensor counts as one of shape ``(1,)``. Shapes and dtypes must be the same on all ranks; the inputs are not
-    changed. A leaf that is no tensor raises ``TypeError``.
+    changed. A leaf that is not a tensor raises ``TypeError``.
     """
     return tensor if world_size() == 1 else apply_to_all(all_gather, tensor, "gather")
 
@@ -252,7 +252,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Returns nested data with every tensor reduced over the ranks, on every rank; the inputs are not changed.
 
     Args:
-        reduction: ``"mean"``, ``"sum"``, ``"max"``, or ``"none"``, which sums too. The mean of integers is floating
+        reduction: ``"mean"``, ``"sum"``, ``"max"``, or ``"none"``, which also sums. The mean of integers is floating
             point.
         scale: accepted for compatibility; it has no effect.
     """
@@ -277,7 +277,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     Args:
         dim: may be negative; tensors without this dimension are left as they are.
         pad_index: value of the added rows.
-        pad_first: add them in front instead of behind.
+        pad_first: add them at the front instead of the end.
     """
     if world_size() == 1:
         recursively_apply(_has_dimension, tensor, dim)  # which warns
@@ -307,7 +307,7 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 
     Raises:
         InvalidArgument: ``num_processes`` is not positive, or a tensor has more rows, or no dimension ``dim``.
-        TypeError: a leaf is no tensor.
+        TypeError: a leaf is not a tensor.
     """
     if num_processes < 1:
         raise InvalidArgument(f"pad_input_tensors: num_processes={num_processes}: expected at least 1")

@@ -48,12 +48,12 @@ def wait_for_everyone() -> None:
 def extract_model_from_parallel(
     model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> torch.nn.Module:
-    """Returns the module inside the wrappers that distribute it. ``model`` goes on being compiled and distributed.
+    """Returns the module inside the wrappers that distribute it. ``model`` itself stays compiled and distributed.
 
     Args:
-        keep_fp32_wrapper: leave the module its forward in mixed precision instead of giving it its own one back.
-        keep_torch_compile: return a model that is compiled as ``model`` is, as a whole or by regions.
-        recursive: take submodules out of their wrappers too, in place.
+        keep_fp32_wrapper: keep the module's mixed-precision ``forward`` instead of restoring its own.
+        keep_torch_compile: return a model that is compiled like ``model``, as a whole or by regions.
+        recursive: also take submodules out of their wrappers, in place.
     """
     kept = taken_out(model, keep_torch_compile)
     inner = inside_compiler(kept)
@@ -68,7 +68,7 @@ def extract_model_from_parallel(
 
 
 def saves_here(save_on_each_node: bool = False) -> bool:
-    """Whether this process writes what all have in common: rank 0, or rank 0 of each host."""
+    """Whether this process writes shared files: rank 0, or rank 0 of each host."""
     if save_on_each_node and current.session is not None:
         return current.session.topology.local_rank == 0
     return process_index() == 0
@@ -101,7 +101,7 @@ def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> 
     """``torch.load`` of a path with ``weights_only=True``, unless ``kwargs`` say otherwise; knows NumPy's arrays.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or asks to run code.
+        CheckpointError: the file is missing, damaged, or would run code.
     """
     return read_pickle(Path(f), "what torch.save wrote", map_location, **kwargs)
 
@@ -110,7 +110,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
     """Returns ``state_dict`` in a form that safetensors can store: contiguous tensors, and only the first name of tied
     weights.
 
-    Values that are no tensors stay as they are; ``state_dict`` is not changed.
+    Values that are not tensors stay as they are; ``state_dict`` is not changed.
     """
     return {
         name: value.contiguous() if isinstance(value, torch.Tensor) else value
@@ -119,10 +119,10 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def get_module_children_bottom_up(model: torch.nn.Module, return_fqns: bool = False) -> list[Any]:
-    """All modules in ``model``, every one after what it contains; ``model`` comes last.
+    """All modules in ``model``, each after its submodules; ``model`` is last.
 
     Args:
-        return_fqns: pairs of the name in ``model`` and the module instead of modules.
+        return_fqns: return pairs of the name in ``model`` and the module instead of modules.
     """
     modules: list[tuple[str, torch.nn.Module]] = []
     waiting = [("", model)]
@@ -134,7 +134,7 @@ def get_module_children_bottom_up(model: torch.nn.Module, return_fqns: bool = Fa
 
 
 def model_has_dtensor(model: torch.nn.Module) -> bool:
-    """Whether a parameter of ``model`` is a ``DTensor``, one that several processes hold together."""
+    """Whether a parameter of ``model`` is a ``DTensor``, whose parts are on several processes."""
     from torch.distributed.tensor import DTensor  # takes a while to import
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -150,14 +150,14 @@ def convert_bytes(size: float) -> str:
 
 
 def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Puts what ``source`` holds into ``destination``, nested dicts key by key, and returns ``destination``."""
+    """Copies the entries of ``source`` into ``destination``, nested dicts key by key, and returns ``destination``."""
     for key, value in source.items():
         destination[key] = merge_dicts(value, destination.get(key, {})) if isinstance(value, dict) else value
     return destination
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:
-    """The attribute of attributes that ``attr`` names, as ``"encoder.layers"``; ``AttributeError`` without one."""
+    """The nested attribute that ``attr`` names, such as ``"encoder.layers"``; ``AttributeError`` without one."""
     return operator.attrgetter(attr)(obj)
 
 
@@ -168,7 +168,7 @@ def get_pretty_name(obj: Any) -> str:
 
 
 def get_model_tp_size(model: Any) -> int | None:
-    """Over how many processes the layers of ``model`` are split, as transformers notes it; ``None`` if they are not."""
+    """The number of processes over which transformers has split the layers of ``model``; ``None`` without any."""
     noted: int | None = getattr(model, "tp_size", None)
     if noted is not None:
         return noted
@@ -177,7 +177,7 @@ def get_model_tp_size(model: Any) -> int | None:
 
 
 def is_peft_model(model: Any) -> bool:
-    """Whether ``model``, without what distributes or compiles it, is a ``PeftModel``. Does not import peft."""
+    """Whether ``model``, without wrappers that distribute or compile it, is a ``PeftModel``. Does not import peft."""
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, torch.nn.Module):
         return False
@@ -185,7 +185,7 @@ def is_peft_model(model: Any) -> bool:
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Whether something on this machine takes connections on TCP ``port``; by default that of rank 0, 29500."""
+    """Whether a program on this machine accepts connections on TCP ``port``; by default that of rank 0, 29500."""
     with socket.socket() as probe:
         return probe.connect_ex(("localhost", DEFAULT_PORT if port is None else int(port))) == 0
 

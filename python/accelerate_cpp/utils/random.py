@@ -22,7 +22,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         device_specific: add the rank to the seed, so that ranks draw different numbers.
-        deterministic: also have torch use deterministic algorithms, or raise where there is none.
+        deterministic: make torch use deterministic algorithms, and raise if there is none.
     """
     if device_specific:
         seed += process_index()
@@ -34,7 +34,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def _source(rng_type: Any, generator: torch.Generator | None) -> tuple[Any, str, str]:
-    """What holds the state of ``rng_type``, and the names of its two methods that read and write it."""
+    """The object with the state of ``rng_type``, and the names of its methods that read and write it."""
     kind = getattr(rng_type, "value", rng_type)
     if kind == "torch":
         return torch, "get_rng_state", "set_rng_state"
@@ -53,7 +53,7 @@ def _source(rng_type: Any, generator: torch.Generator | None) -> tuple[Any, str,
 
 
 def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
-    """Gives every rank the state that rank 0's generator of ``rng_type`` has. A collective.
+    """Copies the state of rank 0's generator of ``rng_type`` to every rank. A collective.
 
     Args:
         rng_type: ``"torch"``, ``"generator"`` (then ``generator`` is the one), or a device type such as ``"cuda"``.

@@ -14,15 +14,15 @@ __all__ = ["install_xla"]
 
 
 def install_xla(upgrade: bool = False) -> None:
-    """Installs, in a notebook of Colab, the torch_xla that goes with the torch that is installed there.
+    """Installs, in a Colab notebook, the torch_xla that matches the installed torch.
 
     Args:
-        upgrade: look for a newer release of that version also when there is one already.
+        upgrade: look for a newer release of that version even if one is installed.
 
-    This has run only with a double of pip, in the tests, and never in Colab.
+    It has only been run in the tests, with a replacement for pip, and never in Colab.
 
     Raises:
-        InvalidArgument: this is no notebook of Colab.
+        InvalidArgument: this is not a Colab notebook.
         SystemFailure: pip fails.
     """
     if "google.colab" not in sys.modules:
@@ -35,4 +35,4 @@ def install_xla(upgrade: bool = False) -> None:
     options = ["--upgrade"] if upgrade else []
     status = subprocess.run([sys.executable, "-m", "pip", "install", *options, wanted], check=False).returncode
     if status != 0:
-        raise SystemFailure(f"install_xla: pip install {wanted} failed with exit status {status}; its output says why")
+        raise SystemFailure(f"install_xla: pip install {wanted} failed with exit status {status}; see its output")

@@ -1,4 +1,4 @@
-"""Progress bars that one process of each machine shows."""
+"""Progress bars that only one process of each machine shows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __getattr__ = lending("utils.tqdm")
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """A progress bar of the library tqdm, shown by the main process of each machine only.
+    """A progress bar of the library tqdm, which only the main process of each machine shows.
 
     Args:
         args: arguments of ``tqdm.auto.tqdm``, the iterable first.
         main_process_only: other processes get the same bar, but do not show it; ``False`` lets every process show its
             own.
-        kwargs: keyword arguments of ``tqdm.auto.tqdm``. ``disable=True`` counts on every process.
+        kwargs: keyword arguments of ``tqdm.auto.tqdm``. ``disable=True`` applies to every process.
 
     Raises:
         InvalidArgument: the first argument is ``True`` or ``False``, as it was in early versions of the original.
@@ -41,8 +41,8 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
 
 
 def _local_rank() -> int:
-    """Of this process; before there is a session, the variable that its launcher set says it."""
-    from accelerate_cpp.runtime import current  # here, as it loads torch
+    """The local rank of this process; before there is a session, from the variable that its launcher set."""
+    from accelerate_cpp.runtime import current  # imported here, because it loads torch
 
     session = current.session
     return (env_table.LOCAL_RANK.get() or 0) if session is None else session.topology.local_rank

@@ -1,4 +1,5 @@
-"""Models in fp8 by NVIDIA's TransformerEngine, piece by piece; ``mixed_precision="fp8"`` does all of it in ``prepare``.
+"""The separate steps for fp8 with NVIDIA's TransformerEngine; ``mixed_precision="fp8"`` does all of them in
+``prepare``.
 
 Written for TransformerEngine 2.9 and later; it has not run on a GPU yet.
 """
@@ -24,13 +25,13 @@ __getattr__ = lending("utils.transformer_engine")
 def convert_model(
     model: nn.Module, to_transformer_engine: bool = True, _convert_linear: bool = True, _convert_ln: bool = True
 ) -> None:
-    """Puts TransformerEngine's linear and normalizing layers in place of torch's in ``model``, or the other way round.
+    """Replaces torch's linear and normalizing layers in ``model`` with TransformerEngine's, or the other way round.
 
-    Values, dtype, device and training mode stay. Linear layers whose sizes are not multiples of 16 stay as they are,
-    and layers that share a parameter with others. Parameters are new objects: make optimizers afterwards.
+    Values, dtype, device and training mode are kept. Linear layers whose sizes are not multiples of 16, and layers that
+    share a parameter with others, are not replaced. Parameters are new objects: create optimizers afterwards.
 
     Args:
-        to_transformer_engine: ``False`` goes the way back.
+        to_transformer_engine: ``False`` converts back.
         _convert_linear: replace linear layers.
         _convert_ln: replace normalizing layers.
 
@@ -53,7 +54,7 @@ def contextual_fp8_autocast(
     """A method ``forward`` that computes ``model_forward`` in fp8 while its module is in training mode.
 
     Args:
-        model_forward: what the module computes, bound to it.
+        model_forward: the original method, bound to the module.
         fp8_recipe: TransformerEngine's recipe.
         use_during_eval: compute in fp8 in evaluation mode, too.
 
@@ -75,14 +76,14 @@ def contextual_fp8_autocast(
 
 
 def apply_fp8_autowrap(model: nn.Module, fp8_recipe_handler: Any) -> nn.Module:
-    """Lets the forward passes of ``model`` compute in fp8, and returns it.
+    """Makes the forward passes of ``model`` compute in fp8, and returns it.
 
     Args:
-        fp8_recipe_handler: a ``TERecipeKwargs``; ``None`` stands for its defaults.
+        fp8_recipe_handler: a ``TERecipeKwargs``; ``None`` means its defaults.
 
     Raises:
         MissingLibrary: TransformerEngine is not installed.
-        InvalidArgument: its recipe has no such option, or the GPU cannot scale blocks.
+        InvalidArgument: its recipe lacks an option, or the GPU cannot scale blocks.
     """
     fp8.require("TE", "apply_fp8_autowrap(...)")
     options = {} if fp8_recipe_handler is None else fp8_recipe_handler.fp8_config().options

@@ -87,7 +87,7 @@ class Calling:
 )
 def test_what_a_pickle_would_have_called_is_named(tmp_path: Path, function: Callable[..., object], name: str) -> None:
     torch.save([Calling(function, "1")], tmp_path / "optimizer.bin")
-    words = rf"optimizer\.bin: .* call functions .* it names (\w+\.)?{name}\."
+    words = rf"optimizer\.bin: .* call functions that the file names: (\w+\.)?{name}\."
     with pytest.raises(CheckpointError, match=words) as refused:
         read_pickle(tmp_path / "optimizer.bin", "the state of optimizer 0")
     assert "damaged" not in str(refused.value)
@@ -137,7 +137,7 @@ def test_what_was_asked_for_is_not_called_damage(tmp_path: Path, monkeypatch: py
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"scaler\.pt is missing, which should hold a scale"):
+    with pytest.raises(CheckpointError, match=r"scaler\.pt is missing; it should contain a scale"):
         read_pickle(tmp_path / "scaler.pt", "a scale")
 
 

@@ -114,7 +114,7 @@ def test_each_rank_has_the_state_of_its_own_loader_back_if_it_is_another(tmp_pat
 
 
 def test_a_missing_optimizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"optimizer\.bin is missing, which should hold the state of optimizer 0"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin is missing; it should contain the state of optimizer 0"):
         load_parts(tmp_path, Parts(optimizers=parts().optimizers), rank=0)
 
 

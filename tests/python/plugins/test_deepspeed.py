@@ -141,7 +141,7 @@ def test_a_file_and_a_held_configuration_are_taken(tmp_path: Path, monkeypatch: 
 
 
 def test_an_argument_that_the_configuration_contradicts_is_said_to_have_no_effect() -> None:
-    with pytest.warns(UserWarning, match="zero_stage=3 has no effect, as hf_ds_config says 2"):
+    with pytest.warns(UserWarning, match="zero_stage=3 has no effect, because hf_ds_config says 2"):
         plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}}, zero_stage=3)
     assert plugin.zero_stage == 2
 

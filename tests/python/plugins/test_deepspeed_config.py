@@ -109,5 +109,5 @@ def test_what_cannot_be_read_is_refused(found: Any, message: str) -> None:
 
 def test_a_file_without_an_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(InvalidArgument, match="has no JSON object"):
+    with pytest.raises(InvalidArgument, match="does not contain a JSON object"):
         HfDeepSpeedConfig(tmp_path / "list.json")

@@ -163,11 +163,11 @@ def test_the_fields_and_their_order_are_the_originals() -> None:
         ({"reshard_after_forward": True}, "reshard_after_forward=True; in version 1 expected the name of a strategy"),
         (
             {"fsdp_version": 2, "sharding_strategy": "FULL_SHARD"},
-            "is of version 1; in version 2 pass reshard_after_for",
+            "belongs to version 1; in version 2 pass reshard_after_for",
         ),
         ({"fsdp_version": 2, "reshard_after_forward": 2}, "reshard_after_forward=2; expected true or false"),
         ({"fsdp_version": 2, "reshard_after_forward": "x"}, "reshard_after_forward='x'; expected true or false"),
-        ({"fsdp_version": 2, "forward_prefetch": True}, "forward_prefetch=True is of version 1"),
+        ({"fsdp_version": 2, "forward_prefetch": True}, "forward_prefetch=True belongs to version 1"),
         ({"fsdp_version": 2, "state_dict_type": "LOCAL_STATE_DICT"}, "version 2 has no LOCAL_STATE_DICT"),
         ({"auto_wrap_policy": "x"}, "auto_wrap_policy='x'; expected one of TRANSFORMER_BASED_WRAP"),
         ({"auto_wrap_policy": 0}, "auto_wrap_policy=0"),

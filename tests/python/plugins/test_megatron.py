@@ -129,7 +129,7 @@ def test_the_schedule_is_an_argument(arguments: dict[str, Any]) -> None:
 
 def test_a_schedule_without_steps_or_batch_sizes_is_refused() -> None:
     plugin = MegatronLMPlugin()
-    with pytest.raises(InvalidArgument, match="call set_training_args before"):
+    with pytest.raises(InvalidArgument, match="call set_training_args first"):
         plugin.set_scheduler_args(MegatronLMDummyScheduler(None, 10))
     plugin.set_training_args(1, 1)
     with pytest.raises(InvalidArgument, match="MegatronLMDummyScheduler does not tell total_num_steps"):

@@ -63,7 +63,7 @@ def test_options_come_to_what_they_come_to_in_the_original(
             lambda: parallelism.TorchContextParallelConfig("around"),
             "Invalid cp_comm_strategy: around, .*; expected one of allg",
         ),
-        (lambda: parallelism.DeepSpeedSequenceParallelConfig(None, False), "need that length; pass sp_seq_length"),
+        (lambda: parallelism.DeepSpeedSequenceParallelConfig(None, False), "need a length; pass sp_seq_length"),
         (
             lambda: parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="eager"),
             "sp_attn_implementation='eager'; expected one of flash_attention_2",

@@ -57,7 +57,7 @@ def test_other_kinds_are_refused_by_their_sizes(sizes: dict[str, int], found: st
 
 
 def test_another_number_of_copies_is_refused_before_processes_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgument, match="dp_replicate_size=3, and there are 1 processes"):
+    with pytest.raises(InvalidArgument, match="dp_replicate_size=3, but there are 1 processes"):
         require_plain(ParallelismConfig(dp_replicate_size=3))
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert require_plain(ParallelismConfig(dp_replicate_size=3))

@@ -1,4 +1,4 @@
-"""What programs that train through Megatron-LM import."""
+"""Names that programs import which train through Megatron-LM."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_options_reach_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_run_there_is_no_precision() -> None:
     assert isinstance(get_mixed_precision_context_manager(False), nullcontext)
-    with pytest.raises(InvalidArgument, match="make an Accelerator before"):
+    with pytest.raises(InvalidArgument, match="create an Accelerator first"):
         get_mixed_precision_context_manager(True)
 
 

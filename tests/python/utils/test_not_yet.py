@@ -1,4 +1,4 @@
-"""Names that other programs import and that cannot work yet."""
+"""Names that other programs import but that do not work yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_can_be_imported_and_says_when_called_what_to_do_instead(row: unsuppo
 @pytest.mark.parametrize("row", ROWS)
 def test_it_takes_the_arguments_of_the_original_and_has_a_docstring(row: unsupported.Unsupported) -> None:
     own, theirs = getattr(utils, row.name), getattr(original, row.name, None)
-    assert own.__doc__.startswith("Would")
+    assert own.__doc__.startswith("Not supported")
     if theirs is not None:
         own_names, theirs_names = (list(inspect.signature(kind).parameters) for kind in (own, theirs))
         assert own_names == theirs_names
