@@ -52,7 +52,7 @@ def save_accelerator_state(
     save_on_each_node: bool = False,
     safe_serialization: bool = True,
 ) -> Path:
-    """Writes the files of this process straight into ``output_dir``; ``Accelerator.save_state`` does it in one step.
+    """Writes the files of this process directly into ``output_dir``; ``Accelerator.save_state`` does it in one step.
 
     Args:
         model_states: a state dict for each model.
@@ -87,16 +87,16 @@ def load_accelerator_state(
     """Loads what :func:`save_accelerator_state` of this package or of the original wrote.
 
     Args:
-        map_location: ``"cpu"``, which ``None`` means, too, or ``"on_device"``.
+        map_location: ``"cpu"`` (also the meaning of ``None``) or ``"on_device"``.
         load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
         load_model_func_kwargs: for ``load_state_dict`` of the models.
 
     Returns:
-        ``{"step": …}``, where the files know it.
+        ``{"step": …}``, if the files contain it.
 
     Raises:
         TypeError: ``map_location`` is something else.
-        CheckpointError: a file is missing, cannot be read or does not fit; nothing has been changed then.
+        CheckpointError: a file is missing, cannot be read or does not fit; in that case nothing has been changed.
     """
     inner = [extract_model_from_parallel(model) for model in models]
     parts = Parts(inner, optimizers, schedulers, dataloaders, scaler)

@@ -209,7 +209,7 @@ def test_objects_need_both_methods_and_have_to_be_as_many_as_were_saved(tmp_path
     assert (tmp_path / "c" / "custom_checkpoint_1.pkl").is_file()
     other = Run(objects=1)
     before = other.head.weight.detach().clone()
-    with pytest.raises(RuntimeError, match="has 2 custom checkpoints, and 1 objects are registered"):
+    with pytest.raises(RuntimeError, match="has 2 custom checkpoints, but 1 objects are registered"):
         other.accelerator.load_state(tmp_path / "c")
     assert torch.equal(other.head.weight, before)
 

@@ -223,8 +223,8 @@ class Gpus:
 @pytest.mark.parametrize(
     ("saved", "expected", "warning"),
     [
-        ((1, 2, 3), [1, 2], "'torch_cuda_manual_seed' of 3 devices for 2 that are here"),
-        ((1,), [1, 9], "'torch_cuda_manual_seed' of 1 devices for 2 that are here"),
+        ((1, 2, 3), [1, 2], "'torch_cuda_manual_seed' of 3 devices for 2 devices here"),
+        ((1,), [1, 9], "'torch_cuda_manual_seed' of 1 devices for 2 devices here"),
         ((), [9, 9], "random states 'torch_cuda_manual_seed'"),
         ((1, 2), [1, 2], None),
     ],

@@ -1,1 +1,1 @@
-"""Checkpoints: which files hold what, and how a folder of them becomes whole in one step."""
+"""Checkpoints: the content of their files, and how a folder of them is completed in one step."""

@@ -1,4 +1,4 @@
-"""One thread that writes while training goes on."""
+"""One thread that writes while training continues."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Begins ``job``; one that runs already is waited for, and its error raised."""
+        """Begins ``job``; waits first for a running job, and raises its error."""
         self.wait()
-        # Not a daemon: the interpreter joins it before anything is torn down.
+        # Not a daemon: the interpreter joins it before anything is destroyed.
         self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint-writer", daemon=False)
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when no job runs; raises the error of the last one, once."""
+        """Waits until no job runs; raises the error of the last one, once."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()

@@ -1,4 +1,4 @@
-"""The checkpoints of one ``Accelerator``: hooks and objects that belong to them, saving, loading, and the writer."""
+"""The checkpoints of one ``Accelerator``: their hooks and registered objects, saving, loading, and the writer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the same hooks and objects, and a writer of its own."""
+        """A copy has the same hooks and objects, but its own writer."""
         return {name: vars(self)[name] for name in ("custom_objects", "save_hooks", "load_hooks")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,11 +86,11 @@ class Checkpoints:
         return _added(self.load_hooks, hook)
 
     def release_memory(self) -> None:
-        """Frees what copies for the background were made into."""
+        """Frees the memory of copies for background writing."""
         self._memory.release()
 
     def wait(self) -> None:
-        """Returns when nothing is being written; raises the error of the last writing, once."""
+        """Waits until nothing is being written; raises the error of the last write, once."""
         self._writer.wait()
 
     def save(
@@ -105,17 +105,18 @@ class Checkpoints:
         safe_serialization: bool = True,
         blocking: bool = True,
     ) -> Path:
-        """Writes everything into one folder, which appears when it is whole.
+        """Writes everything into one folder, which appears when it is complete.
 
-        A collective if all ranks call it; the main process (of each host, if the project saves there) may do so alone,
-        and then the random states are its own. Of others alone there is nothing to be saved, and they say so.
+        A collective if all ranks call it; the main process (of each host, if the project saves there) may also call it
+        alone; then the random states are only its own. Other processes that call it alone save nothing, and log a
+        warning.
 
         Args:
             output_dir: the folder, unless ``project`` numbers its checkpoints.
-            weights: gives the state of each model.
+            weights: returns the state of each model.
             step: micro-batches since the last forced synchronisation.
-            cursors: gives the position of each loader.
-            blocking: if false, returns once everything is copied; a thread writes the copy, and the next call, or
+            cursors: returns the position of each loader.
+            blocking: if false, returns when everything is copied; a thread writes the copy, and the next call, or
                 :meth:`wait`, raises its error.
 
         Returns:
@@ -127,7 +128,7 @@ class Checkpoints:
 
         if project.automatic_checkpoint_naming:
             project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
-        # All ranks look for the folder before any of them lets hooks write into it.
+        # All ranks check for the folder before hooks on any of them write into it.
         target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
         if ranks.alone and not is_main:
             _log.warning(
@@ -176,20 +177,21 @@ class Checkpoints:
     ) -> tuple[dict[str, Any], list[dict[str, int | str]]]:
         """Restores everything from a folder, and the number of the project's next checkpoint.
 
-        A collective if all ranks call it; one that does so alone loads for itself. All files are read and compared with
-        what is to load them, on all ranks, before anything is changed on any. Then hooks are called, which may take
-        models away; only what they change themselves is changed when the state of a model that they left does not fit.
+        A collective if all ranks call it; a rank that calls it alone loads for itself. All ranks read all files and
+        compare them with the objects that will load them, before anything is changed on any rank. Then hooks are
+        called, which may remove models; if the state of a remaining model does not fit, only the changes of the hooks
+        themselves have been made.
 
         Args:
-            input_dir: ``None`` takes the newest checkpoint that is whole.
-            unwrap: gives the module that the user prepared, whose names are those of the file.
+            input_dir: ``None`` loads the newest complete checkpoint.
+            unwrap: returns the module that the user prepared, whose names are those in the file.
             check_cursors: raises if loaders cannot continue at these cursors.
 
         Returns:
-            ``{"step": …}`` where the folder knows it, and the cursors of the loaders, none for folders of the original.
+            ``{"step": …}`` if the folder contains it, and the cursors of the loaders, none for folders of the original.
 
         Raises:
-            InvalidArgument: there is no such folder, or none that is whole.
+            InvalidArgument: there is no such folder, or no complete checkpoint.
             CheckpointError: a file is missing, damaged or does not fit.
         """
         self.wait()
@@ -238,11 +240,11 @@ class Checkpoints:
         map_location: Any,
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
-        """Reads states while checksums are compared; what is not whole is found before anything is changed."""
+        """Reads states while checksums are compared; incomplete files are found before anything is changed."""
         read: dict[Path, Future[SavedStates]] = {}
 
         def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
-            """A collective: what any rank has found wrong in its share, which explains why others could not read."""
+            """A collective: the fault that any rank found in its share, which explains why others could not read."""
 
             def examine() -> str | None:
                 folder = find()
@@ -269,7 +271,7 @@ class Checkpoints:
         return folder, states.result()
 
     def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
-        """Calls the hooks, which may take weights out of the list, and write into ``target``."""
+        """Calls the hooks, which may remove weights from the list, and write into ``target``."""
         hooks = list(self.save_hooks.values())
         if hooks:
             target.mkdir(parents=True, exist_ok=True)
@@ -281,7 +283,7 @@ class Checkpoints:
         return [custom_file(index, one.state_dict()) for index, one in enumerate(self.custom_objects)]
 
     def _agreed(self, what: str, prepared: Callable[[], Checkpoint], ranks: Ranks) -> Checkpoint:
-        """Rank 0's token on every rank. An exception on any rank is one on all."""
+        """Rank 0's token on every rank. An exception on any rank is raised on all."""
         own: list[Checkpoint] = []
 
         def attempt() -> str:
@@ -292,7 +294,7 @@ class Checkpoints:
         return replace(own[0], token=tokens[0])
 
     def _apart(self, ranks: Ranks) -> Ranks:
-        """The same processes over a group of their own, as the training loop goes on using the default one."""
+        """The same processes over a separate group, because the training loop continues to use the default one."""
         if ranks.num_together > 1 and self._group is None:
             # Objects are gathered on the CPU: another thread has no current GPU of its own.
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
@@ -301,7 +303,7 @@ class Checkpoints:
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:
-    """What ``call`` returns or raises, for later."""
+    """The result or the exception of ``call``, for later."""
     outcome: Future[SavedStates] = Future()
     try:
         outcome.set_result(call())

@@ -1,4 +1,4 @@
-"""Files that a checkpoint names: they are in its folder, wherever the checkpoint is from."""
+"""Checks that files named by a checkpoint are in its folder, whatever the origin of the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def path_within(folder: Path, name: str, source: Path) -> Path:
-    """The path of the file ``name``, relative to ``folder``, which the file ``source`` asks for. It may be missing.
+    """The path of the file ``name``, relative to ``folder``, to which the file ``source`` refers. It may be missing.
 
     Raises:
-        CheckpointError: the name is absolute or leads out of ``folder``, or it is a link that does, to another place
-            than the blobs of the hub's cache that ``folder`` is in.
+        CheckpointError: the name is absolute or points outside ``folder``, or it is a link that does, except to the
+            blobs of the hub's cache that contains ``folder``.
     """
     named = PurePath(name)
     if named.is_absolute() or ".." in named.parts:
@@ -28,13 +28,13 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
     target = Path(os.path.realpath(path))
     if not any(target.is_relative_to(root) for root in _roots(Path(os.path.realpath(folder)))):
         raise CheckpointError(
-            f"{path}, which {source.name} names, is a link to {target}, out of the folder. Nothing was read; if that "
+            f"{path}, which {source.name} names, is a link to {target}, outside the folder. Nothing was read; if that "
             "file belongs to the checkpoint, copy it into the folder, or make a hard link"
         )
     return path
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where files of ``folder``, a path without links, may be."""
+    """The places where files of ``folder``, a path without links, may be."""
     caches = [parent.parent / _BLOBS for parent in (folder, *folder.parents) if parent.name == _SNAPSHOTS]
     return [folder, *caches[:1]]

@@ -19,19 +19,19 @@ import xxhash
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
-_BEHIND = 32 << 20  # bytes that are written before the disk is told to begin with them
+_BEHIND = 32 << 20  # bytes that are written before the disk is asked to start writing them
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-# In messages of torch.load about what it was asked for, not about the file.
+# In messages of torch.load about its arguments, not about the file.
 _OF_THE_CALLER = ("deserialize object on", "unexpected keyword argument", "map_location", "CUDA error")
-# What torch.load says of a pickle that names what may not be called.
+# The message of torch.load for a pickle that names a function which may not be called.
 _REFUSED = re.compile(
     r"(?:unsupported global: |unsupported )GLOBAL (?P<name>\S+)"
     r"|(?:reduce for unrecognized function |allowlisted via `add_safe_globals`,? but got )(?P<object>.+)",
     re.IGNORECASE,
 )
 _np_core: Any = getattr(np, "_core", None) or np.core  # type: ignore[attr-defined,unused-ignore]
-# What the states of NumPy's generators need beside what torch lets a pickle load without asking.
+# Needed by the states of NumPy's generators, in addition to the names that torch always allows in a pickle.
 SAFE_GLOBALS: list[Any] = [_np_core.multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode]
 if hasattr(np, "dtypes"):
     SAFE_GLOBALS.append(np.dtypes.UInt32DType)
@@ -39,14 +39,14 @@ if hasattr(np, "dtypes"):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file should hold: its length in bytes, and the 64-bit XXH3 of all of them (https://xxhash.com)."""
+    """The expected content of a file: its length in bytes, and their 64-bit XXH3 (https://xxhash.com)."""
 
     bytes: int
     xxh3: int
 
 
 class ChecksummedFile:
-    """A file that is written from beginning to end; takes what ``torch.save`` writes.
+    """A file that is written from beginning to end; ``torch.save`` can write to it.
 
     :meth:`finish` has to be called for the data to survive a power failure. Errors of the system raise
     ``SystemFailure`` with the path.
@@ -98,8 +98,8 @@ class ChecksummedFile:
 
 
 def _begin_writeback(descriptor: int, begin: int, size: int) -> None:
-    """Has the disk write while the file is still being made. Does nothing where the system cannot."""
-    if _sync_file_range is not None:  # what goes wrong is told by fsync
+    """Makes the disk write while the file is still being created. Without effect if the system does not support it."""
+    if _sync_file_range is not None:  # errors are reported by fsync
         _sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
 
@@ -124,7 +124,7 @@ def write_pickle(path: Path, content: Any) -> FileRecord:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a name beside ``path`` to write to; what stands there then takes the place of ``path`` in one step."""
+    """Yields a name next to ``path`` to write to; the file then replaces ``path`` in one step."""
     waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         yield waiting
@@ -146,7 +146,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def sealed(path: Path) -> FileRecord:
-    """Waits until a file that somebody else wrote is on the disk, and reads it for its record."""
+    """Waits until a file that other code wrote is on the disk, and reads it for its record."""
     record = record_of(path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -178,7 +178,7 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs:
         holds: what should be in the file, for errors.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or asks to run code.
+        CheckpointError: the file is missing, damaged, or would run code.
     """
     require_file(path, holds)
     options = {"weights_only": True, **load_kwargs}
@@ -218,11 +218,11 @@ def parse_size(size: int | str, argument: str = "max_shard_size", small_b_is_bit
     """A number of bytes from ``5_000``, ``"10GB"`` (powers of 1000) or ``"5GiB"`` (of 1024).
 
     Args:
-        argument: what the user gave ``size`` as, for the error.
-        small_b_is_bits: ``"8Mb"`` is a number of bits then, and gives 1,000,000; ``"8Mib"`` is of bytes all the same.
+        argument: the user's name for ``size``, for the error.
+        small_b_is_bits: ``"8Mb"`` is then a number of bits, and gives 1,000,000; ``"8Mib"`` is still a number of bytes.
 
     Raises:
-        InvalidArgument: ``size`` is no size, or a negative one.
+        InvalidArgument: ``size`` is not a size, or negative.
     """
     if isinstance(size, int):
         found = size
@@ -234,14 +234,14 @@ def parse_size(size: int | str, argument: str = "max_shard_size", small_b_is_bit
             found = -1
     if found < 0:
         raise InvalidArgument(
-            f"{argument}={size!r}: expected a number of bytes that is not negative, or a text of a number and KB, MB, "
-            "GB or TB (KiB, … for powers of 1024), as '10GB'"
+            f"{argument}={size!r}: expected a number of bytes that is not negative, or a string with a number and KB, "
+            "MB, GB or TB (KiB, … for powers of 1024), as '10GB'"
         )
     return found
 
 
 def _split_size(text: str) -> tuple[str, int, bool]:
-    """The number in front of a unit, the bytes of the unit, and whether it can be meant to be of bits."""
+    """The number before a unit, the bytes of the unit, and whether it could mean bits."""
     for letters, base in (("iB", 1024), ("B", 1000)):
         for exponent, prefix in enumerate("KMGT", 1):
             unit = f"{prefix}{letters}".upper()

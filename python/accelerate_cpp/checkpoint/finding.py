@@ -1,4 +1,4 @@
-"""Where the next checkpoint goes, and which one to load."""
+"""Where the next checkpoint is saved, and which one is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Project(Protocol):
-    """Where a project keeps its checkpoints; see ``ProjectConfiguration``."""
+    """The folder of a project's checkpoints; see ``ProjectConfiguration``."""
 
     project_dir: str | os.PathLike[str] | None
     automatic_checkpoint_naming: bool
@@ -38,7 +38,7 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
     """The folder of the next checkpoint.
 
     Raises:
-        InvalidArgument: there is a checkpoint of its number already; or nothing says where to save.
+        InvalidArgument: a checkpoint with its number already exists, or no folder was given.
     """
     if not project.automatic_checkpoint_naming:
         if output_dir is None:
@@ -49,7 +49,7 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
     target = checkpoints_folder(project) / f"checkpoint_{project.iteration}"
     if target.exists():
         raise InvalidArgument(
-            f"{target} exists already; continue with load_state(), which also sets the number of the next checkpoint, "
+            f"{target} already exists; continue with load_state(), which also sets the number of the next checkpoint, "
             "or set project_configuration.iteration"
         )
     return target
@@ -70,10 +70,10 @@ def common_numbers(project: Project, ranks: Ranks) -> list[int]:
 
 
 def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path], str | None]) -> Path:
-    """The checkpoint with the highest number that is whole for every rank. A collective.
+    """The checkpoint with the highest number that is complete for every rank. A collective.
 
     Args:
-        why_not_whole: a collective that takes a folder and returns on all ranks what is wrong with it, or ``None``.
+        why_not_whole: a collective that takes a folder and returns on all ranks the fault that it has, or ``None``.
 
     Raises:
         InvalidArgument: there is none; the message says what is wrong with each.
@@ -101,7 +101,7 @@ def given(input_dir: str | os.PathLike[str]) -> Path:
 
 
 def next_iteration(project: Project, saved: int | None) -> int:
-    """The number of the next checkpoint after loading one that knows ``saved``: no folder may have it already."""
+    """The number of the next checkpoint after loading one that contains ``saved``: a number that no folder has."""
     candidates = [project.iteration if saved is None else saved]
     if project.automatic_checkpoint_naming and project.project_dir is not None:
         candidates += [number + 1 for number in numbered(checkpoints_folder(project))]

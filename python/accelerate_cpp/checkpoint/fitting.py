@@ -1,7 +1,7 @@
-"""Whether saved states fit the objects that are to load them, asked before any of these is changed.
+"""Checks whether saved states fit the objects that will load them, before any of these is changed.
 
-What an object with loading code of its own accepts, only that code knows: it can have a method
-``check_state_dict(state)``, which raises and changes nothing; otherwise its state is taken as it is.
+Only the loading code of a custom object knows which states it accepts: it can have a method
+``check_state_dict(state)``, which raises and changes nothing; otherwise its state is accepted unchecked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from accelerate_cpp.errors import CheckpointError
 _NAMED = 5  # names in a message
 _TORCHS_OWN = "torch.nn.modules."
 _TORCHS_OPTIMIZERS = "torch.optim."
-# What torch lets a state lack that was saved without the versions of its modules.
+# Entries that torch allows to be missing in states that were saved without module versions.
 _OPTIONAL = "num_batches_tracked"
-# What optimizers keep for each element of a parameter.
+# Entries that optimizers keep for each element of a parameter.
 _PER_ELEMENT = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-# What torch takes out of the state of a schedule that has it.
+# Entries that torch removes from the state of a schedule.
 _OF_SCHEDULES = ("lr_lambdas", "_schedulers")
 
 
@@ -35,7 +35,7 @@ def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = 
     if strict:
         missing = [name for name in own if name not in state and not name.endswith(_OPTIONAL)]
         wrong += _listed("it lacks", missing)
-        wrong += _listed("it has, and the model has not,", [name for name in state if name not in own])
+        wrong += _listed("it has, but the model lacks,", [name for name in state if name not in own])
     shapes = [
         f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
         for name, value in own.items()
@@ -47,7 +47,7 @@ def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = 
         for name, value in own.items()
         if name in state and isinstance(value, torch.Tensor) and not isinstance(state[name], torch.Tensor)
     ]
-    wrong += _listed("these are no tensors:", others)
+    wrong += _listed("these are not tensors:", others)
     if wrong:
         raise CheckpointError(
             f"{source} does not fit {type(model).__name__}: {'; '.join(wrong)}. Prepare the model that the checkpoint "
@@ -81,7 +81,7 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Give it the "
+            f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Pass it the "
             "parameters that it was saved with; nothing has been changed"
         )
     are_plain = all(type(parameter) in (torch.Tensor, torch.nn.Parameter) for parameter in parameters)
@@ -101,13 +101,13 @@ def _require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:
     if not is_sound:
         raise CheckpointError(
             f"{source}: expected the state of an optimizer, with a dict 'state' and a list 'param_groups' of dicts "
-            "with lists 'params' of numbers; found other types there. It is damaged or of another program: load "
+            "with lists 'params' of numbers; found other types there. It is damaged or from another program: load "
             "another checkpoint; nothing has been changed"
         )
 
 
 def _try_on_a_double(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
-    """Has an optimizer of the same class load ``state``, for parameters without memory.
+    """Makes an optimizer of the same class load ``state``, for parameters without memory.
 
     Raises:
         CheckpointError: it cannot, or it would lack settings that it needs for a step.
@@ -138,7 +138,7 @@ def _try_on_a_double(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
 
 
 def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
-    """Raises ``CheckpointError`` if ``state`` lacks what ``scheduler`` takes out of it."""
+    """Raises ``CheckpointError`` if ``state`` lacks entries that ``scheduler`` reads."""
     inner = getattr(scheduler, "scheduler", scheduler)
     _require_mapping(state, source)
     _ask(inner, state)
@@ -151,14 +151,14 @@ def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
 
 
 def check_scaler(state: Any, scaler: Any, source: str) -> None:
-    """Raises ``CheckpointError`` if ``state`` lacks what ``scaler``, which is enabled, has."""
+    """Raises ``CheckpointError`` if ``state`` lacks entries of ``scaler``, which is enabled."""
     _require_mapping(state, source)
     if scaler.is_enabled():
         _require_entries(state, scaler.state_dict(), source)
 
 
 def check_loader(state: Any, loader: Any, source: str) -> None:
-    """Raises if ``loader`` says that ``state`` is none of its own."""
+    """Raises if ``state`` is not a state of ``loader``, according to the loader."""
     _require_mapping(state, source)
     _ask(loader, state)
 
@@ -178,8 +178,8 @@ def _require_entries(state: Mapping[str, Any], names: Any, source: str) -> None:
     missing = [str(name) for name in names if name not in state]
     if missing:
         raise CheckpointError(
-            f"{source} {_listed('lacks', missing)[0]}; it is of another kind of object: load another checkpoint, or "
-            "prepare what it was saved with; nothing has been changed"
+            f"{source} {_listed('lacks', missing)[0]}; it belongs to another kind of object: load another checkpoint, "
+            "or prepare the object that it was saved with; nothing has been changed"
         )
 
 
@@ -208,6 +208,6 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _listed(what: str, names: list[str]) -> list[str]:
-    """``what`` and the first of ``names``, as one text in a list, which is empty if there are none."""
+    """``what`` and the first of ``names``, as one string in a list, which is empty if there are no names."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return [f"{what} {', '.join(names[:_NAMED])}{more}"] if names else []

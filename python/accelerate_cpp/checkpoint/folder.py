@@ -22,29 +22,29 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def temporary_folder(target: Path, token: str) -> Path:
-    """Where the checkpoint ``target`` is written until it is whole."""
+    """The folder in which the checkpoint ``target`` is written until it is complete."""
     return target.parent / f".{target.name}.tmp-{token}"
 
 
 def remove_leftovers(target: Path, keep: Path | None = None) -> None:
-    """Removes what killed processes left of unfinished checkpoints beside ``target``, other than ``keep``.
+    """Removes unfinished checkpoints that killed processes left next to ``target``, except ``keep``.
 
-    Beside a numbered checkpoint these are the leftovers of all numbers.
+    Next to a numbered checkpoint, these are the leftovers of all numbers.
     """
     put_back(target)
     name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
     pattern = re.compile(rf"\.{name}\.tmp-\w+")
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
         if pattern.fullmatch(path.name) and path != keep:
-            # What cannot be removed (files open over NFS) only takes up room; it must not stop training.
+            # Files that cannot be removed (open over NFS) only take up space; they must not stop training.
             shutil.rmtree(path, ignore_errors=True)
 
 
 def commit(temporary: Path, target: Path) -> None:
-    """Puts ``temporary`` in the place of ``target``, in one step that survives a power failure.
+    """Replaces ``target`` with ``temporary``, in one step that survives a power failure.
 
-    Where there is a folder ``target`` already, its files that no earlier checkpoint wrote, or that changed since, go
-    with it into the new one.
+    If a folder ``target`` already exists, its files that no earlier checkpoint wrote, or that have changed since, are
+    moved into the new one.
     """
     existed = target.is_dir()
     if existed:
@@ -74,7 +74,7 @@ def _carry_over(old: Path, new: Path) -> None:
 
 
 def _files_of_earlier_checkpoint(folder: Path) -> set[str]:
-    """The files that the manifest of ``folder`` names and that are no younger than it, and the manifest."""
+    """The files that the manifest of ``folder`` names and that are not newer than it, and the manifest."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
@@ -100,7 +100,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> None:
-    """Swaps two folders; in one step where the system can (Linux, most file systems), else in three."""
+    """Swaps two folders, in one step if the system can (Linux, most file systems), else in three."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     paths = (os.fsencode(first), os.fsencode(second))
     if rename is not None and rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
@@ -116,7 +116,7 @@ def _set_aside(target: Path) -> Path:
 
 
 def put_back(target: Path) -> None:
-    """Gives ``target`` its old folder again, where a process was killed while it put a new one in its place."""
+    """Restores the old folder of ``target`` if a process was killed while replacing it with a new one."""
     aside = _set_aside(target)
     if aside.is_dir() and not target.exists():
         with suppress(FileNotFoundError):  # another process has done it
@@ -126,7 +126,7 @@ def put_back(target: Path) -> None:
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """The checkpoints in ``folder`` by their numbers, ascending; whatever else is there is left out."""
+    """The checkpoints in ``folder`` by their numbers, ascending; other entries are ignored."""
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NUMBERED.fullmatch(path.name)
@@ -136,9 +136,9 @@ def numbered(folder: Path) -> dict[int, Path]:
 
 
 def prune(folder: Path, limit: int, newest: Path) -> None:
-    """Removes checkpoints with the lowest numbers until ``limit`` are left, ``newest`` in any case.
+    """Removes checkpoints with the lowest numbers until ``limit`` are left, but never ``newest``.
 
-    Each loses its name in one step, so that none is ever half there.
+    Each is renamed in one step, so that no checkpoint is ever incomplete.
     """
     paths = list(numbered(folder).values())
     for path in paths[: max(0, len(paths) - max(limit, 1))]:
@@ -152,7 +152,7 @@ def _remove(folder: Path) -> None:
     """Removes ``folder`` and all names in it at once; a thread frees large files afterwards, which takes the disk a
     while.
 
-    What cannot be removed (files that others have open over NFS) only takes up room: it must not stop training.
+    Files that cannot be removed (open in other processes over NFS) only take up space: they must not stop training.
     """
     held: set[int] = set()
     with suppress(OSError):
@@ -171,7 +171,7 @@ def _remove(folder: Path) -> None:
         _let_go(held)
 
 
-_held: set[int] = set()  # descriptors of what has been removed
+_held: set[int] = set()  # descriptors of the removed files
 
 
 def _let_go(descriptors: Iterable[int]) -> None:
@@ -180,5 +180,5 @@ def _let_go(descriptors: Iterable[int]) -> None:
         _held.discard(descriptor)
 
 
-# A child would keep the room on the disk for as long as it lives.
+# A child process would keep the disk space in use as long as it runs.
 os.register_at_fork(after_in_child=lambda: _let_go(_held))

@@ -1,4 +1,4 @@
-"""Which file of a checkpoint holds what: the original's names and contents."""
+"""The contents of the files of a checkpoint, with the original's names."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
 _log = logging.getLogger(__name__)
 _CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
-_WRAPPED, _COMPILED = "module.", "_orig_mod."  # the latter wherever a part of the model is compiled
+_WRAPPED, _COMPILED = "module.", "_orig_mod."  # the latter if a part of the model is compiled
 
 
 @dataclass(frozen=True)
 class StateFile:
-    """One file to write: its name, what it holds, and whether that is tensors in the safetensors format."""
+    """One file to write: its name, its content, and whether these are tensors in the safetensors format."""
 
     name: str
     content: Any
     safe: bool = False
 
     def write(self, folder: Path) -> FileRecord:
-        """Writes it into ``folder``, down to the disk."""
+        """Writes it into ``folder``, and waits until it is on the disk."""
         if self.safe:
             return write_safetensors(folder / self.name, without_duplicates(self.content))
         return write_pickle(folder / self.name, self.content)
@@ -56,7 +56,7 @@ class StateFile:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a program prepared, in the order of ``prepare``."""
+    """The objects that a program prepared, in the order of ``prepare``."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[Any] = ()
@@ -72,7 +72,7 @@ def numbered_name(name: str, index: int) -> str:
 
 
 def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serialization: bool) -> list[StateFile]:
-    """What one process writes for all: models, optimizers, schedulers, stateful loaders and the loss scaler."""
+    """The files that one process writes for all: models, optimizers, schedulers, stateful loaders, the loss scaler."""
     model_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     files = [
         StateFile(numbered_name(model_name, index), state, safe_serialization) for index, state in enumerate(weights)
@@ -93,7 +93,7 @@ def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serial
 
 def _require_whole(file: StateFile) -> None:
     """Raises ``InvalidArgument`` if other processes hold parts of the tensors of ``file``."""
-    tensors: Any = sys.modules.get("torch.distributed.tensor")  # takes long to import
+    tensors: Any = sys.modules.get("torch.distributed.tensor")  # its import takes long
     sharded = tensors is not None and any(
         isinstance(leaf, tensors.DTensor) and leaf.device_mesh.size() > 1 for leaf in leaves_of(file.content)
     )
@@ -113,7 +113,7 @@ def _stateful_loaders(parts: Parts) -> dict[int, Any]:
 
 
 def own_files(parts: Parts, rank: int) -> list[StateFile]:
-    """What every process but rank 0 writes of its loaders: their states, where they are not those of rank 0."""
+    """The files that every process except rank 0 writes: the states of its loaders that differ from those of rank 0."""
     return [
         StateFile(numbered_name(own_loader_name(rank), index), loader.state_dict())
         for index, loader in _stateful_loaders(parts).items()
@@ -122,7 +122,7 @@ def own_files(parts: Parts, rank: int) -> list[StateFile]:
 
 
 def random_states_file(rank: int, step: int) -> StateFile:
-    """What every process writes: the states of its random generators, and its accumulation step."""
+    """The file that every process writes: the states of its random generators, and its accumulation step."""
     return StateFile(random_states_name(rank), random_states(step))
 
 
@@ -136,11 +136,11 @@ class SavedStates:
     """The states in a folder other than those of models and registered objects, read but not yet loaded into objects.
 
     Attributes:
-        loaders: by their place among the loaders, as far as they have a state.
+        loaders: by their index among the loaders, if they have a state.
         scaler: empty if the folder has no state of a loss scaler.
         random: empty if the folder has none for this rank.
         step: micro-batches since the last forced synchronisation; ``None`` if the folder does not know.
-        missing: what the folder does not have, and stays as it is, in words.
+        missing: descriptions of states that the folder lacks, and that are therefore kept.
     """
 
     optimizers: Sequence[Any]
@@ -155,10 +155,10 @@ class SavedStates:
 def read_states(
     folder: Path, parts: Parts, rank: int, map_location: Any = "cpu", load_kwargs: Mapping[str, Any] | None = None
 ) -> SavedStates:
-    """Reads all that :func:`shared_files` and :func:`random_states_file` name, but for the models. Changes nothing.
+    """Reads all files of :func:`shared_files` and :func:`random_states_file` except the models. Changes nothing.
 
     Args:
-        map_location: the device that states of optimizers are read to.
+        map_location: the device to which states of optimizers are read.
         load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
 
     Raises:
@@ -181,7 +181,7 @@ def read_states(
     random, step, missing = _read_random_states(folder, rank)
     scaler = _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {}
     if not scaler and parts.scaler is not None and parts.scaler.is_enabled():
-        missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts anew)"]
+        missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts again)"]
     return SavedStates(
         numbered_states(OPTIMIZER_FILE, len(parts.optimizers), map_location),
         numbered_states(SCHEDULER_FILE, len(parts.schedulers), None),
@@ -194,10 +194,10 @@ def read_states(
 
 
 def check_states(folder: Path, parts: Parts, states: SavedStates) -> list[str]:
-    """Says in words what will stay as it is, as the folder has no state for it.
+    """Describes the states that will be kept, because the folder does not contain them.
 
     Raises:
-        CheckpointError: a state does not fit the part that is to load it. Nothing has been changed then.
+        CheckpointError: a state does not fit the object that would load it. In that case nothing has been changed.
     """
     for index, (state, optimizer) in enumerate(zip(states.optimizers, parts.optimizers, strict=True)):
         check_optimizer(state, optimizer, str(folder / numbered_name(OPTIMIZER_FILE, index)))
@@ -232,15 +232,15 @@ def restore_parts(
     map_location: Any = "cpu",
     **load_model_kwargs: Any,
 ) -> dict[str, Any]:
-    """Gives states that were read and checked to ``parts``, and the random states to their generators.
+    """Loads states that were read and checked into ``parts``, and the random states into their generators.
 
     Args:
-        weights: of the models.
-        map_location: the device that the models' states are brought to.
+        weights: the weights of the models.
+        map_location: the device to which the models' states are moved.
         load_model_kwargs: for ``load_state_dict`` of the models.
 
     Returns:
-        ``{"step": …}``, where the checkpoint knows it.
+        ``{"step": …}``, if the checkpoint contains it.
     """
     if states.scaler:
         parts.scaler.load_state_dict(states.scaler)
@@ -259,13 +259,13 @@ def restore_parts(
 
 def _placed(state: Mapping[str, Any], where: Any, load_model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     placed = {name: value.to(where) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-    if load_model_kwargs.get("assign"):  # tied weights apart, and away from the file
+    if load_model_kwargs.get("assign"):  # separates tied weights from each other and from the file
         placed = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
     return placed
 
 
 def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
-    """Says once what stays as it is, if anything does."""
+    """Logs one warning about states that are kept, if there are any."""
     if missing:
         _log.warning(
             "%s does not have a state for everything here; these keep their current state: %s",
@@ -295,9 +295,9 @@ def _file_of_model(folder: Path, index: int) -> Path:
 
 
 def fit_names(state: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """``state`` under the names of ``model``, with the tied weights that are left out in safetensors files.
+    """``state`` under the names of ``model``, with the tied weights that safetensors files lack.
 
-    Names that differ only in what a wrapper or ``torch.compile`` puts in front of them all are brought together.
+    Names that only differ in the prefix of a wrapper or of ``torch.compile`` are matched.
     """
     own = model.state_dict()
     fitted = dict(state)
@@ -325,7 +325,7 @@ def _read_scaler(path: Path) -> Mapping[str, Any]:
 
 
 def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None, list[str]]:
-    """The states for ``rank``, empty for one that is new, the step, which is that of all ranks, and what is missing."""
+    """The states for ``rank`` (empty for a new rank), the step, which is common to all ranks, and what is missing."""
     own, first = folder / random_states_name(rank), folder / random_states_name(0)
     if own.is_file():
         states = _mapping_in(own, f"the random states of rank {rank}")
@@ -367,6 +367,6 @@ def check_custom(folder: Path, objects: Sequence[Any]) -> None:
     found = sum(1 for path in folder.iterdir() if _CUSTOM.fullmatch(path.name))
     if found != len(objects):
         raise CheckpointError(
-            f"{folder} has {found} custom checkpoints, and {len(objects)} objects are registered; register the objects "
+            f"{folder} has {found} custom checkpoints, but {len(objects)} objects are registered; register the objects "
             "that the checkpoint was saved with, in the same order, before load_state"
         )

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: an additional file that lists the checkpoint's files and the position of each loader.
 
-It is written last. It names the length and checksum of every file that was written on this host, and has a checksum of
-its own, so that a folder can be judged without loading anything.
+It is written last. It names the length and checksum of every file that was written on this host, and has its own
+checksum, so that a folder can be checked without loading anything.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from accelerate_cpp.errors import CheckpointError
 
 MANIFEST_NAME = "accelerate_cpp.json"
 _FORMAT = 1
-_THREADS = 4  # reading and checksums both let go of the interpreter
+_THREADS = 4  # reading and checksums both release the interpreter lock
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Of one checkpoint folder.
+    """The manifest of one checkpoint folder.
 
     Attributes:
         iteration: the number of the next checkpoint of the run.
         world_size: the number of processes that wrote it.
-        files: by name; without those that hooks or others put there.
+        files: by name; without files that hooks or other programs wrote.
         cursors: the position of every prepared loader, in the order of ``prepare``, as plain values.
     """
 
@@ -45,7 +45,7 @@ class Manifest:
     cursors: list[dict[str, int | str]]
 
     def write(self, folder: Path) -> None:
-        """Writes it into ``folder``, down to the disk."""
+        """Writes it into ``folder``, and waits until it is on the disk."""
         body = {
             "format": _FORMAT,
             "iteration": self.iteration,
@@ -62,7 +62,7 @@ def _checksum(body: dict[str, Any]) -> int:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of ``folder``; ``None`` where there is none, as in checkpoints of the original.
+    """The manifest of ``folder``; ``None`` if there is none, as in checkpoints of the original.
 
     Raises:
         CheckpointError: it is damaged, from a later version of this package, or names files outside of ``folder``.
@@ -84,7 +84,8 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise CheckpointError(f"{path}: expected the manifest of a checkpoint, found {error}; {_ADVICE}") from error
     if version != _FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}, and this version of accelerate_cpp knows {_FORMAT}; update accelerate_cpp"
+            f"{path} has format {version}, but this version of accelerate_cpp only knows {_FORMAT}; update "
+            "accelerate_cpp"
         )
     raise CheckpointError(f"{path}: its checksum does not match its content; {_ADVICE}")
 
@@ -96,7 +97,7 @@ def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 
     """Reads the files of ``manifest`` and compares lengths and checksums.
 
     Args:
-        share: only the files of this one of ``shares`` parts, which processes of a host divide among them.
+        share: check only the files of this part, of ``shares`` parts that the processes of a host divide among them.
 
     Raises:
         CheckpointError: a file is missing or differs.
@@ -119,14 +120,15 @@ def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 
 
 
 def check_structure(folder: Path, rank: int) -> None:
-    """Judges a folder without manifest, one of the original's, by what must be there and be whole in outline.
+    """Checks a folder without manifest, as the original writes them: required files must exist with an intact
+    structure.
 
     Raises:
-        CheckpointError: the random states of ``rank``, which are written last, are missing for everyone; or a file is
+        CheckpointError: the random states of ``rank``, which are written last, are missing on all ranks; or a file is
             cut short.
     """
     if not any((folder / random_states_name(number)).is_file() for number in (rank, 0)):
-        raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor {random_states_name(rank)}: it is not whole")
+        raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor {random_states_name(rank)}: it is incomplete")
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors":
             check_safetensors(path)
@@ -135,10 +137,10 @@ def check_structure(folder: Path, rank: int) -> None:
 
 
 def why_not_whole(folder: Path, ranks: Ranks, by_outline: bool = True) -> str | None:
-    """The reason why ``folder`` is no whole checkpoint; ``None`` if it is one as far as this rank's share goes.
+    """The reason why ``folder`` is not a complete checkpoint; ``None`` if this rank's share of it is complete.
 
     Args:
-        by_outline: a folder without manifest is judged by its outline; otherwise it passes.
+        by_outline: check the structure of a folder without manifest; otherwise it passes.
     """
     try:
         manifest = read_manifest(folder)

@@ -28,6 +28,6 @@ def random_states_name(rank: int) -> str:
 
 
 def own_loader_name(rank: int) -> str:
-    """The file of a loader's state on ``rank``, where it is another than on rank 0."""
+    """The file of a loader's state on ``rank``, if it differs from that on rank 0."""
     stem, suffix = LOADER_FILE.rsplit(".", 1)
     return f"{stem}_rank{rank}.{suffix}"

@@ -1,4 +1,4 @@
-"""The states of random generators, under the names that the original gives them."""
+"""The states of random generators, under the original's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEVICE_TYPES = ("cuda", "xpu", "mlu", "sdaa", "musa", "hpu", "neuron")
 
 
 def _modules() -> dict[str, Any]:
-    """The modules of the kinds of device that are here, by the names of their entries."""
+    """The modules of the available kinds of devices, by the names of their entries."""
     found = {name: getattr(torch, name, None) for name in _DEVICE_TYPES}
     return {
         f"torch_{name}_manual_seed": module
@@ -37,10 +37,11 @@ def random_states(step: int) -> dict[str, Any]:
 
 
 def check_random_states(states: Mapping[str, Any], source: str) -> list[str]:
-    """Says what :func:`restore_random_states` will leave as it is, for want of a state or of the device of one.
+    """Describes the generators that :func:`restore_random_states` will not change, for lack of a state or a device.
 
     Raises:
-        CheckpointError: a state has another form than a generator takes; ``source`` says where it is from.
+        CheckpointError: a state does not have the form that a generator needs; ``source`` is its origin, for the
+            message.
     """
     modules, left = _modules(), []
     for name, check in _CHECKS.items():
@@ -49,14 +50,14 @@ def check_random_states(states: Mapping[str, Any], source: str) -> list[str]:
         own = module.get_rng_state_all()
         _require_form(name, states, source, partial(_check_of_devices, own))
         if name in states and len(states[name]) != len(own):
-            left.append(f"{name!r} of {len(states[name])} devices for {len(own)} that are here")
+            left.append(f"{name!r} of {len(states[name])} devices for {len(own)} devices here")
     return [repr(name) for name in (*_CHECKS, *modules) if name not in states] + left
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
     """Continues from what :func:`random_states` returned and :func:`check_random_states` accepts.
 
-    Devices beyond those that the states are of keep theirs.
+    Devices without a saved state keep theirs.
     """
     setters: dict[str, Callable[[Any], object]] = {
         "random_state": random.setstate,
@@ -91,7 +92,7 @@ def _require_form(name: str, states: Mapping[str, Any], source: str, check: Call
         ) from error
 
 
-# Generators that nobody draws from.
+# Generators that are not used.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "random_state": lambda state: random.Random().setstate(state),
     "numpy_random_seed": lambda state: np.random.RandomState().set_state(state),

@@ -1,4 +1,4 @@
-"""The processes that save or load a checkpoint: all of them together, or one for itself."""
+"""The processes that save or load a checkpoint: all of them together, or one by itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Ranks:
     """This process among the others.
 
     Attributes:
-        local_rank: on its host; rank 0 of a host moves what is written there.
+        local_rank: the rank on its host; rank 0 of a host moves the written folder.
         local_world_size: the number of processes on this host.
-        group: what the processes talk over; ``None`` is the default group.
-        meet: returns the ranks that call it with the same topic, where that can be known before all of them do; they
-            may be in other collectives.
-        alone: whether this process acts for itself: the others take no part.
+        group: the process group; ``None`` is the default group.
+        meet: returns the ranks that call it with the same topic, if that can be known before all of them do; others may
+            be in other collectives.
+        alone: whether this process acts alone, without the others.
     """
 
     rank: int = 0
@@ -36,23 +36,23 @@ class Ranks:
 
     @property
     def num_together(self) -> int:
-        """How many take part."""
+        """The number of processes that take part."""
         return 1 if self.alone else self.world_size
 
     @property
     def place(self) -> int:
-        """Of this process among those that take part."""
+        """The rank of this process among those that take part."""
         return 0 if self.alone else self.rank
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which share of work on files of this host is this process's, and out of how many."""
+        """This process's share of the work on files of this host, and the number of shares."""
         return (0, 1) if self.alone else (self.local_rank, self.local_world_size)
 
     def those_in(self, call: str) -> Ranks:
-        """The same processes if all of them are in ``call``, else this one alone.
+        """The same processes if all of them are in ``call``, else only this one.
 
-        Where nobody can tell, all are expected.
+        If that cannot be known, all are expected.
         """
         if self.world_size == 1 or self.meet is None:
             return self
@@ -60,7 +60,7 @@ class Ranks:
         return self if len(here) == self.world_size else replace(self, alone=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all that take part, in order, on every rank. A collective."""
+        """The values of all participating processes, in rank order, on every rank. A collective."""
         if self.num_together == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -70,8 +70,8 @@ class Ranks:
     def together(self, what: str, attempt: Callable[[], T]) -> list[T]:
         """Calls ``attempt`` on every rank and returns what all of them returned. A collective.
 
-        If it raises on any rank, this raises on all: there the same exception, elsewhere ``OtherRankFailed`` with
-        ``what`` and the name of the rank. Then all ranks have ended their attempts.
+        If it raises on any rank, this raises on all: the same exception on that rank, and on the others
+        ``OtherRankFailed`` with ``what`` and the name of the rank. All ranks have then ended their attempts.
         """
         error: BaseException | None = None
         value: T | None = None

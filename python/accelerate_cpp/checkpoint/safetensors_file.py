@@ -1,4 +1,4 @@
-"""Files of tensors in the safetensors format, through the library of that name, with errors that name them."""
+"""Files in the safetensors format, through the library of that name, with errors that name the files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
 
 
 def _is_made_of_several(value: Any) -> bool:
-    """Whether a tensor has no memory of its own but that of other tensors, as torchao's and DTensors do."""
+    """Whether a tensor has no memory of its own, but consists of other tensors, like torchao's tensors and DTensors."""
     return bool(is_traceable_wrapper_subclass(value))
 
 
@@ -37,10 +37,10 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def without_duplicates(tensors: Mapping[str, Any], warns: bool = False) -> dict[str, Any]:
-    """``tensors`` without those that are the same memory as an earlier one (tied weights).
+    """``tensors`` without those that use the same memory as an earlier one (tied weights).
 
     Args:
-        warns: of what is left out, for files that are loaded where nothing may be tied.
+        warns: warn of tensors that are left out, for files that may be loaded into models without tied weights.
     """
     found: set[tuple[Any, ...]] = set()
     kept: dict[str, Any] = {}
@@ -60,10 +60,10 @@ def without_duplicates(tensors: Mapping[str, Any], warns: bool = False) -> dict[
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
-    """Writes ``tensors`` with metadata ``{"format": "pt"}``, down to the disk.
+    """Writes ``tensors`` with metadata ``{"format": "pt"}``, and waits until they are on the disk.
 
     Raises:
-        InvalidArgument: a value is no dense tensor, is on the meta device, or has a dtype that the format lacks.
+        InvalidArgument: a value is not a dense tensor, is on the meta device, or has a dtype that the format lacks.
         SystemFailure: the disk is full, or the system refused something else.
     """
     for name, tensor in tensors.items():
@@ -72,14 +72,14 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRe
     with replacing(path) as waiting:
         try:
             waiting.touch()
-            mode = waiting.stat().st_mode  # the library's file would be the user's alone
+            mode = waiting.stat().st_mode  # the library's file could only be read by the user
             save_file(_apart(whole), waiting, metadata={"format": "pt"})
-        except KeyError as error:  # what the library looks up are dtypes
+        except KeyError as error:  # the library looks up dtypes
             name = next(name for name, tensor in whole.items() if tensor.dtype in error.args)
             raise _unwritable(path, name, whole[name]) from error
         except (SafetensorError, OSError) as error:
             raise _refusal(path, error) from error
-        with suppress(OSError):  # some file systems know no modes
+        with suppress(OSError):  # some file systems do not support modes
             waiting.chmod(mode)
         return sealed(waiting)
 
@@ -107,12 +107,12 @@ def _unwritable(path: Path, name: str, value: Any) -> InvalidArgument:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         found = f"a tensor of {value.dtype}, {value.layout}"
     return InvalidArgument(
-        f"{path}: {name!r} is {found}, which the safetensors format cannot hold; pass safe_serialization=False"
+        f"{path}: {name!r} is {found}, which the safetensors format cannot store; pass safe_serialization=False"
     )
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous ``tensors``; those that share some of their memory with an earlier one are copies.
+    """Contiguous ``tensors``; those that share part of their memory with an earlier one are copied.
 
     The library refuses tensors that overlap.
     """
@@ -144,7 +144,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def open_safetensors(path: Path) -> Any:
-    """The library's reader of a file, whose header it has checked: tensors are read when they are asked for.
+    """The library's reader of a file, whose header it has checked: tensors are read when they are requested.
 
     Raises:
         CheckpointError: the file is missing, damaged, cut short, or not of this format.
@@ -154,5 +154,5 @@ def open_safetensors(path: Path) -> Any:
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: expected tensors in the safetensors format, found something else ({error}); the file is damaged, "
-            "cut short or of another format: load another checkpoint"
+            "cut short or in another format: load another checkpoint"
         ) from error

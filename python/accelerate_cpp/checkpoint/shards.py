@@ -1,4 +1,4 @@
-"""A model in files of a limited size, with an index of which tensor is where."""
+"""A model in files of a limited size, with an index that maps tensors to files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from accelerate_cpp.checkpoint.safetensors_file import place_of, without_duplica
 
 
 def split(state: Mapping[str, Any], max_bytes: int) -> list[dict[str, Any]]:
-    """Consecutive tensors until a shard would be larger than ``max_bytes``; a larger tensor has a shard of its own.
+    """Consecutive tensors until a shard would be larger than ``max_bytes``; a larger tensor gets its own shard.
 
-    Tensors that are the same memory stay together, and count once.
+    Tensors that use the same memory stay together, and count once.
     """
     shards: list[dict[str, Any]] = []
     current: dict[str, Any] = {}
@@ -53,15 +53,15 @@ def save_in_shards(
 ) -> None:
     """Writes ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and so on, and an index of these.
 
-    Every file takes its place when it is on the disk, the index last; shards of an earlier save that are not replaced
-    are then removed.
+    Every file is moved into place when it is on the disk, the index last; shards of an earlier save that are not
+    replaced are then removed.
 
     Args:
         max_shard_size: bytes, or as ``"5GB"``.
         safe_serialization: if false, ``pytorch_model*.bin`` by ``torch.save``.
 
     Raises:
-        ValueError: ``max_shard_size`` cannot be understood, or safetensors files cannot hold a value.
+        ValueError: ``max_shard_size`` cannot be understood, or safetensors files cannot store a value.
         OSError: the system refused to write.
     """
     limit = parse_size(max_shard_size)

@@ -1,4 +1,4 @@
-"""Copies of states that training does not change any more, for a writer in the background."""
+"""Copies of states that training no longer changes, for a writer in the background."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ALIGNMENT = 64  # bytes
 
 
 class SnapshotMemory:
-    """Memory that is kept from one snapshot to the next: getting it from the system takes longer than copying.
+    """Memory that is kept from one snapshot to the next: allocating it takes longer than copying.
 
-    Only one snapshot at a time may lie in it.
+    It can only hold one snapshot at a time.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class SnapshotMemory:
         return self._block
 
     def release(self) -> None:
-        """Gives it back to the system once no snapshot lies in it any more."""
+        """Returns it to the system once it no longer holds a snapshot."""
         self._block = None
 
 
 def snapshot(state: Any, memory: SnapshotMemory) -> Any:
-    """A deep copy of ``state`` on the CPU, whose plain tensors lie in ``memory``.
+    """A deep copy of ``state`` on the CPU, whose plain tensors are in ``memory``.
 
-    Tensors that shared their memory share it in the copy.
+    Tensors that share memory also share it in the copy.
     """
     tensors = {id(tensor): tensor for tensor in leaves_of(state) if _is_plain(tensor)}
     owners = {place_of(tensor): tensor for tensor in tensors.values()}
@@ -53,9 +53,9 @@ def snapshot(state: Any, memory: SnapshotMemory) -> Any:
             plain.append((room, tensor.detach()))
         else:
             room.copy_(tensor.detach())
-    # In one call: torch's copy meets its other threads after every tensor, which takes long when cores are busy.
+    # In one call: torch's copy waits for its other threads after every tensor, which takes long when cores are busy.
     copy_tensors([room for room, _ in plain], [tensor for _, tensor in plain])
-    # deepcopy takes what stands in its memo for an object instead of copying it.
+    # deepcopy uses the memo's entry for an object instead of copying it.
     memo: dict[int, Any] = {key: copies[place_of(tensor)] for key, tensor in tensors.items()}
     return copy.deepcopy(state, memo)
 

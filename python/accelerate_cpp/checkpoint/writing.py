@@ -20,21 +20,21 @@ _log = logging.getLogger(__name__)
 
 
 def remove_unfinished(target: Path) -> None:
-    """Removes what hooks wrote for a checkpoint that failed; with a manifest it is whole, and stays."""
+    """Removes files that hooks wrote for a checkpoint that failed; one with a manifest is complete and is kept."""
     if not (target / MANIFEST_NAME).is_file():
         shutil.rmtree(target, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint that is to be written.
+    """One checkpoint to be written.
 
     Attributes:
         target: its folder.
-        token: makes the name of the temporary folder; the same on all ranks.
+        token: part of the name of the temporary folder; the same on all ranks.
         files: those of this rank.
-        manifest: without its files, which are known once they are written.
-        limit: how many numbered checkpoints there may then be beside it, itself included; ``None`` for all.
+        manifest: without its files, which are known after they are written.
+        limit: the number of numbered checkpoints to keep, including this one; ``None`` for all.
         existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
     """
 
@@ -46,19 +46,19 @@ class Checkpoint:
     existed: bool = False
 
     def copied(self, memory: SnapshotMemory) -> Checkpoint:
-        """The same, made of copies in ``memory`` that training does not change any more."""
+        """The same, with copies in ``memory`` that training no longer changes."""
         contents = snapshot([file.content for file in self.files], memory)
         files = [replace(file, content=content) for file, content in zip(self.files, contents, strict=True)]
         return replace(self, files=files)
 
     def write(self, ranks: Ranks, threads: int = 1) -> None:
-        """Writes the files of all ranks and gives them their name in one step. A collective.
+        """Writes the files of all ranks, and renames their folder in one step. A collective.
 
-        An exception on any rank is one on all, and then ``target`` is as it was.
+        An exception on any rank is raised on all, and ``target`` is then as it was.
 
         Args:
-            threads: that write files of this rank; with one, the caller does, also when the interpreter exits and lets
-                no thread start.
+            threads: the number of threads that write files of this rank; with one, the caller writes, which also works
+                while the interpreter exits and starts no threads.
         """
         temporary = temporary_folder(self.target, self.token)
         try:
@@ -69,7 +69,7 @@ class Checkpoint:
                 f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.place == 0)
             )
             if not ranks.alone and ranks.world_size > ranks.local_world_size:
-                # Hosts whose disks are their own have a folder of their own; on a common disk it has moved already.
+                # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
                 here = ranks.local_rank == 0 and temporary.is_dir()
                 ranks.together(f"moving {self.target} to its place", lambda: self._move(temporary, records, here))
         except BaseException:

@@ -1,4 +1,4 @@
-"""``accelerate-cpp``: the command with its sub-commands, of which only the one that is asked for is loaded."""
+"""``accelerate-cpp``: the command with its sub-commands, of which only the requested one is loaded."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from importlib import import_module
 
 from accelerate_cpp.commands.utils import CustomArgumentParser
 
-# The sub-command, the module that has it, the function that makes its parser, and what --help says of it.
+# The sub-command, its module, the function that creates its parser, and its line in --help.
 COMMANDS = (
     ("check", "check", "check_command_parser", "dry-run a script, and report what would go wrong in a long run"),
-    ("config", "config", "get_config_parser", "ask for, write, complete or explain the configuration file of launches"),
+    (
+        "config",
+        "config",
+        "get_config_parser",
+        "create (with questions or defaults), complete or explain the configuration file of launches",
+    ),
     ("env", "env", "env_command_parser", "show versions, hardware and configuration, for bug reports"),
     (
         "estimate-memory",
         "estimate",
         "estimate_command_parser",
-        "show how much memory a model takes, without loading it",
+        "show how much memory a model needs, without loading it",
     ),
     ("launch", "launch", "launch_command_parser", "start a training script on one or several processes"),
     ("merge-weights", "merge", "merge_command_parser", "write the weights of a sharded checkpoint into one file"),
-    ("test", "test", "test_command_parser", "try out communication, data and training with a configuration"),
+    ("test", "test", "test_command_parser", "test communication, data and training with a configuration"),
     ("to-fsdp2", "to_fsdp2", "to_fsdp2_command_parser", "rewrite the options of FSDP 1 in a file as those of FSDP 2"),
     ("tpu-config", "tpu", "tpu_command_parser", "run commands on all machines of a TPU pod, to set them up"),
 )
@@ -37,9 +42,9 @@ def main() -> int:
         else:
             subparsers.add_parser(name, help=summary)
     if asked not in {name for name, *_ in COMMANDS}:
-        parser.parse_args()  # shows the help, or refuses what is there instead of a command
+        parser.parse_args()  # shows the help, or refuses the argument that is not a command
         parser.error("expected the command first")
-    from accelerate_cpp.commands.launch import run_command  # here, as --help needs nothing of it
+    from accelerate_cpp.commands.launch import run_command  # imported here, because --help does not need it
 
     return run_command(parser)
 

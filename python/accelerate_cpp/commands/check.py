@@ -38,13 +38,17 @@ def check_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentPa
         type=integer_from(1),
         default=60,
         metavar="S",
-        help="seconds that ranks wait for each other; default: 60",
+        help="how many seconds ranks wait for each other; default: 60",
     )
     section.add_argument(
-        "--time_limit", type=integer_from(1), default=600, metavar="S", help="seconds in all; default: 600"
+        "--time_limit",
+        type=integer_from(1),
+        default=600,
+        metavar="S",
+        help="time limit of the whole run in seconds; default: 600",
     )
-    section.add_argument("--json", metavar="FILE", help="write the report to FILE, too")
-    add_script(parser, "path of the script; with -m the module")
+    section.add_argument("--json", metavar="FILE", help="also write the report to FILE")
+    add_script(parser, "path of the script; with -m, the module")
     parser.set_defaults(func=_check)
     return parser
 
@@ -83,6 +87,6 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _crash(attempt: dict[str, Any]) -> tuple[int, str] | None:
-    """The rank whose process failed first, and how."""
+    """The rank whose process failed first, and the cause."""
     rank = attempt["first_failure"]
     return next(((rank, worker["how"]) for worker in attempt["workers"] if worker["rank"] == rank), None)

@@ -1,4 +1,4 @@
-"""``accelerate-cpp config``: asks for, writes, completes and explains the configuration file of launches."""
+"""``accelerate-cpp config``: creates, completes and explains the configuration file of launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __path__: list[str] = []
 sys.modules[f"{__name__}.config_args"] = config_args
 
 _PRECISIONS = ("no", "fp16", "bf16")
-# Keys that no question is about and that stand in every file, with their defaults.
+# Keys without a question that are in every file, with their defaults.
 _ALWAYS_WRITTEN = {name for name, key in config_file.KEYS.items() if key.default is not None}
 
 
@@ -41,30 +41,33 @@ def get_config_parser(
     subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
 ) -> CustomArgumentParser:
     """The parser of the command and its own sub-commands, by itself or as one of ``subparsers``."""
-    description = "Ask for, write, complete or explain the configuration file of launches."
+    description = "Create (with questions or defaults), complete or explain the configuration file of launches."
     usage = "%(prog)s [--config_file PATH] [--answers FILE] [<what>]"
     parser = command_parser(subparsers, "config", description, usage)
-    parser.add_argument("--config_file", metavar="PATH", help="where to write; default: Hugging Face's cache")
+    parser.add_argument(
+        "--config_file", metavar="PATH", help="the file to write; default: the one in Hugging Face's cache"
+    )
     keys = ", ".join(question.key for question in QUESTIONS)
     parser.add_argument(
         "--answers",
         metavar="FILE",
-        help=f"ask nothing: YAML or JSON with answers, others are the defaults; keys: {keys}",
+        help=f"ask no questions: YAML or JSON with answers; missing ones get their defaults; keys: {keys}",
     )
     parser.set_defaults(func=_ask)
-    # Without one of them, questions are asked. Their flags say nothing unless given, else they would hide those above.
+    # Without one of them, questions are asked. Their flags have no defaults, which would hide the values of those
+    # above.
     commands = parser.add_subparsers(prog=parser.prog, metavar="<what>", dest="what")
-    default = commands.add_parser("default", help="write a file that fits this machine, unless there is one")
+    default = commands.add_parser("default", help="write a file that fits this machine, unless one exists")
     default.add_argument(
         "--mixed_precision", type=str, choices=_PRECISIONS, default="no", help="precision of the forward pass"
     )
     default.set_defaults(func=_default)
-    update = commands.add_parser("update", help="complete a file by the defaults of the keys that it lacks")
+    update = commands.add_parser("update", help="add the keys that a file lacks, with their defaults")
     update.set_defaults(func=_update)
     for command in (default, update):
         place = "default: the one in Hugging Face's cache"
         command.add_argument("--config_file", metavar="PATH", default=argparse.SUPPRESS, help=f"which file; {place}")
-    explain = commands.add_parser("explain", help="show each setting of a launch with these flags, and who says so")
+    explain = commands.add_parser("explain", help="show each setting of a launch with these flags, and its source")
     add_setting_flags(explain)
     explain.set_defaults(func=_explain)
     next(action for action in explain._actions if action.dest == "config_file").default = argparse.SUPPRESS
@@ -88,10 +91,10 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
 
     Args:
         mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.
-        save_location: the file; ``None`` for the place where launches look.
+        save_location: the file; ``None`` for the one that launches read by default.
 
     Returns:
-        Its path, or ``False`` where there is a file already, which stays as it is.
+        Its path, or ``False`` if the file already exists; it is then not changed.
 
     Raises:
         InvalidArgument: another precision.
@@ -101,10 +104,10 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
         raise InvalidArgument(f"mixed_precision={mixed_precision!r}: expected one of {', '.join(_PRECISIONS)}")
     path = config_file.path_of(save_location)
     if path.exists():
-        print(f"{path} is there already and stays as it is; remove it, or change it by `accelerate-cpp config update`")
+        print(f"{path} already exists and was not changed; remove it, or change it with `accelerate-cpp config update`")
         return False
     kept = {name: value for name, value in default_values(precision).items() if value is not None}
-    # JSON whatever the suffix, as the original writes it: every reader of YAML reads it, too.
+    # JSON whatever the suffix, as the original writes it: every YAML reader can also read it.
     config_file.replace_text(path, json.dumps(kept, indent=2, sort_keys=True) + "\n")
     return path
 
@@ -123,15 +126,15 @@ def _ask(args: argparse.Namespace) -> int:
         raise InvalidArgument(f"{path}: cannot be written ({error}); name another file with --config_file") from error
     kept = sorted(answers_of.kept(answers, before).keys() - _ALWAYS_WRITTEN)
     if kept:
-        print(f"accelerate-cpp config: kept from the file that was there: {', '.join(kept)}")
+        print(f"accelerate-cpp config: kept from the existing file: {', '.join(kept)}")
     print(f"accelerate-cpp config: wrote {path}")
     return 0
 
 
 def _asked(path: Path, machine: Machine, before: Mapping[str, Any]) -> dict[str, Any]:
     if not_asked := answers_of.not_asked():
-        print(f"Not asked about, as accelerate_cpp cannot do it yet: {not_asked}.")
-    print(f"Enter takes what is suggested, Ctrl-C ends; {path} is written after the last question.")
+        print(f"There are no questions about features that accelerate_cpp does not support yet: {not_asked}.")
+    print(f"Enter accepts the suggestion, Ctrl-C quits; {path} is written after the last question.")
     try:
         return answers_of.answered(prompt.ask, machine, before)
     except EOFError as error:
@@ -147,7 +150,7 @@ def _asked(path: Path, machine: Machine, before: Mapping[str, Any]) -> dict[str,
 def _refuse_answers(args: argparse.Namespace) -> None:
     if args.answers is not None:
         raise InvalidArgument(
-            f"config: --answers is for the questions, and `config {args.what}` asks none; leave it out"
+            f"config: --answers replaces the questions, but `config {args.what}` does not ask any; leave it out"
         )
 
 

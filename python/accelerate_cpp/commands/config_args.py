@@ -22,7 +22,7 @@ _HINT = "; `accelerate-cpp config default` writes one"
 
 
 def __getattr__(name: str) -> Any:
-    """``default_config_file``, by two names, and its folder ``cache_dir``, as the environment says now."""
+    """``default_config_file``, under two names, and its folder ``cache_dir``, according to the current environment."""
     if name in ("default_config_file", "default_yaml_config_file"):
         return str(config_file.default_path())
     if name == "cache_dir":
@@ -30,13 +30,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def load_config_from_file(config_file: _Place | None) -> BaseConfig:  # the original names its argument so
-    """The content of a configuration file, or for ``None`` of the one that launches read by default.
+def load_config_from_file(config_file: _Place | None) -> BaseConfig:  # the original's name of the argument
+    """The content of a configuration file; with ``None``, of the one that launches read by default.
 
     Raises:
-        MissingFile: there is none.
-        Unavailable: it cannot be read.
-        InvalidArgument: it has a key or a value that it may not have.
+        InvalidArgument: it is missing, cannot be read, or has an unknown key or an invalid value.
     """
     path = _path_of(config_file)
     environment = _content_of(path).get("compute_environment", ComputeEnvironment.LOCAL_MACHINE)
@@ -54,12 +52,12 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 @dataclass
 class BaseConfig:
-    """What every configuration says.
+    """The fields that all configurations have.
 
     Attributes:
         compute_environment: where to train.
-        distributed_type: what kind of run it is.
-        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; ``None`` where nothing is said.
+        distributed_type: the kind of run.
+        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; ``None`` if it is not set.
         use_cpu: train on the CPU even when an accelerator is present.
         debug: check the shapes of collectives before running them.
     """
@@ -86,7 +84,7 @@ class BaseConfig:
 
     @staticmethod
     def process_config(config_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys and values of a file, which stays as it is, with the names of today and the usual defaults.
+        """The keys and values of a file, which is not changed, with current names and the usual defaults.
 
         Raises:
             InvalidArgument: ``distributed_type`` is missing.
@@ -115,7 +113,7 @@ class BaseConfig:
         """The content of a file in JSON; ``None`` for the one that launches read by default.
 
         Raises:
-            InvalidArgument: it is missing, cannot be read, or has a key or a value that it may not have.
+            InvalidArgument: it is missing, cannot be read, or has an unknown key or an invalid value.
         """
         return cls._from_file(_path_of(json_file))
 
@@ -124,7 +122,7 @@ class BaseConfig:
         """The content of a file in YAML; ``None`` for the one that launches read by default.
 
         Raises:
-            InvalidArgument: it is missing, cannot be read, or has a key or a value that it may not have.
+            InvalidArgument: it is missing, cannot be read, or has an unknown key or an invalid value.
         """
         return cls._from_file(_path_of(yaml_file))
 
@@ -141,20 +139,20 @@ class BaseConfig:
         return cls(**values)
 
     def to_json_file(self, json_file: _Place) -> None:
-        """Writes the fields into a file in JSON, in one step; what was in it is gone."""
+        """Writes the fields into a JSON file in one step, and replaces its previous content."""
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
         config_file.replace_text(Path(json_file).expanduser(), text)
 
     def to_yaml_file(self, yaml_file: _Place) -> None:
-        """Writes the fields into a file in YAML, in one step; what was in it is gone."""
+        """Writes the fields into a YAML file in one step, and replaces its previous content."""
         config_file.save(Path(yaml_file).expanduser(), self.to_dict())
 
 
 @dataclass
 class ClusterConfig(BaseConfig):
-    """A run on machines of one's own; the fields are the keys of the file, whose meanings ``config.file`` has.
+    """A run on the user's own machines; the fields are the keys of the file, which ``config.file`` describes.
 
-    Sections (``…_config``) are dicts, empty where nothing is said.
+    Sections (``…_config``) are dicts, empty if they are not set.
     """
 
     num_processes: int = -1
@@ -186,7 +184,7 @@ class ClusterConfig(BaseConfig):
 
     @classmethod
     def _from_file(cls, path: Path) -> Self:
-        """With the values checked as for a launch."""
+        """Checks the values as for a launch."""
         return cls(**config_file.load(path).values)
 
 
@@ -195,19 +193,19 @@ class SageMakerConfig(BaseConfig):
     """A run on Amazon SageMaker. Such files can be read and written; launches refuse them.
 
     Attributes:
-        ec2_instance_type: kind of machine.
-        iam_role_name: role in whose name the job runs.
-        image_uri: image of its container; ``None`` for Hugging Face's.
-        profile: of the AWS credentials.
-        region: where the machines are.
-        num_machines: how many.
-        gpu_ids: which GPUs of each; ``"all"``.
-        base_job_name: what names of jobs begin with.
-        pytorch_version, transformers_version, py_version: of the container.
-        sagemaker_inputs_file, sagemaker_metrics_file: tables of inputs and of metrics.
-        additional_args: more arguments of the job.
+        ec2_instance_type: the kind of machine.
+        iam_role_name: the role with which the job runs.
+        image_uri: the image of its container; ``None`` for Hugging Face's.
+        profile: the profile of the AWS credentials.
+        region: the region of the machines.
+        num_machines: the number of machines.
+        gpu_ids: the GPUs of each machine; ``"all"``.
+        base_job_name: the prefix of job names.
+        pytorch_version, transformers_version, py_version: the versions in the container.
+        sagemaker_inputs_file, sagemaker_metrics_file: files with tables of inputs and of metrics.
+        additional_args: additional arguments of the job.
         dynamo_config: options of ``torch.compile``.
-        enable_cpu_affinity: pin each process to cores of its own.
+        enable_cpu_affinity: pin each process to its own cores.
     """
 
     ec2_instance_type: str

@@ -1,4 +1,4 @@
-"""``accelerate-cpp env``: what to say about a machine in a bug report."""
+"""``accelerate-cpp env``: the facts about a machine that belong in a bug report."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _env(args: argparse.Namespace) -> int:
 
 
 def env_command(args: argparse.Namespace) -> dict[str, str]:
-    """Shows what ``args`` asks for, and returns it, the path of the command under the original's name for it, too."""
+    """Shows the information that ``args`` requests, and returns it, with the original's name for the command's path."""
     _env(args)
     return {**facts(args.config_file), "`accelerate` bash location": which("accelerate-cpp") or "Not found"}
 
 
 def facts(path: str | None) -> dict[str, str]:
-    """Versions, hardware and the configuration file, in the order in which they are shown. Loads no torch."""
+    """Versions, hardware and the configuration file, in the order in which they are shown. Does not load torch."""
     found = {name: _version(name) for name in _PACKAGES}
     in_use = config_file.path_of(path)
     shows = path is not None or in_use.is_file()

@@ -1,4 +1,4 @@
-"""``accelerate-cpp estimate-memory``: how much memory a model takes, loaded and in training, without loading it."""
+"""``accelerate-cpp estimate-memory``: how much memory a model needs, loaded and in training, without loading it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def estimate_command_parser(
     subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,
 ) -> CustomArgumentParser:
     """The parser of the command, by itself or as one of ``subparsers``."""
-    description = "Show how much memory a model takes, loaded and in training, without loading it."
+    description = "Show how much memory a model needs, loaded and in training, without loading it."
     parser = command_parser(subparsers, "estimate-memory", description)
     parser.add_argument(
         "model_name", type=str, help="a folder with config.json, such a file, or a name on the Hugging Face Hub"
     )
     parser.add_argument(
-        "--library_name", type=str, choices=["timm", "transformers"], help="whose model it is; default: as config.json"
+        "--library_name",
+        type=str,
+        choices=["timm", "transformers"],
+        help="library of the model; default: as config.json says",
     )
+    parser.add_argument("--dtypes", type=str, nargs="+", choices=_DTYPES, default=_DTYPES, help="dtypes of the weights")
     parser.add_argument(
-        "--dtypes", type=str, nargs="+", choices=_DTYPES, default=_DTYPES, help="what weights may be stored in"
-    )
-    parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run code from the model's repository; read it before"
+        "--trust_remote_code", action="store_true", help="run code from the model's repository; read it first"
     )
     _add_training_flags(parser)
     parser.set_defaults(func=estimate_command)
@@ -46,25 +47,27 @@ def estimate_command_parser(
 
 def _add_training_flags(parser: CustomArgumentParser) -> None:
     section = parser.add_argument_group("training", "Weights, gradients, optimizer states and activations.")
-    section.add_argument("--batch_size", type=integer_from(1), default=1, metavar="N", help="samples of a batch")
+    section.add_argument("--batch_size", type=integer_from(1), default=1, metavar="N", help="samples per batch")
     section.add_argument(
         "--sequence_length",
         type=integer_from(1),
         metavar="N",
-        help="tokens of a sample; default: 512, or what the model can take if that is less",
+        help="tokens per sample; default: 512, or the maximum of the model if that is less",
     )
     section.add_argument("--optimizer", choices=_OPTIMIZERS, default="adam", help="default: adam")
     section.add_argument(
-        "--device", choices=("cpu", "cuda"), help="whose kernels save activations; default: cuda where there is a GPU"
+        "--device",
+        choices=("cpu", "cuda"),
+        help="device whose kernels save activations; default: cuda if there is a GPU",
     )
     section.add_argument(
-        "--model_class", metavar="NAME", help="class of transformers, such as AutoModel; default: as config.json"
+        "--model_class", metavar="NAME", help="class of transformers, such as AutoModel; default: as config.json says"
     )
-    section.add_argument("--picture", metavar="FILE", help="also draw the bars into this file, such as memory.png")
+    section.add_argument("--picture", metavar="FILE", help="also draw the bars in this file, such as memory.png")
 
 
 def estimate_command(args: argparse.Namespace) -> int:
-    """Prints what ``args`` asks for."""
+    """Prints the estimate for ``args``."""
     picture = None if args.picture is None else memory_report.checked_picture(Path(args.picture).expanduser())
     report = _report(args)
     print(memory_report.text(report))
@@ -75,16 +78,16 @@ def estimate_command(args: argparse.Namespace) -> int:
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """The name by which timm finds a model: of one on the Hub, with a slash and no source yet, with ``hf-hub:``."""
+    """The name with which timm finds a model: ``hf-hub:`` is added to names on the Hub (with a slash and no source)."""
     return f"hf-hub:{model_name}" if "/" in model_name and ":" not in model_name else model_name
 
 
 def verify_on_hub(repo: str, token: str | None = None) -> Any:
-    """What the Hugging Face Hub tells of ``repo``; ``"repo"`` if it knows none, ``"gated"`` if it is not for ``token``.
+    """The Hub's information on ``repo``; ``"repo"`` if it does not exist, ``"gated"`` if ``token`` has no access to it.
 
-    ``"gated"`` also stands for a Hub that cannot be reached.
+    ``"gated"`` is also returned if the Hub cannot be reached.
     """
-    from huggingface_hub import model_info  # here, as it takes a while to import
+    from huggingface_hub import model_info  # imported here, because the import takes a while
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
@@ -98,11 +101,11 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
 
 
 def gather_data(args: argparse.Namespace) -> list[list[Any]]:
-    """What ``args`` asks for, in bytes.
+    """The estimate for ``args``, in bytes.
 
     Returns:
         For each dtype a list: its name, the largest layer, the whole model, and the parts of training by their names,
-        ``None`` where they are not known; empty where nobody trains in that dtype.
+        ``None`` if they are unknown; empty for dtypes in which models are not trained.
     """
     report = _report(args)
     return [
@@ -111,7 +114,7 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
 
 
 def _report(args: argparse.Namespace) -> memory_report.Report:
-    # Here, as they load torch.
+    # Imported here, because they load torch.
     from accelerate_cpp.placement import model_memory
     from accelerate_cpp.placement.empty_models import empty_model
 
@@ -147,12 +150,14 @@ def _device(wanted: str | None) -> str:
     from accelerate_cpp.errors import InvalidArgument
 
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgument("--device cuda: torch sees no GPU here, and only a GPU knows which kernels it has")
+        raise InvalidArgument(
+            "--device cuda: torch sees no GPU here, and the kernels of a GPU are only known where there is one"
+        )
     return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _activations(model: EmptyModel, dtype: str, device: str) -> tuple[int | None, str | None]:
-    """The bytes, or ``None`` and why a forward pass on tensors without data fails."""
+    """The bytes, or ``None`` and the reason why a forward pass on tensors without data fails."""
     import torch
 
     from accelerate_cpp.placement import model_memory
@@ -160,7 +165,7 @@ def _activations(model: EmptyModel, dtype: str, device: str) -> tuple[int | None
     autocast = None if dtype == "float32" else getattr(torch, dtype)
     try:
         return model_memory.activation_bytes(model.module, model.make_inputs, autocast, device), None
-    except Exception as error:  # the model's own code, which may look at values that are not there
+    except Exception as error:  # the model's own code, which may read values that do not exist
         text = str(error).strip().splitlines()
         return None, f"{type(error).__name__}: {text[0] if text else ''}"
 

@@ -58,7 +58,7 @@ def launch_command_parser(
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how to launch, whatever is launched."""
+    """Adds the flags that describe a launch, whatever is launched."""
     at_least_one = integer_from(1)
     parser.add_argument(
         "--config_file", metavar="PATH", help="configuration file; default: the one in Hugging Face's cache, if any"
@@ -69,18 +69,18 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "--num_processes",
         type=at_least_one,
         metavar="N",
-        help="processes, on all machines together; default: one per visible GPU, else 1 per machine",
+        help="number of processes on all machines together; default: one per visible GPU, else 1 per machine",
     )
     parser.add_argument(
         "--num_cpu_threads_per_process",
         type=at_least_one,
         metavar="N",
-        help="intra-operator threads of each process; default: OMP_NUM_THREADS, else the usable cores shared out",
+        help="intra-operator threads of each process; default: OMP_NUM_THREADS, else a share of the usable cores",
     )
     parser.add_argument(
         "--enable_cpu_affinity",
         action="store_true",
-        help="pin each process to cores of its own, on the NUMA node of its GPU where it has one",
+        help="pin each process to its own cores, on the NUMA node of its GPU if it has one",
     )
     parser.add_argument("--gpu_ids", metavar="IDS", help="GPUs to use, such as 0,1; default: all")
     parser.add_argument(
@@ -97,9 +97,11 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group(
-        "Several machines", "Without these flags, what Slurm, MPI or Kubernetes tells a launcher counts."
+        "Several machines", "Without these flags, the launcher uses the values of Slurm, MPI or Kubernetes."
     )
-    section.add_argument("--num_machines", type=integer_from(1), metavar="N", help="machines; default: 1, or as found")
+    section.add_argument(
+        "--num_machines", type=integer_from(1), metavar="N", help="number of machines; default: 1, or as found"
+    )
     section.add_argument("--machine_rank", type=integer_from(0), metavar="R", help="rank of this machine, from 0")
     section.add_argument("--main_process_ip", metavar="ADDRESS", help="address of the machine with rank 0")
     section.add_argument(
@@ -108,28 +110,40 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="TCP port of rank 0; default: a free one on one machine, else 29500 or as found",
     )
-    section.add_argument("--same_network", action="store_true", help="all machines are in one network; changes nothing")
+    section.add_argument("--same_network", action="store_true", help="all machines are in one network; has no effect")
     section.add_argument(
-        "--mpirun_hostfile", metavar="FILE", help="let mpirun start a launcher on each machine of FILE, a file of MPI's"
+        "--mpirun_hostfile", metavar="FILE", help="let mpirun start a launcher on each machine in FILE, an MPI hostfile"
     )
     section.add_argument(
-        "--rdzv_backend", metavar="NAME", help="how machines meet: static (default), or c10d and others of torchrun"
+        "--rdzv_backend", metavar="NAME", help="how machines connect: static (default), or c10d and others of torchrun"
     )
     section.add_argument(
-        "--rdzv_conf", metavar="OPTIONS", default="", help="its options, as key=value, with commas between"
+        "--rdzv_conf", metavar="OPTIONS", default="", help="its options, as key=value, separated by commas"
     )
     section.add_argument("--role", metavar="NAME", default="default", help="name of the workers in such a rendezvous")
 
 
 def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
-    section = parser.add_argument_group("Compilation", "torch.compile for the models that are prepared.")
+    section = parser.add_argument_group("Compilation", "torch.compile for prepared models.")
     section.add_argument("--dynamo_backend", choices=_DYNAMO_BACKENDS, help="backend")
     section.add_argument(
-        "--dynamo_mode", choices=("default", "reduce-overhead", "max-autotune"), help="what to tune for"
+        "--dynamo_mode", choices=("default", "reduce-overhead", "max-autotune"), help="what to optimise for"
     )
-    section.add_argument("--dynamo_use_fullgraph", action="store_true", help="refuse breaks of the graph")
-    section.add_argument("--dynamo_use_dynamic", action="store_true", help="compile for shapes that change")
+    section.add_argument("--dynamo_use_fullgraph", action="store_true", help="raise an error if the graph breaks")
+    section.add_argument("--dynamo_use_dynamic", action="store_true", help="compile for changing shapes")
     section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
+
+
+class _NotYet(argparse.Action):
+    """Refuses an unsupported flag as soon as it is read."""
+
+    def __init__(self, group: Group, flag: Flag, **kwargs: Any) -> None:
+        super().__init__(nargs=None if flag.takes_value else 0, choices=flag.choices or None, **kwargs)
+        self._sentence, self._neutral = group.sentence(flag), flag.neutral
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        if (value or "") != self._neutral:  # for a flag without a value this is an empty list
+            parser.error(self._sentence)
 
 
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
@@ -164,9 +178,11 @@ def _add_fp8_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_hostfile_flags(parser: argparse.ArgumentParser) -> None:
-    section = parser.add_argument_group("Machines of a file")
+    section = parser.add_argument_group("Machines from a file")
     section.add_argument(
-        "--hostfile", metavar="FILE", help="start a launcher on each machine of FILE, lines of a name and slots=N"
+        "--hostfile",
+        metavar="FILE",
+        help="start a launcher on each machine in FILE, which has lines with a name and slots=N",
     )
     section.add_argument("--ssh", metavar="COMMAND", default=_SSH, help=f"how to reach these machines; default: {_SSH}")
 
@@ -174,10 +190,18 @@ def _add_hostfile_flags(parser: argparse.ArgumentParser) -> None:
 def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group("Supervision")
     section.add_argument(
-        "--max_restarts", type=integer_from(0), default=0, metavar="N", help="start all again after a failure, N times"
+        "--max_restarts",
+        type=integer_from(0),
+        default=0,
+        metavar="N",
+        help="restart all workers after a failure, up to N times",
     )
     section.add_argument(
-        "--monitor_interval", type=float, default=0.1, metavar="S", help="for torch's agent; ours needs no interval"
+        "--monitor_interval",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="for torch's agent; this launcher needs no interval",
     )
     section.add_argument("--log_dir", metavar="DIR", help="folder for the output of each rank, and a report")
     section.add_argument(
@@ -185,36 +209,33 @@ def _add_supervision_flags(parser: argparse.ArgumentParser) -> None:
         "--tee",
         default="0",
         metavar="STREAMS",
-        help="show with ranks, and write to log_dir: 1 standard output, 2 standard error, 3 both, or such as 0:3,1:2",
+        help="show with ranks, and write to log_dir: 1 standard output, 2 standard error, 3 both, or as 0:3,1:2",
     )
-    section.add_argument("--monitor", action="store_true", help="show how far each rank is, and which one is slow")
-    section.add_argument("--ends_with_stdin", action="store_true", help="end the run when standard input does")
+    section.add_argument("--monitor", action="store_true", help="show the progress of each rank, and which one is slow")
+    section.add_argument("--ends_with_stdin", action="store_true", help="end the run when standard input ends")
     section.add_argument("--report", metavar="FILE", help="write what happened to each worker, as JSON")
 
 
 def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry_run", action="store_true", help="show what would be started, and start nothing")
-    parser.add_argument("--no_python", action="store_true", help="run the script as a program of its own")
-    parser.add_argument("-q", "--quiet", action="store_true", help="leave out the report of which rank failed first")
-    add_script(parser, "path of the script; with -m the module, with --no_python the program")
+    parser.add_argument("--no_python", action="store_true", help="run the script as a separate program, without Python")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not report which rank failed first")
+    add_script(parser, "path of the script; with -m, the module; with --no_python, the program")
 
 
 def add_script(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Adds the script that a command runs, which ``meaning`` describes, and how it is run."""
-    parser.add_argument("--alias", action="store_true", help="let a script that imports accelerate get accelerate_cpp")
-    parser.add_argument("-m", "--module", action="store_true", help="run the script as python -m would")
+    """Adds the script that a command runs, described by ``meaning``, and the flags for running it."""
+    parser.add_argument(
+        "--alias", action="store_true", help="give scripts that import accelerate accelerate_cpp instead"
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="run the script as a module, like python -m")
     parser.add_argument("training_script", help=meaning)
     rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="arguments of the script")
     rest.required = False  # else a missing script is reported as two missing arguments
 
 
 def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
-    """What ``args`` says, and ``others`` of what it does not say.
-
-    Raises:
-        InvalidArgument: it says something that does not work yet.
-    """
-    _refuse_unsupported(args)
+    """The values of ``args``, and those of ``others`` that ``args`` does not set."""
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}
@@ -222,13 +243,13 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
 
 
 def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, Any, bool]:
-    """Gives ``args`` what the command line leaves open, from the environment, the configuration file and defaults.
+    """Completes ``args`` from the environment, the configuration file and defaults.
 
     Returns:
-        ``args``, the content of the configuration file, ``None`` without one, and whether the precision is of it.
+        ``args``, the content of the configuration file (``None`` without one), and whether the precision comes from it.
 
     Raises:
-        InvalidArgument: settings do not go together, or something does not work yet.
+        InvalidArgument: settings cannot be combined, or one is not supported yet.
     """
     from accelerate_cpp.commands.config_args import load_config_from_file
 
@@ -250,7 +271,7 @@ def launch_command(args: argparse.Namespace) -> int:
 
 
 def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = False) -> int:
-    """Runs the script of ``args`` on this machine with the settings that ``args`` has, and returns the exit status."""
+    """Runs the script in ``args`` on this machine with the settings in ``args``, and returns the exit status."""
     options = launch_options(args, training_script_args=tuple(args.training_script_args))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
@@ -260,7 +281,7 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
     if plan.mpirun is not None:
         return _launch_through_mpi(args, plan.mpirun, plan, dry_run)
     if dry_run:
-        from accelerate_cpp.launch.plan.dry_run import render  # here, as most launches need none of these
+        from accelerate_cpp.launch.plan.dry_run import render  # imported here, because most launches do not need these
 
         print(render(plan))
         return 0
@@ -272,7 +293,7 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
 
 
 def _launch_through_mpi(args: argparse.Namespace, hostfile: Path, plan: LaunchPlan, dry_run: bool) -> int:
-    """Has MPI start this very launch on each machine of a file."""
+    """Makes MPI start this same launch on each machine in a file."""
     from accelerate_cpp.launch.workers.over_mpi import mpirun_command
 
     flags, script = _given_flags(args)
@@ -284,7 +305,7 @@ def _launch_through_mpi(args: argparse.Namespace, hostfile: Path, plan: LaunchPl
 
 
 def _given_flags(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The command line of this launch: its flags but ``--dry_run``, and the script with its arguments."""
+    """The command line of this launch: its flags except ``--dry_run``, and the script with its arguments."""
     script = [args.training_script, *args.training_script_args]
     given = sys.argv[2:] if sys.argv[1] in ("launch", "test") else sys.argv[1:]
     flags = given[: -len(script)] if given[-len(script) :] == script else given
@@ -292,7 +313,7 @@ def _given_flags(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _launch_on_machines(args: argparse.Namespace) -> int:
-    """Starts this very launch on each machine of a file."""
+    """Starts this same launch on each machine in a file."""
     from accelerate_cpp.launch.workers.over_ssh import launcher_commands, read_hostfile, run_launchers
 
     machines = read_hostfile(Path(args.hostfile))

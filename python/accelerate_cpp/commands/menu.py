@@ -35,17 +35,17 @@ def is_possible() -> bool:
 
 
 def choose(rows: Sequence[str], selected: int) -> int:
-    """Lets the user choose one of ``rows``, which are shown below each other.
+    """Lets the user choose one of ``rows``, which are shown one below the other.
 
     Args:
-        selected: the index of the row to start at.
+        selected: the index of the row that is selected first.
 
     Returns:
-        The index of the chosen row, which alone stays on the screen.
+        The index of the chosen row; only that row stays on the screen.
 
     Raises:
         EOFError: the terminal is gone, or the user pressed Ctrl-D.
-        KeyboardInterrupt: Ctrl-C. The terminal is as it was in every case.
+        KeyboardInterrupt: Ctrl-C. The terminal is restored in all cases.
     """
     descriptor = sys.stdin.fileno()
     with _single_keys(descriptor):
@@ -72,7 +72,7 @@ def _draw(rows: Sequence[str], selected: int) -> None:
 
 
 def _fitting(text: str) -> str:
-    """``text`` cut to one line, as moving up counts lines."""
+    """``text`` cut to one line, because moving up counts lines."""
     return text[: max(1, shutil.get_terminal_size().columns - 3)]
 
 
@@ -81,8 +81,8 @@ def _move_up(lines: int) -> None:
 
 
 def _keys(descriptor: int) -> Iterator[str]:
-    """What is pressed: up, down, enter, or a digit; other keys are left out."""
-    sequence = b""  # of an arrow: escape, a bracket or an O, a letter
+    """The key that is pressed: up, down, enter, or a digit; other keys are ignored."""
+    sequence = b""  # the bytes of an arrow: escape, a bracket or an O, a letter
     while True:
         byte = _byte(descriptor)
         if sequence == b"\x1b" and byte in (b"[", b"O"):
@@ -102,7 +102,7 @@ def _keys(descriptor: int) -> Iterator[str]:
 
 def _byte(descriptor: int) -> bytes:
     try:
-        byte = os.read(descriptor, 1)  # one by one: what is typed ahead belongs to the next question
+        byte = os.read(descriptor, 1)  # one by one: keys that are typed ahead belong to the next question
     except OSError as error:
         raise EOFError("the terminal is gone") from error
     if byte in (b"", _END_OF_INPUT):
@@ -112,11 +112,11 @@ def _byte(descriptor: int) -> bytes:
 
 @contextmanager
 def _single_keys(descriptor: int) -> Iterator[None]:
-    """Within it the terminal hands over each key at once and shows none; then it is as before, whatever happens."""
+    """Inside this block the terminal returns each key at once without showing it; it is always restored afterwards."""
     before = termios.tcgetattr(descriptor)
     modes = termios.tcgetattr(descriptor)
     modes[3] &= ~(termios.ICANON | termios.ECHO)
-    # Ctrl-Z would leave the terminal to the shell in this state.
+    # Ctrl-Z would leave the terminal in this state for the shell.
     modes[6][termios.VMIN], modes[6][termios.VTIME], modes[6][termios.VSUSP] = 1, 0, b"\0"
     former = signal.signal(signal.SIGTERM, _leave)
     try:

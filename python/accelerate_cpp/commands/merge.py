@@ -1,4 +1,4 @@
-"""``accelerate-cpp merge-weights``: one file of weights out of a sharded checkpoint."""
+"""``accelerate-cpp merge-weights``: merges the weights of a sharded checkpoint into one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def merge_command_parser(
     description = "Write the weights of a sharded checkpoint into one file."
     parser = command_parser(subparsers, "merge-weights", description)
     parser.add_argument("checkpoint_directory", help="folder of the sharded checkpoint, with its file .metadata")
-    parser.add_argument("output_path", help="folder that gets model.safetensors")
+    parser.add_argument("output_path", help="folder for model.safetensors")
     parser.add_argument("--unsafe_serialization", action="store_true", help="write pytorch_model.bin instead")
     parser.add_argument("--remove_checkpoint_dir", action="store_true", help="remove the sharded checkpoint afterwards")
     parser.set_defaults(func=merge_command)
@@ -26,7 +26,7 @@ def merge_command_parser(
 
 def merge_command(args: argparse.Namespace) -> int:
     """Merges the checkpoint that ``args`` names."""
-    from accelerate_cpp.utils.fsdp_utils import merge_fsdp_weights  # here, as it loads torch
+    from accelerate_cpp.utils.fsdp_utils import merge_fsdp_weights  # imported here, because it loads torch
 
     merge_fsdp_weights(
         args.checkpoint_directory, args.output_path, not args.unsafe_serialization, args.remove_checkpoint_dir

@@ -11,7 +11,7 @@ from accelerate_cpp.config.questions import Answers, Question
 
 
 def ask(question: Question, answers: Answers, suggested: Any) -> Any:
-    """The user's answer; Enter alone takes ``suggested``, unless that is ``None``.
+    """The user's answer; Enter accepts ``suggested``, unless that is ``None``.
 
     Raises:
         EOFError: the input ends before there is an answer.
@@ -54,5 +54,5 @@ def _line() -> str:
     if not line:
         raise EOFError("the input ended")
     if not sys.stdin.isatty():
-        print(line.strip())  # so that a log has the answers, too
+        print(line.strip())  # so that a log also has the answers
     return line.strip()

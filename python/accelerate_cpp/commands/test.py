@@ -1,4 +1,4 @@
-"""``accelerate-cpp test``: launches a script that tries out whether training works on this machine."""
+"""``accelerate-cpp test``: launches a script that tests whether training works on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_command_parser(
     subparsers: argparse._SubParsersAction[CustomArgumentParser] | None = None,  # noqa: PT028
 ) -> CustomArgumentParser:
     """The parser of the command, by itself or as one of ``subparsers``; it takes the flags of a launch."""
-    description = "Try out communication, data and training with a configuration, or with flags of a launch."
+    description = "Test communication, data and training with a configuration, or with flags of a launch."
     parser = command_parser(subparsers, "test", description)
     add_setting_flags(parser)
     parser.set_defaults(func=test_command)
@@ -22,7 +22,7 @@ def test_command_parser(
 
 
 def test_command(args: argparse.Namespace) -> int:
-    """Launches the script that tries out what ``args`` describes, and returns the exit status of the launch."""
+    """Launches the test script as ``args`` describes, and returns the exit status of the launch."""
     args.training_script = str(Path(scripts.__file__).with_name("test_script.py"))
     args.training_script_args = []
     status = run_launch(args)

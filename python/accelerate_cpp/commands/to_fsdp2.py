@@ -22,7 +22,7 @@ _RESHARDS = {
     "HYBRID_SHARD_ZERO2": False,
     "NO_SHARD": False,
 }
-# What FSDP 2 always does, or decides by itself.
+# Options for things that FSDP 2 always does, or decides by itself.
 _WITHOUT_MEANING = (
     "fsdp_backward_prefetch",
     "fsdp_forward_prefetch",
@@ -38,8 +38,10 @@ def to_fsdp2_command_parser(
     description = "Rewrite the options of FSDP 1 in a configuration file as those of FSDP 2."
     parser = command_parser(subparsers, "to-fsdp2", description)
     parser.add_argument("--config_file", metavar="PATH", required=True, help="the file to convert")
-    parser.add_argument("--overwrite", action="store_true", help="write over a file that is there")
-    parser.add_argument("--output_file", metavar="PATH", help="where to write; default with --overwrite: the same file")
+    parser.add_argument("--overwrite", action="store_true", help="overwrite an existing file")
+    parser.add_argument(
+        "--output_file", metavar="PATH", help="the file to write; default with --overwrite: the same file"
+    )
     parser.set_defaults(func=to_fsdp2_command)
     return parser
 
@@ -67,26 +69,26 @@ def load_config(config_file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the configuration") -> dict[str, Any]:
-    """The content of a configuration file with options of FSDP 2 in place of those of FSDP 1.
+    """The content of a configuration file with the options of FSDP 1 replaced by those of FSDP 2.
 
-    Warnings are logged of what is left out, and where there is nothing to convert.
+    Options that are dropped, and that there is nothing to convert, are reported on standard error.
 
     Args:
-        config: stays as it is.
-        source: what it is called there.
+        config: the content; it is not changed.
+        source: its name in the report.
     """
     section = config.get("fsdp_config") or {}
     if not section or section.get("fsdp_version") == 2:
-        found = "is for FSDP 2 already" if section else "has no fsdp_config"
-        logger.warning("accelerate-cpp to-fsdp2: %s %s; nothing to convert", source, found)
+        found = "is already for FSDP 2" if section else "has no fsdp_config"
+        print(f"accelerate-cpp to-fsdp2: {source} {found}; nothing to convert", file=sys.stderr)
         return dict(config)
     for name in section.keys() & set(_WITHOUT_MEANING):
-        logger.warning("accelerate-cpp to-fsdp2: %s has no meaning in FSDP 2 and is left out", name)
+        print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is dropped", file=sys.stderr)
     return {**config, "fsdp_config": converted_section(section)}
 
 
 def converted_section(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``fsdp_config`` of FSDP 2 that means what ``section``, of FSDP 1, does. Unknown keys stay."""
+    """The ``fsdp_config`` of FSDP 2 that is equivalent to ``section`` of FSDP 1. Unknown keys are kept."""
     converted: dict[str, Any] = {"fsdp_version": 2}
     for name, value in section.items():
         if name in _WITHOUT_MEANING or name == "fsdp_version":

@@ -15,7 +15,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
 
-_FOLDER = "/usr/share"  # where the original runs the commands, too
+_FOLDER = "/usr/share"  # where the original also runs the commands
 _PACKAGES = {"latest": "accelerate -U", "dev": "git+https://github.com/huggingface/accelerate.git"}
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*[0-9A-Za-z.+-]*")
 
@@ -26,8 +26,12 @@ def tpu_command_parser(
     """The parser of the command, by itself or as one of ``subparsers``."""
     description = "Run commands on all machines of a TPU pod, to set them up for training."
     parser = command_parser(subparsers, "tpu-config", description)
-    pod = parser.add_argument_group("Config Arguments", "What the configuration file says unless these do.")
-    pod.add_argument("--config_file", type=str, metavar="PATH", help="which file; default: Hugging Face's cache")
+    pod = parser.add_argument_group(
+        "Config Arguments", "Values of the configuration file, unless these flags are given."
+    )
+    pod.add_argument(
+        "--config_file", type=str, metavar="PATH", help="configuration file; default: the one in Hugging Face's cache"
+    )
     pod.add_argument("--tpu_name", metavar="NAME", help="name of the pod")
     pod.add_argument("--tpu_zone", metavar="ZONE", help="zone of the pod")
     section = parser.add_argument_group("TPU Arguments", "What to run, and how.")
@@ -42,15 +46,15 @@ def tpu_command_parser(
         help="first install Hugging Face's accelerate, which trains on TPUs; accelerate_cpp does not yet",
     )
     section.add_argument(
-        "--accelerate_version", default="latest", metavar="VERSION", help="which: a version, latest or dev"
+        "--accelerate_version", default="latest", metavar="VERSION", help="its version: a number, latest or dev"
     )
-    section.add_argument("--debug", action="store_true", help="print the command of gcloud instead of running it")
+    section.add_argument("--debug", action="store_true", help="print the gcloud command instead of running it")
     parser.set_defaults(func=tpu_command_launcher)
     return parser
 
 
 def tpu_command_launcher(args: argparse.Namespace) -> int:
-    """Runs, or prints, what ``args`` describes; the exit status is that of gcloud."""
+    """Runs, or prints, the commands of ``args``; the exit status is that of gcloud."""
     command = gcloud_command(args)
     if args.debug:
         print(f"Running {shlex.join(command)}")
@@ -71,14 +75,14 @@ def gcloud_command(args: argparse.Namespace) -> list[str]:
     """The command that runs the commands of ``args``, or of the configuration file, on all machines of the pod.
 
     Raises:
-        InvalidArgument: the name or the zone of the pod or what to run is said nowhere, or twice.
+        InvalidArgument: the name or the zone of the pod, or the command, is missing or given twice.
     """
     file = config_file.find(args.config_file)
     values = {} if file is None else file.values
     name, zone = (getattr(args, key) or values.get(key) for key in ("tpu_name", "tpu_zone"))
     for key, value in (("tpu_name", name), ("tpu_zone", zone)):
         if not value:
-            raise InvalidArgument(f"tpu-config: {key} is not known: pass --{key}, or write it into the file")
+            raise InvalidArgument(f"tpu-config: {key} is unknown: pass --{key}, or write it into the file")
     if args.command_file and args.command:
         raise InvalidArgument("tpu-config: --command_file and --command exclude each other: pass one of them")
     said_by_flag = args.command_file or args.command
@@ -86,7 +90,7 @@ def gcloud_command(args: argparse.Namespace) -> list[str]:
     lines = [text for words in args.command or () for text in words] if said_by_flag else values.get("commands") or []
     if not script and not lines:
         raise InvalidArgument("tpu-config: there is nothing to run: pass --command or --command_file")
-    # A script stays as it is, line by line: its comments and loops would not survive in one line.
+    # A script is kept line by line: its comments and loops would not work in one line.
     first = [
         f"cd {_FOLDER}",
         *([f"pip install {_package(args.accelerate_version)}"] if args.install_accelerate else []),

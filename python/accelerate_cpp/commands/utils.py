@@ -1,4 +1,4 @@
-"""What the commands share: a parser whose refusals are one sentence, and types of flag values."""
+"""Shared by the commands: a parser that refuses in one sentence, and types of flag values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USAGE_ERROR = 2
 
 
 class _UnderscoreHelp(argparse.HelpFormatter):
-    """Lists flags with underscores only; the spelling with dashes is accepted too."""
+    """Lists flags only with underscores; the spelling with dashes is also accepted."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         spellings = action.option_strings
@@ -25,7 +25,7 @@ class _UnderscoreHelp(argparse.HelpFormatter):
 
 
 class _Flags(argparse._ActionsContainer):
-    """Gives every flag with underscores another spelling with dashes."""
+    """Adds a spelling with dashes to every flag with underscores."""
 
     def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
         dashed = [f"--{name[2:].replace('_', '-')}" for name in names if name.startswith("--") and "_" in name]
@@ -63,7 +63,7 @@ class CustomArgumentParser(_Flags, argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {sentence}\n")
 
     def _flags_before_positionals(self, given: Sequence[str]) -> Iterable[str]:
-        """The long flags in ``given`` up to the first positional argument, so that they are named before all else."""
+        """The long flags in ``given`` up to the first positional argument, so that they are reported first."""
         tokens = iter(given)
         for token in tokens:
             if not token.startswith("-") or token == "--":

@@ -205,5 +205,5 @@ def test_custom_objects_are_counted_before_anything_is_loaded(tmp_path: Path) ->
     objects = [Scale(7.0), Scale(7.0)]
     assert read_custom(tmp_path, objects) == [{"scale": 0.0}, {"scale": 1.0}]
     assert [one.scale for one in objects] == [7.0, 7.0]
-    with pytest.raises(RuntimeError, match="has 2 custom checkpoints, and 1 objects are registered"):
+    with pytest.raises(RuntimeError, match="has 2 custom checkpoints, but 1 objects are registered"):
         check_custom(tmp_path, objects[:1])

@@ -105,7 +105,7 @@ def test_answers_are_typed_where_there_is_no_terminal(tmp_path: Path) -> None:
     done = run(folder=tmp_path, typed="MULTI_CPU\n1\n5 \n\n\n\nfp17\nbf16\n", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert "'fp17': expected one of no, fp16, bf16, fp8" in done.stdout
-    assert "Not asked about, as accelerate_cpp cannot do it yet: " in done.stdout
+    assert "There are no questions about features that accelerate_cpp does not support yet: " in done.stdout
     written = yaml.safe_load((tmp_path / "accelerate" / "default_config.yaml").read_text())
     assert (written["distributed_type"], written["num_processes"], written["use_cpu"]) == ("MULTI_CPU", 5, True)
     assert (written["mixed_precision"], written["num_machines"]) == ("bf16", 1)
@@ -178,7 +178,7 @@ def test_a_file_of_answers_stands_for_all_questions(tmp_path: Path) -> None:
 def test_answers_are_refused_where_nothing_is_asked(what: str, tmp_path: Path) -> None:
     refused = run("--answers", "answers.yaml", what, folder=tmp_path)
     assert (refused.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert f"`config {what}` asks none" in refused.stderr
+    assert f"`config {what}` does not ask any" in refused.stderr
 
 
 def test_a_file_may_be_named_before_or_after_what_to_do_with_it(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_may_be_named_before_or_after_what_to_do_with_it(tmp_path: Path) 
         assert f"{path}: num_processes" in run(*arguments, folder=tmp_path).stdout
     for arguments in (("--config_file", str(path), "update"), ("update", "--config_file", str(path))):
         assert run(*arguments, folder=tmp_path).stdout == f"accelerate-cpp config: completed {path}\n"
-    assert "is there already" in run("--config_file", str(path), "default", folder=tmp_path).stdout
+    assert "already exists" in run("--config_file", str(path), "default", folder=tmp_path).stdout
 
 
 def test_the_questions_are_a_module_to_run_too(tmp_path: Path) -> None:

@@ -120,4 +120,4 @@ def test_programs_read_the_file_or_put_another_content_in_its_place(
     assert to_fsdp2.load_config(str(source))["fsdp_config"]["fsdp_sharding_strategy"] == "SHARD_GRAD_OP"
     monkeypatch.setattr(to_fsdp2, "load_config", lambda path: {"fsdp_config": {"fsdp_version": 2}})
     to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(source), "--overwrite"]))
-    assert "is for FSDP 2 already" in caplog.text
+    assert "is already for FSDP 2" in capsys.readouterr().err
