@@ -1,1 +1,1 @@
-"""How batches are dealt to processes: arithmetic and samplers that need neither a session nor a process group."""
+"""How batches are distributed to processes: arithmetic and samplers that need neither a session nor a process group."""

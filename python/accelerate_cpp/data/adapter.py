@@ -1,4 +1,4 @@
-"""A torch ``DataLoader`` inside an object that adds to it and passes for it."""
+"""A wrapper of a torch ``DataLoader`` that extends it and is accepted in its place."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def _rebuild(cls: type, attributes: dict[str, Any]) -> Any:
 
 
 def _parts(state: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Of a loader's ``state`` that of torchdata's loader and our cursor, as far as it has them."""
+    """The state of torchdata's loader and our cursor in a loader's ``state``, if it has them."""
     if not stateful.is_state(state):
         return None, state
     return {name: value for name, value in state.items() if name != _CURSOR}, state.get(_CURSOR)
 
 
 class DataLoaderAdapter:
-    """Wraps a torch ``DataLoader``, passes for one (``isinstance``), and reaches all its attributes.
+    """Wraps a torch ``DataLoader``, counts as one for ``isinstance``, and forwards all its attributes.
 
-    ``end_of_dataloader`` is true exactly while the last batch is out. ``remainder`` is the number of real samples in
+    ``end_of_dataloader`` is true exactly while the last batch is in use. ``remainder`` is the number of real samples in
     the last global batch: 0 if nothing was added to it, -1 if unknown or if incomplete batches are dropped.
-    ``iteration`` counts complete passes. ``skip_batches`` are left out at the start of each pass, ``skipped_steps``
-    counts them and those that the sampler leaves out. ``progress`` is shared with loaders that ``skip_first_batches``
-    made of this one. ``num_processes`` share the data; ``dispatches`` says whether one of them reads for all.
+    ``iteration`` counts complete passes. ``skip_batches`` are skipped at the start of each pass, ``skipped_steps``
+    counts them and those that the sampler skips. ``progress`` is shared with loaders that ``skip_first_batches`` made
+    of this one. ``num_processes`` share the data; ``dispatches`` says whether one of them reads for all.
 
     Args:
         use_stateful_dataloader: :meth:`load_state_dict` and a restored cursor continue inside a pass. Where torchdata
-            is installed, its ``StatefulDataLoader`` is wrapped, which keeps the states of datasets and workers, too.
+            is installed, its ``StatefulDataLoader`` is wrapped, which also keeps the states of datasets and workers.
     """
 
     device: torch.device | None = None
@@ -95,14 +95,15 @@ class DataLoaderAdapter:
 
     @property
     def batches_per_step(self) -> int:
-        """Batches of the user's loader that all processes take together in one step."""
+        """The number of batches of the user's loader that all processes together use in one step."""
         shard = loaders.shard_of(self)
         return 1 if shard is None or shard.split_batches else shard.num_processes
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, for :meth:`load_state_dict`.
+        """The position of the loader, for :meth:`load_state_dict`.
 
-        With torchdata it is a state of its loader, with ours in it. Otherwise what process 0 has is right for all.
+        With torchdata it is a state of its loader, which contains ours. Otherwise the state of process 0 is valid for
+        all.
         """
         self._require_stateful("state_dict")
         cursor, source = cursor_of(self), source_of(self)
@@ -112,20 +113,20 @@ class DataLoaderAdapter:
 
     @property
     def has_own_state(self) -> bool:
-        """Whether what :meth:`state_dict` returns may be another on each process, as states of datasets and workers."""
+        """Whether :meth:`state_dict` may differ between processes, as states of datasets and workers do."""
         return stateful.is_torchdata(self.base_dataloader) and not self.dispatches
 
     def adjust_state_dict_for_prefetch(self) -> None:
-        """What a subclass overrides to change ``dl_state_dict`` before :meth:`state_dict` returns it.
+        """A hook for subclasses to change ``dl_state_dict`` before :meth:`state_dict` returns it.
 
-        Nothing has to be adjusted: batches that were read ahead are not counted before they are given out.
+        Nothing has to be adjusted: batches that were read ahead are not counted before they are returned.
         """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Has the next pass continue where :meth:`state_dict` was taken, on any number of processes.
+        """Makes the next pass continue where :meth:`state_dict` was called, on any number of processes.
 
-        A state of torchdata's loader, as the original saves it, is taken on as many processes as it was saved by.
-        Raises ``InvalidArgument`` for any other kind of state.
+        A state of torchdata's loader, as the original saves it, is accepted on the same number of processes that saved
+        it. Raises ``InvalidArgument`` for any other kind of state.
         """
         self.check_state_dict(state_dict)
         source, cursor = _parts(state_dict)
@@ -135,7 +136,7 @@ class DataLoaderAdapter:
             restore_source(self, source, cursor)
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises where :meth:`load_state_dict` would; changes nothing."""
+        """Raises if :meth:`load_state_dict` would; changes nothing."""
         self._require_stateful("load_state_dict")
         source, cursor = _parts(state_dict)
         if cursor is not None:
@@ -169,7 +170,7 @@ class DataLoaderAdapter:
         return -1 if self._drops_incomplete() else loaders.expected_remainder(self, self.total_batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells samplers and dataset which epoch the next pass belongs to."""
+        """Tells samplers and dataset the epoch of the next pass."""
         self.iteration = epoch
         for listener in (*loaders.samplers_of(self), self.dataset):
             if hasattr(listener, "set_epoch"):

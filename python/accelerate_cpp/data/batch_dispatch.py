@@ -1,9 +1,9 @@
-"""How process 0, which reads for all, gives each process its rows.
+"""How process 0, which reads for all, sends each process its rows.
 
-Each step begins with a header of fixed size: what comes, whether it is the last batch, and the rows of the batches that
-were read. The structure of a batch (containers, dtypes, shapes without rows) follows only when it has changed. Rows are
-scattered, so that each process receives its own; a batch in which some tensor has another number of rows, or which the
-caller's own function cuts, is broadcast whole.
+Each step begins with a header of fixed size: what follows, whether it is the last batch, and the rows of the batches
+that were read. The structure of a batch (containers, dtypes, shapes without rows) follows only when it has changed.
+Rows are scattered, so that each process receives its own; a batch in which a tensor has another number of rows, or
+which a custom function cuts, is broadcast as a whole.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Dispatch:
     """The exchange of one pass. All methods are collective over torch's default process group, if there is one.
 
     Args:
-        reader: what process 0 reads; ``None`` elsewhere.
+        reader: the batches that process 0 reads; ``None`` on other processes.
         device: where the batches of ``reader`` are, and where parts are received.
         scatters: whether rows may be scattered.
     """
@@ -84,7 +84,7 @@ class Dispatch:
         """This process's rows if they are scattered: ``bounds[rank]`` to ``bounds[rank + 1]``; else the whole batch.
 
         Args:
-            broadcast: gives all processes the tensors that process 0 has, in place.
+            broadcast: copies the tensors of process 0 to all processes, in place.
         """
         if not step.scattered:
             return broadcast(self._empty(step.structure, ()) if self._reader is None else step.batch)
@@ -98,7 +98,7 @@ class Dispatch:
         def send(leaf: torch.Tensor) -> torch.Tensor:
             parts = [leaf[start : start + longest] for start in bounds[:-1]]
             parts = [_padded(part[:own], longest) for part, own in zip(parts, lengths, strict=True)]
-            # Not a view of the global batch, which would keep all of it in memory as long as this part lives.
+            # Not a view of the global batch, which would keep all of it in memory as long as this part exists.
             mine = torch.empty_like(parts[0])
             self._scatter(mine, parts)
             return mine[:length]
@@ -202,7 +202,7 @@ def _structure(data: Any, scattered: bool) -> Any:
 
 
 def _signature(structure: Any) -> Any:
-    """What differs between structures that differ; a leaf that is no tensor is never the same."""
+    """A key that differs for different structures; a leaf that is not a tensor never equals another one."""
     if isinstance(structure, (tuple, list)):
         return type(structure), tuple(_signature(child) for child in structure)
     if isinstance(structure, Mapping):

@@ -1,4 +1,4 @@
-"""Where a prepared loader stands in its data: something to save, from which any number of processes can continue."""
+"""The position of a prepared loader in its data. It can be saved, and any number of processes can continue there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _COMPUTED = "computed"
 
 @dataclass
 class Start:
-    """Where in the data a pass starts: after ``steps`` batches of the training loop, or else after what is global.
+    """Where in the data a pass starts: after ``steps`` batches of the training loop, or else after a global position.
 
-    ``samples`` of the index sampler, or ``batches`` of the batch sampler as it was before it was sharded; used where
-    the number of processes changed so that they make up no whole number of steps. ``restored`` if the wrapped loader,
+    ``samples`` of the index sampler, or ``batches`` of the batch sampler as it was before it was sharded; used if the
+    number of processes has changed so that they are not a whole number of steps. ``restored`` if the wrapped loader,
     torchdata's, starts there by itself.
     """
 
@@ -51,7 +51,7 @@ class Pass:
     """One pass over a loader: where it starts, whether it is the rest of one that was restored, and how it advances.
 
     Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
-    ``None`` if that varies or is not known. The process that reads takes ``read_per_step``, and keeps the states of a
+    ``None`` if that varies or is unknown. The process that reads takes ``read_per_step``, and keeps the states of a
     loader of torchdata in ``recorded``.
     """
 
@@ -65,12 +65,12 @@ class Pass:
 
 @dataclass
 class Progress:
-    """How far a loader is, which it shares with what ``skip_first_batches`` makes of it.
+    """The progress of a loader, which it shares with the loaders that ``skip_first_batches`` creates from it.
 
     ``epoch`` counts complete passes. ``steps`` of the training loop, and over all processes ``batches`` of the user's
     sampler and ``samples``, have been given out since the latest pass began; ``in_pass`` until its last batch is out,
     even if the loop was left. ``next_start`` and ``resumes`` are for the next pass. ``source`` is the state of
-    torchdata's loader that belongs to what is out, ``None`` if there is none.
+    torchdata's loader after the returned batches, ``None`` if there is none.
     """
 
     epoch: int = 0
@@ -104,7 +104,7 @@ class Progress:
         self._count(loader, start or Start())
 
     def _count(self, loader: Any, start: Start) -> None:
-        """Counts what is out at ``start``."""
+        """Counts the batches before ``start`` as returned."""
         size, per_step = _batch_size(loader), loader.batches_per_step
         self.batches = start.batches + (loader.skipped_steps + start.steps) * per_step
         if start.samples and size:
@@ -113,7 +113,7 @@ class Progress:
         self.steps = self.batches // per_step
 
     def advance(self, reading: Pass, is_last: bool) -> None:
-        """One more batch of the training loop is out; without effect if another pass has begun since."""
+        """One more batch of the training loop has been returned; without effect if another pass has begun since."""
         if reading is not self.latest:
             return
         self.steps += 1
@@ -131,7 +131,7 @@ class Progress:
 
 
 def cursor_of(loader: Any) -> Cursor:
-    """Where prepared ``loader`` stands; what rank 0 has is right for all ranks.
+    """The position of prepared ``loader``; that of rank 0 is valid for all ranks.
 
     Returns:
         ``epoch``; ``seed`` of the order, -1 if there is none yet; ``position``, the batches of the training loop that
@@ -160,11 +160,11 @@ def cursor_of(loader: Any) -> Cursor:
 
 
 def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> None:
-    """Has the next pass over prepared ``loader`` use the epoch and the order of ``cursor``.
+    """Makes the next pass over prepared ``loader`` use the epoch and the order of ``cursor``.
 
     Args:
-        continues: the next pass also leaves out what was given out already, whatever the number of processes was.
-            Default: if the loader was prepared with ``use_stateful_dataloader=True``; otherwise that is left to
+        continues: the next pass also skips what was already returned, whatever the number of processes was. Default: if
+            the loader was prepared with ``use_stateful_dataloader=True``; otherwise that is left to
             ``skip_first_batches``.
 
     Raises:
@@ -181,11 +181,11 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
 
 
 def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> None:
-    """Has the next pass over prepared ``loader`` continue where a ``state`` of torchdata's loader was taken.
+    """Makes the next pass over prepared ``loader`` continue where a ``state`` of torchdata's loader was saved.
 
     Args:
-        cursor: where the loader stood then, if that is known, and has been restored. Without it, the epoch and the
-            order stay as they are.
+        cursor: the position of the loader at that time, if known and restored. Without it, the epoch and the order stay
+            as they are.
 
     Raises:
         InvalidArgument: see :func:`check_source`.
@@ -204,12 +204,12 @@ def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) ->
 
 
 def check_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> bool:
-    """Whether torchdata's loader restores ``state`` by itself, and not we by ``cursor``.
+    """Whether torchdata's loader restores ``state`` by itself, instead of ``cursor``.
 
     That is so with as many processes, workers and samples in a batch as before.
 
     Raises:
-        InvalidArgument: neither can be done.
+        InvalidArgument: neither is possible.
     """
     if cursor is not None:
         start = check_cursor(loader, cursor)
@@ -229,7 +229,7 @@ def check_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> b
 
 
 def _in_whole_steps(loader: Any, state: stateful.State) -> stateful.State:
-    """``state``, which the original saved, with the batches of all steps that were out.
+    """``state``, which the original saved, with the batches of all steps that were returned.
 
     Its dispatched loaders count what has been read of the next step as well; with no workers they take a whole step but
     one batch from that, which is too much before a last step that is shorter.
@@ -246,7 +246,7 @@ def _start_of(loader: Any, state: stateful.State) -> Start | None:
 
 
 def source_of(loader: Any) -> stateful.State | None:
-    """The state of torchdata's loader in prepared ``loader``; ``None`` where it has no words for it, or is not used."""
+    """The state of torchdata's loader in prepared ``loader``; ``None`` if it cannot express it, or is not used."""
     progress: Progress = loader.progress
     if not stateful.is_torchdata(loader.base_dataloader):
         return None
@@ -257,7 +257,7 @@ def source_of(loader: Any) -> stateful.State | None:
 
 
 def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> Start | None:
-    """Raises ``InvalidArgument`` where :func:`restore_cursor` would; changes nothing.
+    """Raises ``InvalidArgument`` if :func:`restore_cursor` would; changes nothing.
 
     Returns:
         Where inside a pass the next one starts, if it does.
@@ -285,12 +285,12 @@ def read_in(loader: Any, steps: int) -> int:
 
 
 def _batch_size(loader: Any) -> int | None:
-    """Samples of one batch of the user's sampler; ``None`` if that varies or is not known."""
+    """Samples of one batch of the user's sampler; ``None`` if that varies or is unknown."""
     size: int | None = None
     if isinstance(loader.dataset, IterableDatasetShard):
         return loader.dataset.batch_size
     if isinstance(loader.dataset, IterableDataset):
-        # A dataset that deals out its own files may give each process another number of samples.
+        # A dataset that distributes its own files may give each process a different number of samples.
         size = loader.batch_size if loader.batches_per_step == loader.num_processes or loader.dispatches else None
         return size
     sampler = loaders.samplers_of(loader)[0]
@@ -359,7 +359,7 @@ def _restore_order(loader: Any, cursor: Cursor) -> None:
     if isinstance(sampler, SeedableRandomSampler):
         if seed != _UNKNOWN:
             sampler.initial_seed = seed
-            # Cursors without an order are older than the choice: seedable samplers computed it then.
+            # Cursors without an order are older than the choice: at that time seedable samplers computed it.
             sampler.computed = cursor.get("order", _COMPUTED) == _COMPUTED
         return
     generator = _generator_of_order(loader)

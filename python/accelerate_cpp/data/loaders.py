@@ -1,4 +1,4 @@
-"""What a torch ``DataLoader`` is made of, and how its parts are sharded and rebuilt."""
+"""The parts of a torch ``DataLoader``, and how they are sharded and rebuilt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from accelerate_cpp.data.samplers import (
 )
 from accelerate_cpp.errors import InvalidArgument
 
-# What a rebuilt loader takes over as it is. Batch size, sampler and drop_last depend on the sharding.
+# Arguments that a rebuilt loader takes over unchanged. Batch size, sampler and drop_last depend on the sharding.
 _OPTIONS = (
     "num_workers",
     "collate_fn",
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 
 def options_of(loader: Any) -> dict[str, Any]:
-    """The arguments of torch's ``DataLoader`` that do not choose samples; ``in_order`` only where torch has it."""
+    """The arguments of torch's ``DataLoader`` that do not choose samples; ``in_order`` only if torch has it."""
     return {name: getattr(loader, name) for name in _OPTIONS if hasattr(loader, name)}
 
 
@@ -47,7 +47,7 @@ def _chain(sampler: Any) -> Iterator[Any]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """The batch sampler of ``loader`` and all that it wraps, outermost first, down to the index sampler."""
+    """The batch sampler of ``loader`` and all samplers that it wraps, outermost first, down to the index sampler."""
     return list(_chain(loader.sampler if loader.batch_sampler is None else loader.batch_sampler))
 
 
@@ -58,7 +58,7 @@ def get_sampler(dataloader: Any) -> Any:
 
 
 def replace_sampler(loader: Any, sampler: Any) -> None:
-    """Puts ``sampler`` in the place of the sampler of single indices; ``InvalidArgument`` if there is no such place."""
+    """Replaces the sampler of single indices with ``sampler``; ``InvalidArgument`` if there is none."""
     samplers = samplers_of(loader)
     if len(samplers) < 2:
         raise InvalidArgument(
@@ -68,7 +68,7 @@ def replace_sampler(loader: Any, sampler: Any) -> None:
 
 
 def shard_of(loader: Any) -> BatchSamplerShard | IterableDatasetShard | None:
-    """What gives this process its part of the data of ``loader``; ``None`` when it reads everything."""
+    """The object that selects this process's part of the data of ``loader``; ``None`` if it reads everything."""
     if isinstance(loader.dataset, IterableDatasetShard):
         return loader.dataset
     return next((sampler for sampler in samplers_of(loader) if isinstance(sampler, BatchSamplerShard)), None)
@@ -93,8 +93,8 @@ def expected_remainder(loader: Any, global_batch: int | None) -> int:
 def check_split(loader: Any, num_processes: int, dispatched: bool) -> None:
     """Raises ``InvalidArgument`` unless the batches of ``loader`` can be cut into ``num_processes`` equal parts.
 
-    A dispatched loader with ``batch_size=1`` passes: its samples may be whole batches, which are looked at when they
-    come.
+    A dispatched loader with ``batch_size=1`` passes: its samples may be whole batches, which are checked when they are
+    read.
     """
     size = loader.batch_size
     if size is None:
@@ -104,11 +104,11 @@ def check_split(loader: Any, num_processes: int, dispatched: bool) -> None:
 
 
 def use_seedable_sampler(loader: Any, data_seed: int | None, order: bool | str = True) -> bool:
-    """Replaces a random sampler of ``loader`` by one ordered by seed and epoch; returns whether there was one.
+    """Replaces a random sampler of ``loader`` with one ordered by seed and epoch; returns whether there was one.
 
     Args:
         order: ``True`` for torch's, or ``"computed"``: see :class:`SeedableRandomSampler`. ``InvalidArgument`` for
-            another text.
+            another string.
     """
     if isinstance(order, str) and order != "computed":
         raise InvalidArgument(
@@ -131,9 +131,9 @@ def use_seedable_sampler(loader: Any, data_seed: int | None, order: bool | str =
 
 
 def use_repeatable_sampler(loader: Any) -> None:
-    """Puts a sampler that remembers its seed, and draws the same, in the place of torch's random one without generator.
+    """Replaces torch's random sampler without generator with one that draws the same and remembers its seed.
 
-    One that is given to the loader without batches has no such place.
+    In a loader without batches, it cannot be replaced.
     """
     sampler = get_sampler(loader)
     if type(sampler) is RandomSampler and sampler.generator is None and len(samplers_of(loader)) > 1:
@@ -143,7 +143,7 @@ def use_repeatable_sampler(loader: Any) -> None:
 def shared_generator(loader: Any) -> torch.Generator | None:
     """The generator that orders the samples of ``loader``, which processes must agree on; ``None`` without one.
 
-    That of an iterable dataset, or of the sampler; a sampler with an empty place for one gets one with a random seed.
+    That of an iterable dataset or of the sampler; a sampler whose generator is ``None`` gets one with a random seed.
     """
     if isinstance(loader.dataset, IterableDataset):
         return getattr(loader.dataset, "generator", None)
@@ -193,8 +193,8 @@ def part_of(
 def _shard_iterable(loader: Any, num_processes: int, process_index: int, split_batches: bool) -> IterableDataset[Any]:
     """This process's part of an iterable dataset.
 
-    One of at least ``num_processes`` files (``n_shards``, as in the ``datasets`` library) deals them out by its own
-    ``shard``; of any other, every process reads everything and keeps its part.
+    One of at least ``num_processes`` files (``n_shards``, as in the ``datasets`` library) distributes them with its own
+    ``shard``; with any other, every process reads everything and keeps its part.
     """
     dataset = loader.dataset
     if not split_batches and hasattr(dataset, "shard") and getattr(dataset, "n_shards", 0) >= num_processes:
@@ -219,7 +219,7 @@ def _shard_iterable(loader: Any, num_processes: int, process_index: int, split_b
 
 
 def skipping(loader: Any, batches: int) -> dict[str, Any]:
-    """The arguments of torch's ``DataLoader`` that leave out the first ``batches`` batches without reading them."""
+    """The arguments of torch's ``DataLoader`` that skip the first ``batches`` batches without reading them."""
     if loader.batch_sampler is None:
         return {"sampler": SkipBatchSampler(loader.sampler, batches), "batch_size": None}
     return {"batch_sampler": SkipBatchSampler(loader.batch_sampler, batches)}

@@ -1,4 +1,4 @@
-"""Reading a prepared loader from where a pass over it starts, without reading what comes before it."""
+"""Reading a prepared loader from the start of a pass, without reading anything before it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from accelerate_cpp.errors import InvalidArgument
 
 
 def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
-    """Starts to read prepared ``loader`` where pass ``reading`` starts.
+    """Starts to read prepared ``loader`` at the start of pass ``reading``.
 
     Returns:
-        The loader that is read, which is another one where the sampler leaves out what precedes the start, and an
-        iterator over its batches.
+        The loader that is read, which is another one if the sampler skips what precedes the start, and an iterator over
+        its batches.
     """
     left_out, start = read_in(loader, loader.skip_batches), reading.start
     source = loader.base_dataloader
@@ -44,7 +44,7 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
 
 
 def _recorded(loader: Any, batches: Any, start: Start) -> stateful.Recorded:
-    """``batches`` of torchdata's loader, which does not know of those that a sampler leaves out."""
+    """``batches`` of torchdata's loader, which does not know about those that a sampler skips."""
     if isinstance(loader.dataset, IterableDataset):
         return stateful.Recorded(batches, read_in(loader, start.steps) if start.restored else 0, 0)
     taken = read_in(loader, loader.skipped_steps + start.steps)
@@ -61,7 +61,7 @@ def _quietly_iterated(source: Any) -> Any:
 
 
 def _rest_of(loader: Any, start: Start) -> dict[str, Any]:
-    """The arguments of torch's ``DataLoader`` that give what follows ``start`` in ``loader``, which is of map-style."""
+    """The arguments of torch's ``DataLoader`` for what follows ``start`` in ``loader``, which is map-style."""
     shard = loaders.shard_of(loader)
     if start.is_whole:
         return loaders.skipping(loader, read_in(loader, start.steps))
@@ -70,8 +70,8 @@ def _rest_of(loader: Any, start: Start) -> dict[str, Any]:
     rest: Any = SkipBatchSampler(inner, start.batches)
     if start.samples and type(inner) is not BatchSampler:
         raise InvalidArgument(
-            f"the cursor stands at sample {start.samples}, inside a batch of this loader's {type(inner).__name__}: "
-            "only torch's BatchSampler can start there; choose a batch size that divides it"
+            f"the cursor is at sample {start.samples}, inside a batch of this loader's {type(inner).__name__}: only "
+            "torch's BatchSampler can start there; choose a batch size that divides it"
         )
     if start.samples:
         rest = BatchSampler(_Later(inner.sampler, start.samples), inner.batch_size, inner.drop_last)

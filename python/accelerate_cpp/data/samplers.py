@@ -17,7 +17,7 @@ _UNKNOWN = -1
 
 
 class RepeatableRandomSampler(RandomSampler):
-    """torch's random sampler, which remembers the seed that it drew for a pass, and can be given it again.
+    """torch's random sampler, which remembers the seed that it drew for a pass and can reuse it.
 
     Without a generator, each pass is shuffled by a seed that is drawn from torch's global one, as torch does it.
     ``seed`` is that of the last pass, ``None`` before the first or with a generator. ``next_seed``, if not ``None``, is
@@ -43,17 +43,17 @@ class RepeatableRandomSampler(RandomSampler):
 
 
 class SeedableRandomSampler(RandomSampler):
-    """A random sampler whose order depends on ``initial_seed + epoch`` alone, and so is the same on every rank.
+    """A random sampler whose order depends on ``initial_seed + epoch`` alone, and is therefore the same on every rank.
 
     The order is that of torch's random sampler with a generator of this seed. ``epoch`` grows by one after each
     complete pass.
 
     Args:
-        args, kwargs: those of ``torch.utils.data.RandomSampler``; a ``generator`` is seeded anew for each pass.
-        data_seed: the ``initial_seed``. Default: the seed of torch's generator when the sampler is made.
-        computed: without replacement, another order than torch's, which is computed index by index: it takes no memory
-            and begins anywhere at once, however many samples there are. A permutation takes 4 bytes for each sample,
-            from 2 ** 31 samples on 8.
+        args, kwargs: those of ``torch.utils.data.RandomSampler``; a ``generator`` is seeded again for each pass.
+        data_seed: the ``initial_seed``. Default: the seed of torch's generator when the sampler is created.
+        computed: without replacement, an order other than torch's that is computed index by index: it takes no memory
+            and can begin anywhere immediately, however many samples there are. A permutation takes 4 bytes for each
+            sample, from 2 ** 31 samples on 8.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -85,11 +85,11 @@ class SeedableRandomSampler(RandomSampler):
 
 
 class BatchSamplerShard(BatchSampler):
-    """The batches of ``batch_sampler`` that one process trains on.
+    """The batches of ``batch_sampler`` on which one process trains.
 
-    By default whole batches are dealt in turn. With ``split_batches`` every batch is cut into ``num_processes`` slices;
-    its ``batch_size`` must then be a multiple of ``num_processes`` (``InvalidArgument``). With ``even_batches`` all
-    processes get equally many batches of equal size: the last ones are completed with samples from the start.
+    By default, whole batches are distributed in turn. With ``split_batches`` every batch is cut into ``num_processes``
+    slices; its ``batch_size`` must then be a multiple of ``num_processes`` (``InvalidArgument``). With ``even_batches``
+    all processes get equally many batches of equal size: the last ones are completed with samples from the start.
 
     ``remainder`` is the number of real samples in the last global batch of the last complete pass, 0 if nothing was
     added to it, and ``None`` while a pass runs.
@@ -116,7 +116,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """How many batches all processes read together."""
+        """The number of batches that all processes together read."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -141,8 +141,8 @@ class BatchSamplerShard(BatchSampler):
     def _after(self, skipped: int) -> Iterator[list[int]]:
         """This process's batches after the first ``skipped``.
 
-        The first round is made even then: a last one is completed from it. Only of torch's own batch sampler is it
-        known that each round but the last gives this process a batch.
+        The first round is read even then, because a last one is completed from it. Only for torch's own batch sampler
+        is it known that each round except the last gives this process a batch.
         """
         self.remainder = None
         deal = sharding.slice_batches if self.split_batches else sharding.deal_batches
@@ -163,7 +163,7 @@ class BatchSamplerShard(BatchSampler):
 
 
 class IterableDatasetShard(IterableDataset[Any]):
-    """The samples of an iterable dataset that one process trains on; every process reads all of them.
+    """The samples of an iterable dataset on which one process trains; every process reads all of them.
 
     Blocks of ``batch_size * num_processes`` samples (``batch_size`` with ``split_batches``) are cut into equal slices.
     A short last block is completed from the first one unless ``drop_last``. ``remainder`` is as in
@@ -201,12 +201,12 @@ class IterableDatasetShard(IterableDataset[Any]):
         self._remainder.fill_(_UNKNOWN if remainder is None else remainder)
 
     def share_remainder(self) -> None:
-        """Lets the copy of this dataset in a worker process tell ``remainder`` here."""
+        """Makes the copy of this dataset in a worker process report ``remainder`` here."""
         self._remainder.share_memory_()
 
     @property
     def total_batch_size(self) -> int:
-        """Samples of one block: what all processes together read per step."""
+        """The number of samples in one block, which all processes together read per step."""
         return self.batch_size if self.split_batches else self.batch_size * self.num_processes
 
     @property
@@ -215,7 +215,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         return len(cast(Sized, self.dataset))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the dataset which epoch comes next; one that only has a ``generator`` gets it seeded with ``epoch``."""
+        """Tells the dataset the next epoch; if it only has a ``generator``, that is seeded with ``epoch``."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -253,7 +253,7 @@ class SkipBatchSampler(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """How many batches there are with the skipped ones."""
+        """The number of batches including the skipped ones."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """Pure arithmetic of sharding: which indices or samples of one stream each rank sees, and how many of them are real.
 
 Every generator here *returns* (``remainder = yield from …``) the number of real samples in the last global batch if
-that batch was completed with samples seen before, and 0 if nothing was added. The real samples are the first ones when
-the ranks' parts are concatenated in rank order, so that dropping the rest leaves every sample exactly once.
+that batch was completed with samples seen before, and 0 if nothing was added. When the ranks' parts are concatenated in
+rank order, the real samples come first, so that dropping the rest leaves every sample exactly once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def slice_batches(
 ) -> Generator[Batch, None, int]:
     """Cuts each batch into ``world_size`` slices and yields this rank's (``split_batches=True``).
 
-    A short batch is left out with ``drop_last``, completed from the first batch with ``even``, and otherwise cut as it
+    A short batch is dropped with ``drop_last``, completed from the first batch with ``even``, and otherwise cut as it
     is, so that the last ranks get less or nothing.
     """
     part = batch_size // world_size
@@ -64,7 +64,7 @@ def slice_batches(
         remainder = 0
         if len(batch) > batch_size:
             raise InvalidArgument(
-                f"the batch sampler gave a batch of {len(batch)} samples, more than its batch_size of {batch_size}"
+                f"the batch sampler returned a batch of {len(batch)} samples, more than its batch_size of {batch_size}"
             )
         if len(batch) == batch_size:
             yield batch[own]
@@ -81,10 +81,10 @@ def slice_batches(
 def deal_batches(
     batches: Iterable[Batch], *, rank: int, world_size: int, batch_size: int | None, drop_last: bool, even: bool
 ) -> Generator[Batch, None, int]:
-    """Deals whole batches in turn (``split_batches=False``): batch ``i`` goes to rank ``i % world_size``.
+    """Distributes whole batches in turn (``split_batches=False``): batch ``i`` goes to rank ``i % world_size``.
 
-    A last round that is not full is left out with ``drop_last``, completed with the samples of the first round with
-    ``even``, and otherwise dealt as it is. ``batch_size=None`` stands for batches of varying length, which are
+    A last round that is not full is dropped with ``drop_last``, completed with the samples of the first round with
+    ``even``, and otherwise distributed as it is. ``batch_size=None`` means batches of varying length, which are
     completed by whole batches.
     """
     first_round: list[Batch] = []
@@ -128,7 +128,7 @@ def deal_samples(
 ) -> Generator[T, None, int]:
     """Reads blocks of ``global_batch`` samples and yields this rank's ``global_batch // world_size`` of each.
 
-    A short last block is left out with ``drop_last`` and otherwise completed from the first block.
+    A short last block is dropped with ``drop_last`` and otherwise completed from the first block.
     """
     part = global_batch // world_size
     first: list[T] = []
@@ -170,8 +170,8 @@ def dispatch_bounds(sizes: Sequence[int], *, world_size: int, split: bool, compl
     part, rest = divmod(total, world_size)
     if rest and not complete:
         raise InvalidArgument(
-            f"a batch of {total} samples cannot be cut into {world_size} equal parts, one per process: "
-            f"let the loader give batches whose size is a multiple of {world_size}"
+            f"a batch of {total} samples cannot be cut into {world_size} equal parts, one per process: make the loader "
+            f"return batches whose size is a multiple of {world_size}"
         )
     part += bool(rest)
     return [part * rank for rank in range(world_size + 1)]

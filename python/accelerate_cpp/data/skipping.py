@@ -1,4 +1,4 @@
-"""Leaving out items of a sampler without making them, where the sampler allows it."""
+"""Skipping items of a sampler without creating them, if the sampler allows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def keeping(sampler: Iterable[Any], ranges: Ranges) -> Iterator[Any]:
 
     O(1) before the first item for sequential samplers and samplers of this package, one permutation for torch's random
     sampler, and a walk over the items for any other. If ``sampler`` is made of batches, every range but the last must
-    end where the sampler can go on with full ones.
+    end where the sampler can continue with full ones.
     """
     if _can_keep(sampler):
         kept: Iterator[Any] = sampler.keeping(ranges)  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def _can_keep(sampler: Any) -> bool:
 def random_indices(sampler: RandomSampler, generator: torch.Generator | None, ranges: Ranges) -> Iterator[int]:
     """The indices of torch's random ``sampler``, drawn from ``generator``, at the positions in ``ranges``.
 
-    Without a generator one is made with a seed from torch's, as torch does it.
+    Without a generator, one is created with a seed from torch's, as torch does it.
     """
     if generator is None:
         generator = torch.Generator()
@@ -64,9 +64,9 @@ def random_indices(sampler: RandomSampler, generator: torch.Generator | None, ra
 
 
 def _permutation(samples: int, generator: torch.Generator) -> torch.Tensor:
-    """torch's permutation of the numbers below ``samples``, in 4 bytes each where that suffices.
+    """torch's permutation of the numbers below ``samples``, in 4 bytes each if that suffices.
 
-    On the CPU the numbers are those of ``torch.randperm`` without a dtype; of other devices that is not known.
+    On the CPU the numbers are those of ``torch.randperm`` without a dtype; for other devices that is unknown.
     """
     fits = generator.device.type == "cpu" and samples <= torch.iinfo(torch.int32).max
     return torch.randperm(samples, generator=generator, dtype=torch.int32 if fits else torch.int64)

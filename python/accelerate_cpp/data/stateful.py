@@ -1,4 +1,4 @@
-"""torchdata's ``StatefulDataLoader``, where it is installed, and its states, which the original's checkpoints hold."""
+"""torchdata's ``StatefulDataLoader``, if it is installed, and its states, which the original's checkpoints contain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FETCHER, _DATASET, _DATASET_ITERATOR = "fetcher_state", "dataset_state", "datas
 
 
 def make(stateful: bool, dataset: Any, **options: Any) -> Any:
-    """A torch ``DataLoader``; torchdata's if that is asked for and installed."""
+    """A torch ``DataLoader``; torchdata's if that is requested and installed."""
     loader_class: Any = _loader_class() if stateful else None
     if loader_class is None:
         return DataLoader(dataset, **options)
@@ -58,17 +58,17 @@ def is_state(state: Mapping[str, Any]) -> bool:
 
 
 def is_finished(state: State) -> bool:
-    """Whether the pass of a torchdata ``state`` has ended, so that the next one begins anew."""
+    """Whether the pass of a torchdata ``state`` has ended, so that the next one starts from the beginning."""
     return bool(state[_FINISHED])
 
 
 def batches_in(state: State) -> int:
-    """How many batches the loader of a torchdata ``state`` has given out."""
+    """The number of batches that the loader of a torchdata ``state`` has returned."""
     return int(state[_SNAPSHOT][_AT] + state[_SINCE] if _SNAPSHOT in state else state[_YIELDED])
 
 
 def advanced(state: State, batches: int) -> State:
-    """``state`` with so many more ``batches`` given out, or fewer; workers keep no place in a dataset of map-style."""
+    """``state`` with so many more (or fewer) ``batches`` returned; workers keep no position in a map-style dataset."""
     if batches == 0:
         return state
     if _SNAPSHOT not in state:
@@ -84,12 +84,12 @@ def workers_of(state: State) -> int:
 
 
 def check(state: State, loader: Any) -> None:
-    """Raises ``InvalidArgument`` unless torchdata's ``loader`` takes ``state``, with its number of workers."""
+    """Raises ``InvalidArgument`` unless torchdata's ``loader``, with its number of workers, accepts ``state``."""
     workers = workers_of(state)
     if workers != loader.num_workers:
         raise InvalidArgument(
             f"the state of this loader is that of one with num_workers={workers}, and this one has "
-            f"num_workers={loader.num_workers}: prepare it with as many as before, or start the epoch again"
+            f"num_workers={loader.num_workers}: prepare it with the same number as before, or start the epoch again"
         )
     main = state[_SNAPSHOT][_MAIN] if _SNAPSHOT in state else state
     if main.get(_SAMPLER) is None and isinstance(loader.batch_sampler, _torchdata_sampler()):
@@ -107,7 +107,7 @@ def _torchdata_sampler() -> type[Any]:
 
 
 def holds_dataset(state: State) -> bool:
-    """Whether ``state`` holds that of a dataset, beside a position."""
+    """Whether ``state`` contains the state of a dataset in addition to a position."""
     parts = state[_SNAPSHOT][_WORKERS].values() if _SNAPSHOT in state else [state]
     fetchers = [part.get(_FETCHER) or {} for part in parts if part]
     return any(part and part.get(_DATASET) is not None for part in parts) or any(
@@ -125,7 +125,7 @@ def check_needs_no_torchdata(state: State) -> None:
 
 
 def initial_state(loader: Any, generators: Iterable[torch.Generator]) -> State:
-    """What torchdata's ``loader`` would restore to begin a pass; the loader is not changed.
+    """The state that torchdata's ``loader`` would restore at the start of a pass; the loader is not changed.
 
     To find out, workers are started, which read ahead: torch's generator, and ``generators``, get their states back.
     """
@@ -140,7 +140,7 @@ def initial_state(loader: Any, generators: Iterable[torch.Generator]) -> State:
 
 
 def forget(loader: Any) -> None:
-    """Lets torchdata's ``loader`` begin its next pass at the start, whatever it was to restore."""
+    """Makes torchdata's ``loader`` begin its next pass at the start, whatever it was to restore."""
     loader.load_state_dict({})
     loader.next_iter_state = None
 
@@ -156,12 +156,12 @@ def without_iterator(loader: Any) -> Any:
 class Recorded:
     """The batches of a pass over a torchdata loader, with the loader's states between them.
 
-    Batches are read ahead of those that are out, so that the state to be saved is an earlier one.
+    Batches are read ahead of those that were returned, so that the state to be saved is an earlier one.
 
     Args:
         batches: an iterator of the loader.
         taken: batches that precede the first one.
-        uncounted: how many of these the loader does not know of.
+        uncounted: how many of these the loader does not know about.
     """
 
     def __init__(self, batches: Any, taken: int, uncounted: int) -> None:
@@ -180,11 +180,11 @@ class Recorded:
         return batch
 
     def __reduce__(self) -> Any:
-        """What copies a loader begins a pass of its own: the copy has ``None`` here."""
+        """A copy of a loader begins its own pass: it has ``None`` here."""
         return type(None), ()
 
     def after(self, batches: int, is_last: bool) -> State:
-        """The state in which ``batches`` are out, all that there are if ``is_last``."""
+        """The state after ``batches`` were returned, all that there are if ``is_last``."""
         state = self._batches.state_dict() if is_last else self._states[batches]
         self._states = {count: kept for count, kept in self._states.items() if count >= batches}
         return {**advanced(state, self._uncounted), _FINISHED: is_last}

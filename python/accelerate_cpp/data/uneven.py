@@ -1,4 +1,4 @@
-"""What becomes of loaders when some processes have fewer batches than others."""
+"""How loaders behave when some processes have fewer batches than others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def while_all_have_some(
     """The batches that all processes have.
 
     Args:
-        batches: of this process, with whether each is its last.
-        who_has: collective; given whether this process has one more batch, returns that of each rank.
-        raises: do not end when only some have no more, but raise.
+        batches: the batches of this process, each with whether it is the last.
+        who_has: a collective that takes whether this process has one more batch, and returns the answers of all ranks.
+        raises: raise, instead of ending, when only some have no more.
 
     Yields:
         A batch, whether it is the last one here, and whether that is because another process has no more.
@@ -51,7 +51,7 @@ def _names(having: list[bool], wanted: bool) -> str:
 
 @contextmanager
 def overriding_even_batches(prepared: Iterable[Any], even_batches: bool | None) -> Iterator[None]:
-    """Within it, map-style loaders complete their last global batch, or do not; ``None`` changes nothing."""
+    """Inside this block, map-style loaders complete their last global batch, or do not; ``None`` has no effect."""
     shards = [loaders.shard_of(loader) for loader in prepared] if even_batches is not None else []
     before = [(shard, shard.even_batches) for shard in shards if isinstance(shard, BatchSamplerShard)]
     if len(before) < len(shards):

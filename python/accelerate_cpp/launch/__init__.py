@@ -1,1 +1,1 @@
-"""Starting the workers of a run on this host, watching them, and ending all of them when one fails. Loads no torch."""
+"""Starting and watching the workers of a run on this host, and ending all when one fails. Does not load torch."""

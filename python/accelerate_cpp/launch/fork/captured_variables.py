@@ -1,4 +1,4 @@
-"""The variables that a function takes from where it was defined: those of outer functions and of its module."""
+"""The variables that a function uses from its definition: those of outer functions and of its module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def variables_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of each that ``function`` uses itself; none of what is not written in Python."""
+    """Name and value of each that ``function`` uses itself; empty if it is not written in Python."""
     function = _written(function)
     if function is None:
         return

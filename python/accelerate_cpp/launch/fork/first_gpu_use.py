@@ -1,4 +1,4 @@
-"""Remembers which call of this process first used a GPU, so that an error can name it. Until then it costs nothing."""
+"""Remembers which call of this process first used a GPU, so that an error can name it. Until then it has no cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from accelerate_cpp.launch.view.notebook_cells import place
 
 _MODULES = ("torch.cuda", "torch.xpu")
 _calls: dict[str, list[tuple[CodeType, int]]] = {}
-"""By module: where the call was made, and the line of ``__main__`` that led there, if that is another place."""
+"""By module: the place of the call, and the line of ``__main__`` that led there, if that is another place."""
 
 
 def watch() -> None:
-    """Has torch tell when it initialises CUDA (or ROCm) or XPU; also a torch that is imported only later."""
+    """Makes torch report when it initialises CUDA (or ROCm) or XPU, also if torch is only imported later."""
     for name in _MODULES:
         if name in sys.modules:
             _watch(sys.modules[name])
@@ -27,7 +27,7 @@ def watch() -> None:
 
 
 def first_use(kind: str) -> str | None:
-    """The call that initialised ``kind`` (``"CUDA"``, ``"ROCm"`` or ``"XPU"``); ``None`` if nobody watched then."""
+    """The call that initialised ``kind`` (``"CUDA"``, ``"ROCm"`` or ``"XPU"``); ``None`` if it was not watched."""
     calls = _calls.get("torch.xpu" if kind == "XPU" else "torch.cuda")
     if not calls:
         return None
@@ -57,7 +57,7 @@ def _remember(module: str) -> None:
 
 
 class _Later:
-    """A finder that finds nothing itself, but lets one module be watched as soon as it has been imported."""
+    """A finder that finds nothing itself, but makes one module watched as soon as it has been imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -42,7 +42,7 @@ _PROGRAM = (
     "from accelerate_cpp.launch.fork.fork_server_main import main; main()"
 )
 _SECONDS_TO_DIE = 5.0
-"""A server whose socket has ended gets this long to say why before it is killed."""
+"""A server whose socket has ended gets this long to report the reason before it is killed."""
 _servers: dict[int, ForkServer] = {}
 """That of this process, by process id: forks inherit the table, but not the server."""
 _one_run = threading.Lock()
@@ -99,7 +99,7 @@ def _server(preload: Sequence[str]) -> ForkServer:
 
 
 class ForkServer:
-    """The kernel's side of the fork server: starts it, asks it for runs, and ends it, at the latest with the kernel."""
+    """The kernel's side of the fork server: starts it, requests runs, and ends it, at the latest with the kernel."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,7 +126,7 @@ class ForkServer:
 
     @property
     def lives(self) -> bool:
-        """Whether it can be asked for a run."""
+        """Whether it can accept a run."""
         return self._thread.is_alive() and self._channel.fileno() >= 0
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ class ForkServer:
                 files = ready()
                 if signals is not None and signals in files:
                     numbers = signals.recv(4096)
-                    if not self._is_ready:  # it is importing, and would listen only later
+                    if not self._is_ready:  # it is still importing, and would only listen later
                         raise KeyboardInterrupt
                     with suppress(BrokenPipeError):  # the run has just ended
                         interrupts.send(numbers)

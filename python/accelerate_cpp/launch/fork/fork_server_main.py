@@ -1,8 +1,8 @@
 """The fork server: a program that has imported what workers need, and forks them for the kernel that started it.
 
-It never touches a GPU, so its forks can, whatever the kernel has done. It talks with the kernel over a socket that
-keeps the borders of messages. A message is a kind, one byte, and few others; what has no bound on its size comes as
-the descriptor of a file. The kernel asks for one run at a time:
+It never touches a GPU, so its forks can, whatever the kernel has done. It communicates with the kernel over a socket
+that keeps message boundaries. A message is a kind, one byte, and a few others; data of unlimited size is sent as the
+descriptor of a file. The kernel asks for one run at a time:
 
 ``RUN``, with descriptors of a :class:`Request`, of the task, and of a socket that brings a byte per interrupt; then
 ``RESULTS`` with the files for what the ranks return, until there is one for each.
@@ -36,7 +36,7 @@ _TEXT_CHARACTERS = MESSAGE_BYTES // 8  # up to 4 bytes each
 
 @dataclass(frozen=True)
 class Request:
-    """What the fork server has to know of a run; the workers alone open the task."""
+    """The facts about a run that the fork server needs; only the workers open the task."""
 
     group: WorkerGroup
     surroundings: Surroundings
@@ -50,7 +50,7 @@ def main() -> None:
         for name in json.loads(sys.argv[2]):
             importlib.import_module(name)
         gc.collect()
-        gc.freeze()  # what forks share stays shared
+        gc.freeze()  # memory that forks share stays shared
         channel.send(READY)
         while _serve(channel):
             pass
@@ -81,7 +81,7 @@ def _serve(channel: socket.socket) -> bool:
 def _run(
     asked: Request, task: int, results: list[int], channel: socket.socket, signals: socket.socket
 ) -> BaseException | None:
-    """Runs what is asked, and returns how it failed."""
+    """Runs the request, and returns how it failed."""
     parent = Parent(
         environment=asked.surroundings.environment,
         signals=signals,

@@ -40,7 +40,7 @@ _ROLE = "default"  # torch's name of workers that have none
 
 @dataclass(frozen=True)
 class _Pipes:
-    """The three pipes of one worker: what it prints, what it complains, and the report of the error that ended it."""
+    """The three pipes of one worker: standard output, standard error, and the report of the error that ended it."""
 
     stdout: tuple[int, int]
     stderr: tuple[int, int]
@@ -67,13 +67,13 @@ def _print_to_stderr(text: str) -> None:
 
 @dataclass(frozen=True)
 class Parent:
-    """What this process is to workers that it forks. The defaults are for a kernel.
+    """How this process serves the workers that it forks. The defaults are for a kernel.
 
     Attributes:
         environment: of the workers, before the group's; ``None`` is that of this process.
         signals: delivers one byte per interrupt; ``None``: those of this process are caught.
-        print_stdout: takes what workers print.
-        print_stderr: takes what they complain.
+        print_stdout: receives the standard output of workers.
+        print_stderr: receives their standard error.
         private: descriptors that workers must not keep.
         display: shows how far the workers are, as text and as HTML; ``None``: that is not shown.
     """
@@ -92,8 +92,8 @@ class Supervision:
 
     Attributes:
         max_restarts: how often all workers are started again after one has failed.
-        line_prefix: what comes before each line of their output, with ``${role_name}``, ``${rank}`` and
-            ``${local_rank}`` in it; ``None``: output comes as it is.
+        line_prefix: printed before each line of their output, with ``${role_name}``, ``${rank}`` and ``${local_rank}``
+            in it; ``None``: output is not changed.
     """
 
     max_restarts: int = 0
@@ -110,11 +110,12 @@ def run_forked(
     """Runs ``task()`` in each worker of ``group`` and returns when all have ended.
 
     Args:
-        results: for each worker the descriptor of an empty file, into which goes what ``task()`` returns there
+        results: for each worker the descriptor of an empty file, for the result of ``task()`` there
             (:func:`accelerate_cpp.launch.fork.results.values_of`).
 
     Raises :class:`FunctionFailed` for the first worker that failed in the last attempt, KeyboardInterrupt when this
-    process is interrupted, and :class:`InvalidArgument` where workers cannot be forked. No worker is left in any case.
+    process is interrupted, and :class:`InvalidArgument` if workers cannot be forked. In all cases, no worker is left
+    running.
     """
     host_resources.require_supervision(group.num_processes)
     parent, supervision = parent or Parent(), supervision or Supervision()
@@ -136,7 +137,7 @@ def run_forked(
 
 @dataclass(frozen=True)
 class _Run:
-    """One attempt at what :func:`run_forked` was asked for; ``number`` counts those before it."""
+    """One attempt at a call of :func:`run_forked`; ``number`` counts the attempts before it."""
 
     task: Callable[[], object]
     group: WorkerGroup
@@ -146,13 +147,13 @@ class _Run:
     number: int = 0
 
     def environment(self, worker: int, rendezvous: int, watched: Board | None) -> dict[str, str]:
-        """What the worker with this number finds."""
+        """The environment of the worker with this number."""
         restarts = (self.number, self.supervision.max_restarts)
         told = worker_environment(self.group, worker, rendezvous, self.parent.environment, restarts)
         return told if watched is None else told | watched.variables(worker)
 
     def output(self, worker: int, write: Callable[[str], object]) -> Sink:
-        """What takes the bytes of one of the worker's streams."""
+        """The receiver of the bytes of one of the worker's streams."""
         if self.supervision.line_prefix is None:
             return ForwardedText(write)
         names = {"role_name": _ROLE, "rank": self.group.ranks[worker], "local_rank": worker}
@@ -162,7 +163,7 @@ class _Run:
 def _attempt(run: _Run) -> FunctionFailed | None:
     """Forks all workers, and returns when all have ended, with the first failure."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what is buffered is the parent's to print
+        stream.flush()  # buffered output is printed by the parent
     reports = [bytearray() for _ in run.group.ranks]
 
     def blames(worker: int) -> Collection[int] | None:
@@ -186,7 +187,7 @@ def _attempt(run: _Run) -> FunctionFailed | None:
 
 
 class _Forks:
-    """The thread that forks the workers. It lives until they have ended: the kernel kills them when it ends."""
+    """The thread that forks the workers. It runs until they have ended: the kernel kills them when it ends."""
 
     def __init__(self, run: _Run, rendezvous: int, watched: Board | None, present: Attendance) -> None:
         self._asked = run
@@ -255,7 +256,7 @@ class _Forks:
             foreign = {*pipes, *run.results, *run.parent.private}.difference(own, (result,))
             run_child(run.task, self._environments[number], self._setup, own, result, foreign)
         self._pids.append(pid)
-        os.setpgid(pid, pid)  # the child does the same; whoever is first, the group exists before it is signalled
+        os.setpgid(pid, pid)  # the child does the same; whichever is first, the group exists before it is signalled
 
 
 def _failure(group: WorkerGroup, end: RunEnd, blames: Blames, reports: Sequence[bytes]) -> FunctionFailed | None:

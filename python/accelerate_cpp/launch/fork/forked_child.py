@@ -68,11 +68,11 @@ def run_child(
     result: int,
     foreign: Iterable[int],
 ) -> NoReturn:
-    """Runs ``task()`` as this freshly forked process, then ends it without running anything of the parent's.
+    """Runs ``task()`` as this freshly forked process, then ends it without running any of the parent's code.
 
     Args:
         write_ends: descriptors for standard output, standard error and the error report.
-        result: descriptor of the file for what ``task()`` returns.
+        result: descriptor of the file for the result of ``task()``.
         foreign: descriptors that belong to other workers or to the parent.
     """
     exit_code = 1
@@ -92,7 +92,7 @@ def run_child(
 
 
 def _redirect(stdout: int, stderr: int) -> None:
-    """Lets everything that this process prints, also from C, go to the pipes; its standard input is empty."""
+    """Sends everything that this process prints, also from C, to the pipes; its standard input is empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
@@ -107,7 +107,7 @@ def _text_writer(descriptor: int) -> io.TextIOWrapper:
 
 
 def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
-    """Runs ``task()``, sends what it returns, and waits for the threads that it started; returns the exit code."""
+    """Runs ``task()``, sends its result, and waits for the threads that it started; returns the exit code."""
     try:
         send(task(), result)
         for thread in threading.enumerate():

@@ -1,4 +1,4 @@
-"""How a launched function runs: the settings of its workers, and what keeps them from being forks of this process."""
+"""How a launched function runs: the settings of its workers, and reasons why they cannot be forks of this process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from accelerate_cpp.launch.plan.machines import ALONE, Launchers
 
 
 def processes_of_notebook(num_processes: int | None) -> int:
-    """How many processes ``notebook_launcher`` starts.
+    """The number of processes that ``notebook_launcher`` starts.
 
     Args:
         num_processes: ``None`` is one per visible GPU, or 1 without GPUs. In Colab with fewer than two GPUs every
-            number means 1: its notebooks ask for the processes of the machine that they were written on.
+            number means 1: its notebooks request the number of processes of the machine on which they were written.
     """
     gpus = 0 if env_table.USE_CPU.get() else gpu_count(os.environ)
     if num_processes is None:
@@ -31,7 +31,7 @@ def processes_of_notebook(num_processes: int | None) -> int:
 
 
 def runs_on_tpus(num_processes: int | None) -> bool:
-    """Whether the function runs in torch_xla's processes: there is a TPU and no GPU, and not just one is asked for."""
+    """Whether the function runs in torch_xla's processes: there is a TPU and no GPU, and not only one is requested."""
     if num_processes == 1 or env_table.USE_CPU.get() or not has_tpu(os.environ):
         return False
     return gpu_count(os.environ) == 0
@@ -49,7 +49,7 @@ def function_group(
     """The settings of a launched function. A ``mixed_precision`` of ``None`` leaves it to the environment.
 
     Raises:
-        InvalidArgument: ``num_processes`` is no positive integer.
+        InvalidArgument: ``num_processes`` is not a positive integer.
     """
     cpu = cpu or env_table.USE_CPU.get()
     if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
@@ -86,7 +86,7 @@ def obstacle_to_forks(cpu: bool) -> str | None:
                 f"process {os.getpid()} already belongs to a process group of {size}: call the function itself in "
                 "processes that a launcher started, or torch.distributed.destroy_process_group() first"
             )
-        return "this process has a process group of its own, of which a fork would inherit the remains"
+        return "this process has its own process group, and a fork would inherit remains of it"
     kind = None if cpu else initialised()
     if kind is None:
         return None

@@ -1,4 +1,4 @@
-"""The accelerators of a notebook: which there are, and whether its process has initialised one already.
+"""The accelerators of a notebook, and whether its process has already initialised one.
 
 None of these questions initialises an accelerator or imports a library.
 """
@@ -21,7 +21,7 @@ _OPENED = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
 
 
 def gpu_count(environ: Mapping[str, str]) -> int:
-    """GPUs that workers will see: none if the torch that is loaded here is built for none."""
+    """The number of GPUs that workers will see: 0 if the torch that is loaded here is built without GPU support."""
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda:
         return host_resources.gpu_count(environ)
@@ -31,7 +31,7 @@ def gpu_count(environ: Mapping[str, str]) -> int:
 
 
 def _ask(devices: Any) -> int:
-    """What ``device_count()`` returns. A fork asks, because asking may initialise the driver."""
+    """The result of ``device_count()``. A fork calls it, because the call may initialise the driver."""
     if devices.is_initialized():
         return int(devices.device_count())
     pid = os.fork()

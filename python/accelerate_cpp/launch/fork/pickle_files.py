@@ -1,8 +1,8 @@
-"""Objects in files: how a function gets to another process, and what it returns comes back.
+"""Objects in files: how a function is sent to another process, and its result is sent back.
 
 A file has the number of parts and their sizes, 8 bytes each, and then the parts: a pickle, and the bytes of the
-tensors and arrays in it. Each part starts at a multiple of 64 bytes. Who reads a large file maps it, so that its
-tensors are not copied before someone writes to them, and what one reader writes no other sees.
+tensors and arrays in it. Each part starts at a multiple of 64 bytes. Readers map large files, so that tensors are not
+copied before they are written to, and no reader sees what another writes.
 
 Importing this module loads cloudpickle.
 """
@@ -27,7 +27,7 @@ _MAPPED_BYTES = 1024 * 1024
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it has no type hints
-    """cloudpickle, with the bytes of tensors beside the pickle. Tensors of any device arrive on the CPU."""
+    """cloudpickle, with the bytes of tensors outside the pickle. Tensors of any device arrive on the CPU."""
 
     def __init__(self) -> None:
         self._stream = io.BytesIO()
@@ -62,7 +62,7 @@ class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it has no type
 
 
 def read(file: int) -> Any:
-    """The object in the file with this descriptor, which may be closed then; the file must not change any more."""
+    """The object in the file with this descriptor, which may be closed then; the file must no longer change."""
     contents = _contents(file)
     (count,) = struct.unpack_from("=Q", contents)
     start = 8 * (count + 1)

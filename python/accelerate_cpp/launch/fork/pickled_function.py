@@ -1,4 +1,4 @@
-"""A function on its way to another program, whose forks run it, with what it needs there of the notebook."""
+"""Sends a function to another program, whose forks run it, with everything that it needs from the notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accelerate_cpp.launch.fork.results import is_in_main
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What code finds around it in this process: the environment, where it imports from, and random generators."""
+    """The surroundings of code in this process: environment variables, import paths, and random generators."""
 
     environment: Mapping[str, str]
     folder: str
@@ -46,9 +46,9 @@ class Surroundings:
 
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """How the states of the global random generators that a fork would inherit are had and set, of loaded libraries.
+    """Functions that get and set the global random states of loaded libraries, which a fork would inherit.
 
-    Python's own is none of them: it starts anew in every fork.
+    Python's own is not among them: it is seeded again in every fork.
     """
     generators: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
@@ -61,14 +61,14 @@ def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]
 
 @dataclass
 class _Definitions:
-    """What a shipped function uses of ``__main__``, by name, and the lines of cells, by the name of their file."""
+    """The objects of ``__main__`` that a shipped function uses, by name, and the lines of cells, by their file name."""
 
     of_main: dict[str, object] = field(default_factory=dict)
     lines: dict[str, Sequence[str]] = field(default_factory=dict)
 
 
 class _OnAccelerator(TypeError):
-    """A tensor on a device cannot be shipped: a worker has another device, and which one is the function's to say."""
+    """A tensor on a device cannot be shipped: a worker has another device, which the function has to choose."""
 
 
 class TaskPickler(Pickler):
@@ -131,7 +131,7 @@ def refusal(function: Callable[..., Any], args: Sequence[Any], error: Exception)
             subject, error = f"`{name}`, which it uses,", cause
     called = getattr(function, "__name__", repr(function))
     if isinstance(error, _OnAccelerator):
-        reason = f"is or holds {error}: move it to the CPU before the launch, or make it inside the function"
+        reason = f"is or holds {error}: move it to the CPU before the launch, or create it inside the function"
     else:
-        reason = f"cannot be pickled ({type(error).__name__}: {error}): make it inside the function"
+        reason = f"cannot be pickled ({type(error).__name__}: {error}): create it inside the function"
     return InvalidArgument(f"{called} has to be copied to a helper process, and {subject} {reason}")

@@ -1,7 +1,7 @@
-"""What launched functions return: each worker writes it into a file of its own, and the parent reads them at the end.
+"""The results of launched functions: each worker writes its own file, and the parent reads them at the end.
 
-A file takes values of any size without anyone who would have to read along. What is in the notebook's ``__main__`` is
-sent by its name, so objects of its classes come back as objects of these classes.
+A file can hold values of any size without a concurrent reader. What is in the notebook's ``__main__`` is sent by its
+name, so objects of its classes come back as objects of these classes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def result_files(count: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Unsendable:
-    """Stands for a value that could not be sent."""
+    """Represents a value that could not be sent."""
 
     kind: str
     reason: str
 
 
 def send(value: object, file: int) -> None:
-    """Writes ``value`` into ``file``; why that is impossible, if it is. ``None`` is an empty file."""
+    """Writes ``value`` into ``file``, or the reason why that is impossible. ``None`` is an empty file."""
     if value is None:
         return
     pickler = _pickler()
@@ -50,7 +50,7 @@ def send(value: object, file: int) -> None:
 
 
 def values_of(files: Sequence[int]) -> list[Any] | None:
-    """What the workers sent, by rank; ``None`` if all returned nothing.
+    """The values that the workers sent, by rank; ``None`` if all returned nothing.
 
     Warns of values that could not be sent, which are ``None`` in the list: by then training is done, and an error would
     lose what the other workers returned.
@@ -63,7 +63,7 @@ def values_of(files: Sequence[int]) -> list[Any] | None:
         if isinstance(value, _Unsendable):
             warnings.warn(
                 f"rank {rank} returned a value of type {value.kind}, which cannot be sent to this process "
-                f"({value.reason}); it is None in the list of results",
+                f"({value.reason}); the list of results has None in its place",
                 stacklevel=4,
             )
             value = None
@@ -78,13 +78,13 @@ def _read(file: int) -> Any:
 
     try:
         return parcel.read(file)
-    except Exception as error:  # say, a class that exists only in the worker
+    except Exception as error:  # for example a class that only exists in the worker
         return _Unsendable("unknown", f"{type(error).__name__}: {error}")
 
 
 @functools.cache
 def _pickler() -> Any:
-    """The class of picklers for results; made at the first value, because it needs cloudpickle."""
+    """The class of picklers for results; created at the first value, because it needs cloudpickle."""
     from accelerate_cpp.launch.fork.pickle_files import Pickler
 
     class ResultPickler(Pickler):

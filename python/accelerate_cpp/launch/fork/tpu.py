@@ -17,13 +17,13 @@ from accelerate_cpp.launch.plan.environment import exported
 def run_on_tpus(task: Callable[[], object], mixed_precision: str | None) -> list[Any] | None:
     """Runs ``task()`` in one process per TPU, forked by ``torch_xla``, and returns what they returned, by rank.
 
-    This has run only with a double of torch_xla's launcher, in the tests, and never on a TPU. How workers print, fail
-    and are interrupted is torch_xla's.
+    It has only been run in the tests, with a replacement for torch_xla's launcher, and never on a TPU. torch_xla
+    determines how workers print, fail and are interrupted.
     """
     launcher = importlib.import_module("torch_xla.distributed.xla_multiprocessing")
     told = {env_table.MIXED_PRECISION: mixed_precision, env_table.FORK_LAUNCHED: True}
     with tempfile.TemporaryDirectory(prefix="accelerate-cpp-") as folder, exported(told):
-        # Without a number it starts one process for each TPU; PJRT takes no other number than 1.
+        # Without a number it starts one process for each TPU; the only number that PJRT accepts is 1.
         launcher.spawn(_Worker(task, Path(folder)), nprocs=None, start_method="fork")
         return _values_in(sorted(Path(folder).iterdir(), key=lambda file: int(file.name)))
 

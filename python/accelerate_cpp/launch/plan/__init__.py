@@ -1,1 +1,1 @@
-"""The plan of a launch: what its flags, files, variables, host and machines come to. Loads no torch."""
+"""The plan of a launch, resolved from its flags, files, variables, host and machines. Does not load torch."""

@@ -12,7 +12,7 @@ from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
 
 
 def render(plan: LaunchPlan) -> str:
-    """Which workers this launcher would start, with what command, and what they would be told."""
+    """The workers that this launcher would start, their command, and their environment."""
     group, launchers = plan.group, plan.group.launchers
     ranks = f"{group.ranks.start}" if len(group.ranks) == 1 else f"{group.ranks.start} to {group.ranks[-1]}"
     lines = [

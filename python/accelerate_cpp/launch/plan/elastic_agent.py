@@ -1,4 +1,4 @@
-"""Torch's elastic agent in the place of our supervisor, where machines have to agree on who takes part.
+"""Torch's elastic agent instead of our supervisor, for machines that have to agree on which of them take part.
 
 The agent is torch's ``torch.distributed.run``: it meets the agents of other machines in a rendezvous, numbers the
 workers, and starts all of them again when one fails anywhere.
@@ -41,7 +41,7 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
         options["log_dir"] = str(plan.logs.folder)
     from accelerate_cpp.comm.hosts import address_towards, is_reachable  # here, as few launches have an agent
 
-    # Workers are told the address of the agent with rank 0, which the name of its machine may not lead to.
+    # Workers get the address of the agent with rank 0, because the name of its machine may not resolve to it.
     own_address = address_towards(group.master_addr)
     if is_reachable(own_address):
         options["local_addr"] = own_address
@@ -51,6 +51,6 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
 
 
 def become_agent(plan: LaunchPlan, agent: Agent, environ: Mapping[str, str] | None = None) -> NoReturn:
-    """Replaces this process by the agent."""
+    """Replaces this process with the agent."""
     command = agent_command(plan, agent)
     os.execve(command[0], command, group_environment(plan.group, os.environ if environ is None else environ))

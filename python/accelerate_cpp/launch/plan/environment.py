@@ -1,4 +1,4 @@
-"""What every worker of one launch is told, and the environment that tells it."""
+"""The settings that every worker of one launch gets, and the environment that carries them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelerate_cpp.devices.affinity import Shares
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.machines import ALONE, Launchers
 
-# A launch makes its own group: what an outer launch says about another group must not reach its workers.
+# A launch creates its own group: variables of an outer launch for another group must not reach its workers.
 _OF_ANOTHER_GROUP = (
     env_table.RANK,
     env_table.WORLD_SIZE,
@@ -96,7 +96,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """The whole environment of a worker: the caller's (``environ``, default ``os.environ``) and the group's.
 
-    A run of one worker is a plain run: it is told of no rank and no group.
+    A run of one worker is a plain run: it gets no rank and no group.
 
     Args:
         worker: its number among those of its launcher.
@@ -119,7 +119,7 @@ def worker_environment(
 
 
 def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[str, str]:
-    """What all workers of ``group`` are told, besides ``environ``."""
+    """The variables for all workers of ``group``, in addition to ``environ``."""
     base = dict(environ)
     for row in _OF_ANOTHER_GROUP:
         base.pop(row.name, None)
@@ -142,7 +142,7 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
 
 
 def _intel_openmp(group: WorkerGroup) -> dict[Variable[Any], Any]:
-    """What Intel's OpenMP is told on the CPU unless the user says otherwise.
+    """The settings for Intel's OpenMP on the CPU, unless the user has set others.
 
     Its threads are bound to cores only where no other worker's would be bound to the same.
     """
@@ -157,7 +157,7 @@ def _intel_openmp(group: WorkerGroup) -> dict[Variable[Any], Any]:
 
 @contextmanager
 def exported(values: Mapping[Variable[Any], Any]) -> Iterator[None]:
-    """Within it, this process's environment has ``values``; afterwards what it had before."""
+    """Inside this block, this process's environment has ``values``; afterwards it is restored."""
     rendered = env_table.render(values)
     before = {name: os.environ.get(name) for name in rendered}
     os.environ.update(rendered)

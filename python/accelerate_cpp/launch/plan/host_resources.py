@@ -1,4 +1,4 @@
-"""What this host offers to a launch: cores, GPUs, a free port, and the system calls that several workers need."""
+"""The resources of this host for a launch: cores, GPUs, a free port, and the system calls that several workers need."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def free_port(range_of_kernel: Path = Path("/proc/sys/net/ipv4/ip_local_port_ran
     end = int(range_of_kernel.read_text().split()[0]) if range_of_kernel.exists() else _PORTS.stop
     candidates = range(_PORTS.start, min(end, _PORTS.stop))
     for _ in range(_TRIED_PORTS if candidates else 0):
-        with suppress(OSError):  # somebody listens there
+        with suppress(OSError):  # another program listens there
             return _bound(candidates[int.from_bytes(os.urandom(4), "big") % len(candidates)])
     return _bound(0)
 
@@ -104,7 +104,7 @@ def can_supervise() -> bool:
 
 
 def require_supervision(num_processes: int) -> None:
-    """Raises :class:`InvalidArgument` where several workers cannot be started."""
+    """Raises :class:`InvalidArgument` if several workers cannot be started."""
     if not can_supervise():
         raise InvalidArgument(
             f"num_processes={num_processes} needs Linux 5.4 or newer with memfd_create and pidfd_open, "

@@ -34,11 +34,11 @@ _ALIAS_FILE = "accelerate_cpp_alias.pth"
 
 @dataclass(frozen=True)
 class Agent:
-    """What torch's elastic agent is asked for.
+    """The settings of torch's elastic agent.
 
     Attributes:
         rdzv_backend: ``c10d``, ``etcd-v2``, ….
-        rdzv_conf: its options, ``key=value`` with commas between.
+        rdzv_conf: its options, ``key=value``, separated by commas.
         role: name of the workers.
         monitor_interval: seconds between two looks at the workers.
         tee: as torchrun has it.
@@ -56,7 +56,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The flags of ``accelerate-cpp launch`` as they were given; ``None`` where a flag was not."""
+    """The flags of ``accelerate-cpp launch`` as they were given; ``None`` for flags that were not."""
 
     training_script: str
     training_script_args: tuple[str, ...] = ()
@@ -102,16 +102,16 @@ class LaunchPlan:
     """What a launch does.
 
     Attributes:
-        command: what every worker runs.
-        group: what the workers are told.
-        settings: where everything came from.
+        command: the command of every worker.
+        group: the settings that the workers get.
+        settings: all settings with their sources.
         max_restarts: how often all workers are started again after a failure.
         logs: which output goes to files.
-        report: where to write what happened.
+        report: the file for the report.
         mpirun: the file with the machines on which MPI has to start this launch first.
-        agent: of torch, if it is to watch the workers in our place.
-        ends_with_stdin: whether the run ends when standard input does, of which the workers see nothing then.
-        monitor: whether it is shown how far the workers are.
+        agent: torch's agent, if it supervises the workers instead of this launcher.
+        ends_with_stdin: whether the run ends when standard input ends, which the workers then do not get.
+        monitor: whether the progress of the workers is shown.
     """
 
     command: tuple[str, ...]
@@ -165,14 +165,14 @@ def _require_alias_file() -> None:
 
 
 def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
-    """Torch's agent, if several machines have to agree on who takes part."""
+    """Torch's agent, if several machines have to agree on which of them take part."""
     backend = settings["rdzv_backend"].value
     if launchers.count == 1 or (backend == "static" and options.max_restarts == 0):
         return None
     # With a rendezvous, the flags may be the same on all machines.
     numbered = settings["num_machines"].value == 1 or settings["machine_rank"].source != DEFAULT
     return Agent(
-        # Machines of a static rendezvous do not hear of each other's restarts.
+        # Machines of a static rendezvous do not learn of each other's restarts.
         "c10d" if backend == "static" else backend,
         options.rdzv_conf,
         options.role,
@@ -186,14 +186,14 @@ def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, 
 def resolve_group(
     options: LaunchOptions, environ: Mapping[str, str] | None = None
 ) -> tuple[WorkerGroup, dict[str, Setting]]:
-    """What the workers of a launch are told, whatever they run, and where that was said."""
+    """The settings of the workers of a launch, whatever they run, and their sources."""
     environ = os.environ if environ is None else environ
     if options.cpu and options.multi_gpu:
         raise InvalidArgument("--cpu and --multi_gpu exclude each other: pass one of them")
     file = config_file.find(options.config_file, environ)
     settings = resolved(options, environ, file)
     said = {name: setting.value for name, setting in settings.items()}
-    # Of what the file says and what a flag says, the flag counts.
+    # A flag takes precedence over the file.
     cpu = said["cpu"] and not options.multi_gpu
     gpu_ids = _gpu_ids(said["gpu_ids"], cpu)
     visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
@@ -225,13 +225,13 @@ def resolve_group(
 
 
 def _launchers(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> Launchers:
-    """Which launcher of how many this is: as flags or the file say, else as can be found out."""
+    """The rank of this launcher and the number of launchers: from flags or the file, else as detected."""
     machines, rank, address = settings["num_machines"], settings["machine_rank"], settings["main_process_ip"].value
     mpirun = _mpirun(settings, environ)
     if mpirun is not None:
         from accelerate_cpp.launch.workers.over_mpi import launchers_to_come  # here, as few launches go this way
 
-        # A file says 1 unless it was asked for more; a flag means it.
+        # A file has 1 by default; a flag is explicit.
         is_said = machines.value > 1 or machines.source == "--num_machines"
         return launchers_to_come(mpirun, machines.value if is_said else None, address)
     if machines.value > 1:
@@ -289,7 +289,7 @@ def _workers_of_launcher(
 
 
 def _logs(options: LaunchOptions, num_workers: int) -> Logs:
-    """Each run has a folder of its own, so that no run writes into the files of another."""
+    """Each run has its own folder, so that no run writes into the files of another."""
     streams = parse_tee(options.tee, num_workers)
     if options.log_dir is None:
         return Logs(None, streams)
@@ -303,7 +303,7 @@ def _gpu_ids(gpu_ids: str | None, cpu: bool) -> str | None:
         return None
     entries = [entry.strip() for entry in gpu_ids.split(",")]
     if not all(entries):
-        raise InvalidArgument(f"gpu_ids {gpu_ids!r}: expected 'all' or ids with commas between, such as 0,1")
+        raise InvalidArgument(f"gpu_ids {gpu_ids!r}: expected 'all' or ids separated by commas, such as 0,1")
     return ",".join(entries)
 
 

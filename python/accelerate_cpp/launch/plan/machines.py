@@ -1,8 +1,7 @@
-"""Which launcher of how many this is, when a run has several machines: told by flags, or found out.
+"""The rank of this launcher and the number of launchers, in a run on several machines: from flags, or detected.
 
 Slurm, MPI and Kubernetes start one program on each machine, or several, and tell each in variables which one it is.
-For launchers they are read here and nowhere else. A worker's own variables (``RANK`` and the like) follow from what is
-found.
+For launchers they are only read here. A worker's own variables (``RANK`` and the like) follow from what is found.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Launchers:
         local_count: on this machine.
         local_rank: of this one among those.
         address: of the machine with rank 0; ``None`` if it is not known.
-        port: on which rank 0's workers hold torch's store; ``None`` if nobody says.
-        workers_each: of a launcher; ``None`` if nobody says.
-        source: who says so.
+        port: on which rank 0's workers hold torch's store; ``None`` if it is not set.
+        workers_each: of a launcher; ``None`` if it is not set.
+        source: the source of these values.
     """
 
     count: int = 1
@@ -62,7 +61,7 @@ ALONE = Launchers(address=_LOOPBACK)
 
 
 def find_launchers(environ: Mapping[str, str]) -> Launchers:
-    """What MPI, Kubernetes or Slurm says; :data:`ALONE` when none started this launcher.
+    """The values of MPI, Kubernetes or Slurm; :data:`ALONE` if none of them started this launcher.
 
     Raises:
         InvalidArgument: variables that contradict each other.
@@ -79,8 +78,8 @@ def refuse_batch_job(environ: Mapping[str, str]) -> None:
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     if nodes != "1" and "SLURM_JOB_ID" in environ and "SLURM_STEP_NUM_TASKS" not in environ:
         raise InvalidArgument(
-            f"this Slurm job has {nodes} nodes, but this launcher was started on one of them only: start it with "
-            "`srun --ntasks-per-node=1 accelerate-cpp launch …`, or pass --num_machines 1 to use this node alone"
+            f"this Slurm job has {nodes} nodes, but this launcher was only started on one of them: start it with `srun "
+            "--ntasks-per-node=1 accelerate-cpp launch …`, or pass --num_machines 1 to use only this node"
         )
 
 
@@ -132,7 +131,7 @@ def _of_kubernetes(environ: Mapping[str, str]) -> Launchers | None:
     index = next((name for name in ("PET_NODE_RANK", "JOB_COMPLETION_INDEX") if name in environ), None)
     if index is None:
         raise InvalidArgument(
-            f"PET_NNODES={nodes}, but neither PET_NODE_RANK nor JOB_COMPLETION_INDEX says which of them this is; set "
+            f"PET_NNODES={nodes}, but neither PET_NODE_RANK nor JOB_COMPLETION_INDEX has the number of this one; set "
             "PET_NODE_RANK, or pass --num_machines and --machine_rank"
         )
     each = environ.get("PET_NPROC_PER_NODE", "")

@@ -1,4 +1,4 @@
-"""The plan of a rehearsal: a launch of the same script on the CPUs of this machine alone, with fewer processes."""
+"""The plan of a rehearsal: a launch of the same script only on the CPUs of this machine, with fewer processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, resolved
 
-PROCESSES = 2  # enough for what goes wrong between processes
+PROCESSES = 2  # enough for errors between processes
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Rehearsal:
 
     Attributes:
         plan: of the launch that takes place.
-        settings: of the one that it stands for.
+        settings: the settings of the launch that it imitates.
         configured: processes of that one; as many as take place where nothing says.
     """
 
@@ -47,7 +47,7 @@ def rehearse(options: LaunchOptions, environ: Mapping[str, str] | None = None) -
     """The rehearsal of the launch by ``options``: with at most :data:`PROCESSES`, unless a flag says how many.
 
     Raises:
-        InvalidArgument: the launch could not be made, either.
+        InvalidArgument: the imitated launch would also be refused.
     """
     environ = os.environ if environ is None else environ
     settings = resolved(options, environ, config_file.find(options.config_file, environ))

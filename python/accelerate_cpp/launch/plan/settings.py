@@ -1,4 +1,4 @@
-"""The settings of a launch: what each one is, and where it was said. Command line, environment, file, default."""
+"""The settings of a launch: their values and sources (command line, environment, file, default)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: its flag without the dashes, its variable, its place in the file, and what it is otherwise.
+    """One setting: its flag without the dashes, its variable, its place in the file, and its default.
 
     ``key`` is a key of the file, or for what a file says in another way a function of the keys that it gives.
     """
@@ -105,7 +105,7 @@ def resolved(options: Any, environ: Mapping[str, str], file: ConfigFile | None) 
         file: the configuration file, if there is one.
 
     Raises:
-        InvalidArgument: a variable cannot be read, or the file asks for what does not work yet.
+        InvalidArgument: a variable cannot be read, or the file requests something that is not supported yet.
     """
     if file is not None:
         _refuse_what_does_not_work(file)
@@ -125,7 +125,7 @@ def _setting(row: Row, flag: Any, environ: Mapping[str, str], file: ConfigFile |
     return Setting(row.default, DEFAULT)
 
 
-# Sections that count whatever distributed_type is; the others belong to one, and are not looked at without it.
+# Sections that apply to every distributed_type; the others belong to one, and are ignored without it.
 _SECTIONS = {
     "parallelism_config": "a mesh of several kinds of parallelism",
 }
@@ -172,7 +172,7 @@ _TYPES = {
 
 
 def _refuse_what_does_not_work(file: ConfigFile) -> None:
-    """Refuses what a launch of this file would have to do and cannot; nothing in it is ignored."""
+    """Refuses unsupported entries of this file; nothing in it is ignored."""
     given = file.given
     kind = given["distributed_type"]
     known = kind in ("NO", "MULTI_CPU", "MULTI_GPU")

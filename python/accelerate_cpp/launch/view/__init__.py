@@ -1,1 +1,1 @@
-"""What a launch shows: the output of its workers, how far they are, and the report at the end."""
+"""The display of a launch: the output of its workers, their progress, and the report at the end."""

@@ -1,4 +1,4 @@
-"""What the workers of a run print, on one terminal: each line with its ranks, once if several say the same."""
+"""The output of the workers of a run on one terminal: each line with its ranks, once if several print the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelerate_cpp.launch.workers.worker import Sink
 from accelerate_cpp.launch.workers.worker_output import LONGEST_LINE_BYTES, Descriptor, visible
 
 HOLD_SECONDS = 0.2
-"""How long a line waits for other ranks to say the same, and an unfinished one of the plain rank for its end."""
+"""How long a line waits for other ranks to print the same, and an unfinished one of the plain rank for its end."""
 _MOST_HELD_LINES = 1000
 _ERASE_LINE = b"\r\x1b[K"
 

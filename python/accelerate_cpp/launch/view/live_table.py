@@ -1,4 +1,4 @@
-"""How far the workers are, as a table for a terminal or a cell, and as a line for a log."""
+"""The progress of the workers, as a table for a terminal or a cell, and as a line for a log."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _remarks(standings: Sequence[Standing], now_ns: int) -> list[str]:
     usual = max((max(standing.step_seconds, default=0.0) for standing in standings), default=0.0)
     idle = (now_ns - last) / 1e9
     if last and idle > max(_STALL_SECONDS, _STALL_STEPS * usual):
-        remarks.append(f"no rank has made a step for {idle:.0f} s")
+        remarks.append(f"no rank has completed a step for {idle:.0f} s")
     return remarks
 
 

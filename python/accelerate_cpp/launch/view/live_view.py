@@ -1,4 +1,4 @@
-"""Shows how far the workers are while they run: on a terminal, in a log, or in a cell."""
+"""Shows the progress of the workers while they run: on a terminal, in a log, or in a cell."""
 
 from __future__ import annotations
 

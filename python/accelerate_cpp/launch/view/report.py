@@ -1,4 +1,4 @@
-"""What a launch saw of its workers, as sentences for the terminal and as JSON for programs."""
+"""The events of a launch, as sentences for the terminal and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank the others wait for.
+"""Finds the rank for which the others wait.
 
 Ranks that train together all make as many steps a second; the slow one is the one that waits least. What counts is the
 time of a step that a rank does not spend waiting. A rank is pointed out when the median of that over its last steps is
@@ -27,12 +27,12 @@ class Straggler:
     seconds: float
 
     def sentence(self) -> str:
-        """What is to be said of it."""
+        """The sentence about it."""
         return f"rank {self.rank} is slower than the others by {self.seconds * 1e3:.0f} ms a step"
 
 
 def knows_waits(standings: Sequence[Standing]) -> bool:
-    """Whether anybody has waited: where none has, nobody measures it, as with torch's own backends."""
+    """Whether any rank has waited: if none has, waiting is not measured, as with torch's own backends."""
     return any(standing.has_waited for standing in standings)
 
 

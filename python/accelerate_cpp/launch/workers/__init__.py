@@ -1,1 +1,1 @@
-"""Workers that are programs of their own: starting, watching and ending them, here and on other machines."""
+"""Workers that are separate programs: starting, supervising and ending them, here and on other machines."""

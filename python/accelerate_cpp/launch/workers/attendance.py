@@ -1,8 +1,8 @@
-"""Which workers have joined their process group, and whether somebody waits there for one that has ended.
+"""Which workers have joined their process group, and whether others wait there for one that has ended.
 
 A worker that ends well before it has joined a group leaves the others waiting for their whole timeout. Workers say
-when they begin to join and when they have joined (:mod:`accelerate_cpp.comm.joining`); one that joins no group says
-nothing, and nobody waits for it.
+when they begin to join and when they have joined (:mod:`accelerate_cpp.comm.joining`); one that joins no group reports
+nothing, and no worker waits for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Attendance:
         return env_table.render({env_table.JOINING: place})
 
     def read(self) -> None:
-        """Takes what has been announced."""
+        """Reads the announcements."""
         try:
             while chunk := os.read(self.incoming, _CHUNK_BYTES):
                 for worker, event in MESSAGE.iter_unpack(chunk):

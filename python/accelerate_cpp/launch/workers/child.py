@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def tie_to_parent(parent: int, prctl: Callable[..., int] | None = None) -> None:
-    """Lets the kernel kill this process when the thread that started it ends; at once if ``parent`` is gone already.
+    """Makes the kernel kill this process when the thread that started it ends; at once if ``parent`` has already ended.
 
     Raises:
         SystemFailure: the kernel refuses.

@@ -122,7 +122,7 @@ def _say(text: str) -> None:
 
 
 def _tell(last: Attempt) -> None:
-    """Says on standard error how a failed run ended; what the first failing worker said comes last."""
+    """Reports on standard error how a failed run ended, with the error of the first failing worker last."""
     failure = last.failure
     if failure is None or last.end.interrupted_by is not None:
         return

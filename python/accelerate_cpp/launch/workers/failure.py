@@ -1,4 +1,4 @@
-"""Which worker failed first, and how that is said."""
+"""Which worker failed first, and how that is described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accelerate_cpp.errors import AccelerateError
 from accelerate_cpp.launch.workers.attendance import Absence
 
 Blames = Callable[[int], Collection[int] | None]
-"""Whom the error of a worker names as its cause: no worker, if it says only that there is another; ``None``: nobody."""
+"""The ranks that a worker's error names as its cause: empty if it only says that there is one; ``None``: none."""
 
 
 class WorkerFailed(AccelerateError):
@@ -59,7 +59,7 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
 
     A worker that the launcher ended, or whose error blames others, is a consequence; it is named only when there is
     nothing else to name. A worker that ended well is the cause if others waited for it in vain to join their group,
-    or if all errors are consequences and blame it, or blame nobody by name.
+    or if all errors are consequences and blame it, or blame no rank by name.
     """
     if run.absence is not None:
         return next(end for end in run.workers if end.rank == run.absence.worker)
@@ -75,7 +75,7 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
 
 
 def account(failure: WorkerEnd, run: RunEnd) -> str:
-    """What is said of the :func:`first_failure` of a run: ``failed first: exit code 1``."""
+    """The description of the :func:`first_failure` of a run: ``failed first: exit code 1``."""
     if failure.exit_code != 0:
         return f"failed first: {describe(failure.exit_code)}"
     if run.absence is None:
@@ -96,7 +96,7 @@ def describe(exit_code: int) -> str:
 
 
 def shell_status(exit_code: int) -> int:
-    """The exit status that says the same of another process: 128 + n for signal n."""
+    """The equivalent exit status of another process: 128 + n for signal n."""
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 

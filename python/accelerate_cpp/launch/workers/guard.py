@@ -1,4 +1,4 @@
-"""A process that ends what workers have started when the launcher is killed.
+"""A process that ends the processes of workers when the launcher is killed.
 
 The kernel ends workers with their launcher (:mod:`accelerate_cpp.launch.workers.child`), but not what they have started
 in their process groups, such as the workers of data loaders. The guard outlives the launcher for long enough to do so.
@@ -35,7 +35,7 @@ class Guard:
         )
 
     def watch(self, group: int) -> None:
-        """Has the process group ended if this process is killed; its id must stay taken until :meth:`dismiss`."""
+        """Makes the guard end the group if this process is killed; its id must stay in use until :meth:`dismiss`."""
         self._tell(group)
 
     def dismiss(self) -> None:
@@ -47,7 +47,7 @@ class Guard:
 
     def _tell(self, number: int) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody ended it; then the launcher has to live without
+        with suppress(BrokenPipeError):  # it was ended from outside; the launcher continues without it
             self._process.stdin.write(_GROUP.pack(number))
 
 

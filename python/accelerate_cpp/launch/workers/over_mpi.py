@@ -38,7 +38,7 @@ def launchers_to_come(path: Path, num_machines: int | None, address: str | None)
         address: of the first; ``None``: its name in the file.
 
     Raises:
-        InvalidArgument: the file is none, or names fewer machines.
+        InvalidArgument: there is no such file, or it names fewer machines.
     """
     hosts = hosts_of(path)
     count = len(hosts) if num_machines is None else num_machines
@@ -50,7 +50,7 @@ def launchers_to_come(path: Path, num_machines: int | None, address: str | None)
 def mpirun_command(
     path: Path, launchers: Launchers, arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The command that has MPI start this very launch on each machine.
+    """The command that makes MPI start this same launch on each machine.
 
     Args:
         path: the file with the machines.
@@ -59,7 +59,7 @@ def mpirun_command(
         environ: of this launch; ``os.environ`` when ``None``.
 
     Raises:
-        InvalidArgument: there is no MPI that is known here.
+        InvalidArgument: there is no known MPI here.
     """
     count = launchers.count
     told = ["--main_process_ip", str(launchers.address)] if count > 1 else []

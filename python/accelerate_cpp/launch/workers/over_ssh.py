@@ -24,7 +24,7 @@ from accelerate_cpp.launch.workers.supervisor import Supervisor
 from accelerate_cpp.launch.workers.worker import Worker
 from accelerate_cpp.launch.workers.worker_output import Descriptor, Tail, blamed_ranks, last_traceback, to_all
 
-# What programs elsewhere need to know of this environment; ssh itself carries none of it.
+# The variables that programs elsewhere need from this environment; ssh itself does not pass them on.
 _CARRIED = re.compile(
     "(ACCELERATE|CUDA|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
 )
@@ -49,7 +49,7 @@ class Machine:
 
     @property
     def is_here(self) -> bool:
-        """Whether the name stands for this machine."""
+        """Whether the name means this machine."""
         return self.name in _HERE | {socket.gethostname(), socket.getfqdn()}
 
 
@@ -166,7 +166,7 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
         end = supervisor.run()
     if end.interrupted_by is not None:
         return shell_status(-end.interrupted_by)
-    # A launcher says of ranks, of which it has several, whose error it was.
+    # A launcher has several ranks, and reports which one failed.
     failure = first_failure(end, lambda rank: None if blamed_ranks(tails[rank].text) is None else ())
     if failure is None:
         return 0
@@ -182,7 +182,7 @@ def _start(command: Sequence[str], rank: int, lifeline: int, setup: ChildSetup, 
         return start_program(command, rank, setup, {STDERR: to_all(Descriptor(STDERR), tail)}, stdin=lifeline)
     except OSError as error:
         raise InvalidArgument(
-            f"{command[0]}: cannot be started: {error.strerror}; --ssh names another program"
+            f"{command[0]}: cannot be started: {error.strerror}; pass another program with --ssh"
         ) from error
     finally:
         os.close(lifeline)

@@ -1,4 +1,4 @@
-"""Signals as events: a launch reads them from a socket beside its other events, so none arrives at a bad moment."""
+"""Signals as events: a launch reads them from a socket along with its other events, so none arrives at a bad moment."""
 
 from __future__ import annotations
 

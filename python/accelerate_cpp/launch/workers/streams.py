@@ -52,7 +52,7 @@ def parse_tee(text: str, num_workers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Logs:
-    """What of the output is shown with ranks, and goes to files.
+    """Which output is shown with ranks and written to files.
 
     Attributes:
         folder: of this run; ``None`` without files.
@@ -70,7 +70,7 @@ class Streams:
     has the terminal itself prints without delay, or where a table stands at the bottom of the same terminal.
 
     Args:
-        monitor: how far the workers are is shown on standard error: on a terminal as a table.
+        monitor: the progress of the workers is shown on standard error, on a terminal as a table.
     """
 
     def __init__(self, logs: Logs, attempt: int, ranks: Sequence[int], monitor: bool = False) -> None:
@@ -97,7 +97,7 @@ class Streams:
 
     @property
     def consoles(self) -> list[Console]:
-        """Those that hold lines back for a while."""
+        """The consoles that hold lines back for a while."""
         return list(self._consoles.values())
 
     @property
@@ -106,7 +106,7 @@ class Streams:
         return {"PYTHONUNBUFFERED": "1"} if STDOUT in self._above_table and "PYTHONUNBUFFERED" not in os.environ else {}
 
     def progress(self) -> Show:
-        """What shows how far the workers are."""
+        """The display of the workers' progress."""
         from accelerate_cpp.launch.view.live_view import Log, on_screen  # here, as few launches show it
 
         if self._screen is not None:

@@ -29,7 +29,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Periodic(Protocol):
-    """Something that shows what it has from time to time, such as the lines that a console holds."""
+    """An object that shows its content from time to time, such as the lines that a console holds."""
 
     def seconds_left(self) -> float | None:
         """How long until :meth:`show_due` has something to do; ``None`` when nothing waits."""
@@ -47,10 +47,10 @@ class Supervisor:
     If this process is killed, the kernel ends the workers, and a guard what they have started in their groups.
 
     Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
-    their process groups never reach a stranger. ``signals`` delivers one byte per interrupt; ``None``: none come.
-    ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` is as
-    SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` tells whom the
-    error of a worker names as its cause.
+    their process groups never reach other processes. ``signals`` delivers one byte per interrupt; ``None``: none come.
+    ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` acts like
+    SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` returns the ranks
+    that the error of a worker names as its cause.
     """
 
     def __init__(

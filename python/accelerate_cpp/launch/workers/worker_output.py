@@ -1,4 +1,4 @@
-"""What workers print: where it is written, and the end of it that is kept for the report."""
+"""The output of workers: where it is written, and its end, which is kept for the report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from accelerate_cpp.launch.workers.worker import Sink
 
 TAIL_BYTES = 64 * 1024
 LONGEST_LINE_BYTES = 64 * 1024
-"""What is longer without an end is taken for a line."""
+"""Longer text without a line end is treated as a line."""
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
-# Errors that come of what another rank did or left undone, and name it.
+# Errors that are caused by another rank, and name it.
 _CONSEQUENCES = tuple(
     f"accelerate_cpp.errors.{name}" for name in ("PeerLost", "OtherRankFailed", "Timeout", "MismatchedCollective")
 )
-# What torch's own backends and its store say then, without a name.
+# The messages of torch's own backends and its store in that case, without a name.
 _CLOSED_CONNECTION = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): .*(by (remote )?peer|Broken pipe)")
 _RANK = re.compile(r"\brank (\d+)")
 # What torch.distributed puts before each line of an uncaught exception.
@@ -37,9 +37,9 @@ class Descriptor:
         while chunk and self._descriptor is not None:
             try:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
-            except BlockingIOError:  # someone else made the shared descriptor non-blocking, and it is full
+            except BlockingIOError:  # another program made the shared descriptor non-blocking, and it is full
                 select.select((), (self._descriptor,), ())
-            except BrokenPipeError:  # the reader of our output left; the run itself goes on
+            except BrokenPipeError:  # the reader of our output has ended; the run itself continues
                 self._descriptor = None
 
 
@@ -60,7 +60,7 @@ class Tail:
 
 
 class LogFile:
-    """Writes what comes to a file. If that fails, ``complain`` is called once with the reason; the run goes on."""
+    """Writes the output to a file. If that fails, ``complain`` is called once with the reason; the run continues."""
 
     def __init__(self, path: Path, complain: Callable[[str], object]) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class LogFile:
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
         except OSError as error:
-            self._complain(f"{self._path}: {error.strerror}: what workers print from now on is not in this file")
+            self._complain(f"{self._path}: {error.strerror}: later output of the workers is not in this file")
             self.close()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def blamed_ranks(tail: str) -> tuple[int, ...] | None:
 def blamed_by(error: str) -> tuple[int, ...] | None:
     """The ranks that ``error``, a line ``module.Type: message``, names as its cause; ``None`` if it is one of its own.
 
-    Empty for an error that says only that another rank is the cause. The rank that raised it may be among them.
+    Empty for an error that only says that another rank is the cause. The rank that raised it may be among them.
     """
     if error.startswith(_CONSEQUENCES):
         return tuple(map(int, _RANK.findall(error)))

@@ -101,7 +101,7 @@ def test_refusal_names_the_variable_that_cannot_be_shipped() -> None:
     assert message.startswith(
         "train has to be copied to a helper process, and `held`, which it uses, cannot be pickled"
     )
-    assert "make it inside the function" in message
+    assert "create it inside the function" in message
 
 
 def test_refusal_looks_into_functions_that_are_called() -> None:
@@ -131,7 +131,7 @@ def test_tensor_on_an_accelerator_is_refused_with_its_name(monkeypatch: pytest.M
     monkeypatch.setattr(TaskPickler, "on_host", on_gpu)
     assert _refused(train) == (
         "train has to be copied to a helper process, and `model`, which it uses, is or holds a tensor on cuda:1: "
-        "move it to the CPU before the launch, or make it inside the function"
+        "move it to the CPU before the launch, or create it inside the function"
     )
 
 

@@ -67,7 +67,7 @@ def test_cell_shows_a_bounded_number_of_rows() -> None:
 
 
 def test_standstill_is_said_when_it_is_long_compared_with_steps() -> None:
-    stands = "no rank has made a step for 12 s"
+    stands = "no rank has completed a step for 12 s"
     assert stands in table_lines([FAST], 13 * SECOND, 80, 20)
     assert stands not in table_lines([FAST], 5 * SECOND, 80, 20)
     slow_steps = replace(FAST, step_seconds=[5.0] * 10)
