@@ -28,7 +28,7 @@ class InvalidArgument(AccelerateError, ValueError):
 
 
 class MissingLibrary(InvalidArgument, ImportError):
-    """What was asked for needs a Python package that is not installed; the message says how to get it."""
+    """What was requested needs a Python package that is not installed; the message says how to get it."""
 
 
 class Unavailable(InvalidArgument, OSError):

@@ -58,7 +58,7 @@ def require_hook(hook: str, wrapper: str = "no") -> None:
         wrapper: ``"fp16"`` or ``"bf16"`` for what ``hook`` exchanges, else ``"no"``.
 
     Raises:
-        InvalidArgument: ``wrapper`` has no hook to wrap, or is no wrapper.
+        InvalidArgument: ``wrapper`` has no hook to wrap, or is not a wrapper.
     """
     if wrapper != "no" and (hook == "no" or wrapper not in _WRAPPERS):
         raise InvalidArgument(

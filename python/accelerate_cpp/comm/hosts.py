@@ -120,7 +120,8 @@ def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int]) -> str |
     """The address that Gloo must be told to bind to, or ``None`` when its own choice is right. Collective.
 
     Gloo goes by the host's name, which on many systems stands for a loopback address that no other host can reach. Then
-    the address that leads to the store, or to another host, is taken. ``GLOO_SOCKET_IFNAME`` wins over everything.
+    the address that leads to the store, or to another host, is taken. ``GLOO_SOCKET_IFNAME`` takes precedence over
+    everything.
     """
     default = default_gloo_address()
     store_host = _address_of_store(store)

@@ -20,7 +20,7 @@ BEGINS, JOINED, GAVE_UP = range(3)
 
 @contextmanager
 def announced_joining() -> Iterator[None]:
-    """Within it, this process joins a process group, which the launcher is told, if there is one that asked."""
+    """Inside this block, this process joins a process group, which the launcher is told, if there is one that asked."""
     _announce(BEGINS)
     try:
         yield

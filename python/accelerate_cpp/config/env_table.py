@@ -288,7 +288,8 @@ def environment_here() -> Mapping[str, str]:
 
 @contextmanager
 def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iterator[None]:
-    """Within it, ``os.environ`` has ``values`` besides, or instead of, what it had; then it is as it was before.
+    """Inside this block, ``os.environ`` has ``values`` besides, or instead of, what it had; then it is as it was
+    before.
 
     With ``clear``, everything else comes back; without, only ``values`` do, and other changes stay.
     """

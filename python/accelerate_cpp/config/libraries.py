@@ -44,7 +44,7 @@ def _installed_version(distributions: tuple[str, ...]) -> str | None:
 def is_installed(module: str, *distributions: str, at_least: str | None = None, below: str | None = None) -> bool:
     """Whether ``module`` can be imported and belongs to one of ``distributions`` (default: one of its own name).
 
-    A folder that happens to have the name of a library is no distribution, and does not count.
+    A folder that happens to have the name of a library is not a distribution, and does not count.
 
     Args:
         at_least: the oldest version that counts.

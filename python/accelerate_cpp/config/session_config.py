@@ -61,8 +61,8 @@ class SessionConfig:
         device: the device asked for by name, for example ``"cuda:1"``; ``None`` leaves the choice to the local rank.
         backend: the process-group backend asked for; ``None`` picks one for the device.
         timeout: of every collective; ``None`` means the default of the process group.
-        mixed_precision: ``None`` as long as no ``AcceleratorState`` has settled it.
-        fp8: set where ``mixed_precision`` is ``"fp8"`` and an ``Accelerator`` has settled the recipe.
+        mixed_precision: ``None`` as long as no ``AcceleratorState`` has set it.
+        fp8: set where ``mixed_precision`` is ``"fp8"`` and an ``Accelerator`` has set the recipe.
         accumulation: see :class:`AccumulationConfig`.
         ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
         debug: compare the shapes of collectives over the ranks before running them.

@@ -98,7 +98,8 @@ def pin_process(local_rank: int, workers: int, *, on_gpus: bool, environ: Mappin
 
 @contextmanager
 def pinned(share: Sequence[int]) -> Iterator[None]:
-    """Within it this thread runs on ``share`` only, and so do processes that it starts; an empty share changes nothing.
+    """Inside this block this thread runs on ``share`` only, and so do processes that it starts; an empty share changes
+    nothing.
 
     Raises:
         SystemFailure: the system refuses.

@@ -1,4 +1,4 @@
-"""Copies to a GPU that go on beside the computing of the batch before."""
+"""Copies to a GPU that continue beside the computing of the batch before."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def select_device(*, cpu: bool, forced: str | None, local_rank: int) -> torch.de
 
     Args:
         cpu: the user asked for the CPU.
-        forced: the user's own choice, for example ``"cuda:1"``; wins over everything else.
+        forced: the user's own choice, for example ``"cuda:1"``; takes precedence over everything else.
         local_rank: rank of this process on its host, which picks among several devices.
 
     Raises:
-        InvalidArgument: ``forced`` is no device or is not present, or there are fewer devices than processes.
+        InvalidArgument: ``forced`` is not a device or is not present, or there are fewer devices than processes.
     """
     accelerators = [] if cpu and not forced else available_accelerators()
     device = torch.device(

@@ -64,7 +64,7 @@ def recursively_apply(
 
 
 def leaves_of(data: Any) -> Iterator[Any]:
-    """What nested ``data`` holds that is no container, in the order in which :func:`recursively_apply` visits it."""
+    """What nested ``data`` holds that is not a container, in the order in which :func:`recursively_apply` visits it."""
     if isinstance(data, (tuple, list)):
         for child in data:
             yield from leaves_of(child)
@@ -78,7 +78,7 @@ def leaves_of(data: Any) -> Iterator[Any]:
 def apply_to_all(func: Callable[[list[torch.Tensor]], Sequence[Any]], data: Any, operation: str) -> Any:
     """Returns nested ``data`` with the results of one ``func(tensors)`` in place of its tensors.
 
-    A leaf that is no tensor raises ``TypeError``, whose message names ``operation``.
+    A leaf that is not a tensor raises ``TypeError``, whose message names ``operation``.
     """
     tensors = list(leaves_of(data))
     for leaf in tensors:

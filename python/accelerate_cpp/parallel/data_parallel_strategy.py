@@ -174,7 +174,7 @@ def _living(references: Iterable[weakref.ref[M]]) -> list[M]:
 
 @contextmanager
 def synchronising(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, backward passes through ``model`` synchronise gradients, though the forward pass was in no_sync."""
+    """Inside this block, backward passes through ``model`` synchronise gradients, even after a pass in no_sync."""
     model = inside_compiler(model)
     if not isinstance(model, DistributedDataParallel):
         yield

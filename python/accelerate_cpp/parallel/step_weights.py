@@ -51,7 +51,7 @@ class StepWeights:
     def of_pass(
         self, models: Callable[[], Iterable[torch.nn.Module]], weight: float | None, completes: bool
     ) -> AbstractContextManager[PassWeights | None]:
-        """Within it, one backward pass runs.
+        """Inside this block, one backward pass runs.
 
         Args:
             models: those whose gradients weights divide.
@@ -133,7 +133,7 @@ class StepWeights:
 
 @contextmanager
 def _watching(models: Iterable[torch.nn.Module], touched: set[torch.nn.Module]) -> Iterator[None]:
-    """Within it, backward passes add to ``touched`` the ``models`` of which a parameter gets a gradient."""
+    """Inside this block, backward passes add to ``touched`` the ``models`` of which a parameter gets a gradient."""
     handles = [
         parameter.register_hook(lambda _, model=model: touched.add(model))
         for model in models

@@ -44,7 +44,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
-        """Within it, ranks may run out of batches; those that have some train ``models`` on.
+        """Inside this block, ranks may run out of batches; those that have some train ``models`` on.
 
         Returns:
             A context whose value is whether :meth:`backward` takes weights meanwhile.

@@ -82,7 +82,7 @@ def load_checkpoint_in_model(
             one index.
         device_map: where each module goes; ``"disk"`` writes it to ``offload_folder``. Without it tensors are loaded
             where they are, and to the CPU if they have no values.
-        offload_folder: is made if need be.
+        offload_folder: is created if necessary.
         dtype: what weights are converted to; by default what they have in ``model``. Integers and booleans stay.
         offload_state_dict: accepted as by the original, which keeps weights for the CPU on the disk meanwhile to save
             memory; here none is used for that, so it changes nothing.

@@ -130,7 +130,7 @@ class Loading:
         return unused
 
     def _is_of_8_bits(self, name: str) -> bool:
-        """Whether ``name`` is what a layer of bitsandbytes saves beside its weight."""
+        """Whether ``name`` is what a layer of bitsandbytes saves in addition to its weight."""
         prefix, _, label = name.rpartition(".")
         place = self._places.get(f"{prefix}.weight")
         return label in ("SCB", "weight_format") and place is not None and quantizes(place.tensor)

@@ -61,7 +61,7 @@ class CheckpointFile:
         return iter(self._names)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; ``None`` for what is no tensor."""
+        """The shape of a tensor; ``None`` for what is not a tensor."""
         if self._reader is not None:
             return tuple(self._reader.get_slice(name).get_shape())
         value = self._content[name]

@@ -33,7 +33,7 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> M
             what is free now: of each accelerator, and of the machine's memory, or what its container leaves of it.
 
     Raises:
-        InvalidArgument: a key is no such device, or a text is no size.
+        InvalidArgument: a key is no such device, or a text is not a size.
     """
     if max_memory is None:
         return _free_memory()

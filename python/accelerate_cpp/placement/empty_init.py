@@ -26,7 +26,8 @@ _active = threading.local()
 
 @contextmanager
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
-    """Within it, this thread builds modules whose parameters have shapes but no values: they are on the meta device.
+    """Inside this block, this thread builds modules whose parameters have shapes but no values: they are on the meta
+    device.
 
     Args:
         include_buffers: buffers too; ``None`` is what ``ACCELERATE_INIT_INCLUDE_BUFFERS`` says, by default no. Then
@@ -38,9 +39,10 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
 @contextmanager
 def init_on_device(device: torch.device | str | int, include_buffers: bool | None = None) -> Iterator[None]:
-    """Within it, this thread builds modules whose parameters are on ``device``. The innermost such context decides.
+    """Inside this block, this thread builds modules whose parameters are on ``device``. The innermost such context
+    decides.
 
-    A parameter that several modules share goes on being one.
+    A parameter that several modules share stays one.
 
     Args:
         include_buffers: buffers too; ``None`` is what ``ACCELERATE_INIT_INCLUDE_BUFFERS`` says, by default no. Then

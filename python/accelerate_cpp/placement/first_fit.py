@@ -28,9 +28,9 @@ class Part:
         size: in bytes, of everything in it; shared tensors count in the first part that has them.
         parts: what it is made of and can be split into; none for tensors, for modules without modules in them, and for
             modules that must stay whole.
-        is_module: whether it is no tensor.
+        is_module: whether it is not a tensor.
         buffer_bytes: of the buffers in it, if it is a module.
-        held_bytes: of its size, what is no tensor of the model: activations and caches.
+        held_bytes: of its size, what is not a tensor of the model: activations and caches.
     """
 
     name: str
@@ -112,7 +112,7 @@ def is_inside(name: str, part: str) -> bool:
 class _Layers:
     """The layers that have no place yet, and the size of the largest.
 
-    That size is found anew when all layers that had it are gone, or when a part is split. Layers that found a place
+    That size is determined again when all layers that had it are gone, or when a part is split. Layers that found a place
     together with another part, out of order, count on until then, as in the original.
     """
 

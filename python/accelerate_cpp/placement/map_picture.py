@@ -52,7 +52,7 @@ def device_map_table(
         max_memory: room of devices, as :func:`get_max_memory` takes it; without it there is no share.
         dtype: what the weights will be converted to.
         special_dtypes: other dtypes for some of them, by name.
-        workload: what the map leaves room for beside the weights; it gets a column.
+        workload: what the map leaves room for in addition to the weights; it gets a column.
         png: also draw it into this file.
 
     Raises:
@@ -127,7 +127,7 @@ class _Axis:
 
 def _axis(rows: list[Row]) -> _Axis:
     longest = max((row.weights + row.held for row in rows), default=0) or 1
-    # Rooms that are much larger, as that of the CPU may be, go on beyond the picture.
+    # Rooms that are much larger, such as that of the CPU, continue beyond the picture.
     rooms = (row.room for row in rows if row.room is not None and row.room < 3 * longest)
     edge = max(1.3 * longest, 1.05 * max(rooms, default=0))
     units = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))

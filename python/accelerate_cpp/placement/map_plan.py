@@ -26,7 +26,7 @@ class MapPlan:
         whole: names of classes of modules that are not split.
         dtype: what the weights will be converted to.
         special_dtypes: other dtypes for some of them, by name.
-        workload: what room is left for beside the weights.
+        workload: what room is left for in addition to the weights.
         caller: the function that a warning names.
     """
 
@@ -47,7 +47,7 @@ class MapPlan:
         warn_of_untied(model, self._ties, caller)
 
     def spared(self, memory: Memory) -> Memory:
-        """``memory`` without what accelerators need beside the model; all other methods take it so.
+        """``memory`` without what accelerators need in addition to the model; all other methods take it so.
 
         Raises:
             InvalidArgument: a device other than the disk has no end.
@@ -70,7 +70,8 @@ class MapPlan:
     def first_fit(self, memory: Memory, fallback: bool = False, tell: Callable[[str], None] | None = None) -> Placement:
         """Devices are filled one after the other, as :func:`accelerate_cpp.placement.first_fit.place` does it.
 
-        What offloaded parts hold beside their tensors is on the main device, where they run: room is kept for it there.
+        What offloaded parts hold in addition to their tensors is on the main device, where they run: room is kept for
+        it there.
         """
         rooms = rooms_of(memory)
         main, kept = rooms[0], 0.0
@@ -102,7 +103,7 @@ def rooms_of(memory: Memory) -> list[Room]:
 
 
 def _held(part: Part, devices: Mapping[str, Device], where: Collection[Device]) -> Size:
-    """Bytes that ``part``, as far as it is on one of these devices, holds beside its tensors."""
+    """Bytes that ``part``, as far as it is on one of these devices, holds in addition to its tensors."""
     if part.name in devices:
         return part.held_bytes if devices[part.name] in where else 0
     return sum(_held(inner, devices, where) for inner in part.parts)

@@ -86,7 +86,7 @@ def tabulate(
     Args:
         memory: room of devices, of which all get a row.
         measure: gives the bytes of a tensor.
-        needs: bytes beside the weights; those of offloaded modules are on the main device, where these run.
+        needs: bytes in addition to the weights; those of offloaded modules are on the main device, where these run.
     """
     rows = {_key(device): Row(str(device)) for device in device_map.values()}
     for key, room in memory.items():

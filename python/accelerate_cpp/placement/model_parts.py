@@ -33,8 +33,8 @@ def survey(model: nn.Module, measure: Measure, whole: frozenset[str], held: Mapp
     Args:
         measure: gives the bytes of a tensor.
         whole: names of classes of modules that are not split.
-        held: bytes that modules need beside their tensors, by name. Of a module that is split they count in its first
-            part.
+        held: bytes that modules need in addition to their tensors, by name. Of a module that is split they count in its
+            first part.
     """
     walk = _Walk(measure, whole)
     root = walk.part("", model, is_root=True)

@@ -1,4 +1,4 @@
-"""Giving modules hooks: what is called before and after a forward pass, and what stands in for methods of the module.
+"""Giving modules hooks: what is called before and after a forward pass, and what replaces methods of the module.
 
 All of it can be copied and pickled with the module.
 """

@@ -54,7 +54,7 @@ def compute_module_sizes(
         buffers_only: leave out parameters.
 
     Raises:
-        InvalidArgument: something is no dtype.
+        InvalidArgument: something is not a dtype.
     """
     measure = Measure(dtype, special_dtypes)
     sizes: dict[str, Size] = defaultdict(int)

@@ -45,7 +45,7 @@ def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> float:
     As in the original an element of ``torch.bool`` counts as one bit, and a name such as ``"float16"`` is understood.
 
     Raises:
-        InvalidArgument: ``dtype`` is no dtype.
+        InvalidArgument: ``dtype`` is not a dtype.
     """
     if isinstance(dtype, CustomDtype):
         return _CUSTOM_BYTES[dtype]
@@ -77,7 +77,7 @@ def as_device(device: torch.device | str | int) -> torch.device:
     """``device`` as torch's object; a number is that of an accelerator.
 
     Raises:
-        InvalidArgument: it is no device, or not present.
+        InvalidArgument: it is not a device, or not present.
     """
     if isinstance(device, (str, torch.device)) and str(device) in ("cpu", "meta"):
         return torch.device(device)

@@ -45,12 +45,12 @@ _MOST_MAPPINGS = 30_000
 
 
 def offload_state_dict(save_dir: Folder, state_dict: Mapping[str, Tensor]) -> None:
-    """Writes every tensor into ``save_dir``, which is made, and their index.
+    """Writes every tensor into ``save_dir``, which is created, and their index.
 
     What else is in the folder stays. If a tensor cannot be written, the files of this call are removed.
 
     Raises:
-        InvalidArgument: a value is no tensor with values.
+        InvalidArgument: a value is not a tensor with values.
         SystemFailure: the disk is full, or the system refused something else.
     """
     with FolderWriter(save_dir) as writer:
@@ -242,7 +242,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         return len(self.all_keys)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is mapped, which a copy maps anew."""
+        """Without what is mapped, which a copy maps again."""
         return {**self.__dict__, "_mapped": {}, "_open": {}}
 
 
@@ -253,7 +253,7 @@ class FolderWriter:
     offload the same weights to one folder map the same files, which the system has in memory once.
 
     Args:
-        folder: is made if need be.
+        folder: is created if necessary.
     """
 
     def __init__(self, folder: Folder) -> None:

@@ -49,7 +49,7 @@ def has_offloaded_params(module: nn.Module) -> bool:
 
 @contextmanager
 def align_module_device(module: nn.Module, execution_device: torch.device | str | int | None = None) -> Iterator[None]:
-    """Within it, the tensors of ``module`` itself have values, on ``execution_device``.
+    """Inside this block, the tensors of ``module`` itself have values, on ``execution_device``.
 
     What is offloaded is brought, and what is changed of it is lost afterwards, unless it is kept on that very device.
     Parameters that are not offloaded are moved there and back, with what was changed.

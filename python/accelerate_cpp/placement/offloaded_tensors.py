@@ -79,7 +79,7 @@ class Repeatable:
     def of(
         cls, module: nn.Module, brought: Brought, weights: Mapping[str, Tensor], device: object
     ) -> Repeatable | None:
-        """``None`` if something was copied or is no parameter of ``module`` itself, or a new one gets a gradient."""
+        """``None`` if something was copied or is not a parameter of ``module`` itself, or a new one gets a gradient."""
         values = []
         for slot, old in brought.slots:
             value = _Value(slot, old, weights[slot.name], slot.tensors[slot.label])

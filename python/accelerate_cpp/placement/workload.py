@@ -1,4 +1,4 @@
-"""What a model holds beside its weights while it runs, so that a device map leaves room for it."""
+"""What a model holds in addition to its weights while it runs, so that a device map leaves room for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Needs", "Workload", "needs_of"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What a device map leaves room for beside the weights.
+    """What a device map leaves room for in addition to the weights.
 
     To generate, each layer needs a cache of keys and values, and each accelerator what activations take when most of
     them are alive. In training each module needs what autograd saves in it; gradients and states of an optimizer do not
@@ -56,7 +56,7 @@ class Workload:
 
 
 class Needs(NamedTuple):
-    """Bytes beside the weights.
+    """Bytes in addition to the weights.
 
     Attributes:
         of_modules: by the name of the module; they are where that module is.
@@ -68,7 +68,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(model: nn.Module, workload: Workload | None, dtype: Dtype | None = None) -> Needs:
-    """What ``workload`` needs beside the weights of ``model``, which may be on the meta device.
+    """What ``workload`` needs in addition to the weights of ``model``, which may be on the meta device.
 
     Args:
         dtype: what the weights will be converted to.

@@ -49,7 +49,7 @@ def convert(model: nn.Module, options: Mapping[str, Any], device_type: str) -> n
 
     Args:
         model: converted in place, unless it is a linear layer itself.
-        options: ``config``, torchao's ``Float8LinearConfig``, and ``module_filter``, which stands in for
+        options: ``config``, torchao's ``Float8LinearConfig``, and ``module_filter``, which replaces
             :func:`default_filter` unless it is ``None``.
         device_type: where there is no arithmetic in fp8, operands are rounded to it and multiplied in ``float32``.
 

@@ -16,14 +16,14 @@ __all__ = ["uneven_inputs"]
 
 @contextmanager
 def uneven_inputs(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> Iterator[None]:
-    """Within it, processes that have more batches than others do what ``mode`` says.
+    """Inside this block, processes that have more batches than others do what ``mode`` says.
 
     Args:
         joinables: the prepared models that are trained.
         mode: as ``Accelerator.join_uneven_inputs`` takes it.
 
     Raises:
-        InvalidArgument: ``mode`` is none of those.
+        InvalidArgument: ``mode`` is not one of those.
     """
     reading = current.accumulation.reading
     if mode not in get_args(OnUneven):

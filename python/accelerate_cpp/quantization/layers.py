@@ -18,7 +18,7 @@ __all__ = ["kept_by_default", "layers_replaced", "quantizable_layers"]
 
 
 def kept_by_default(model: nn.Module) -> list[str]:
-    """Names of the modules that are not quantized unless that is asked for: the head, and those that share parameters.
+    """Names of the modules that are not quantized unless that is requested: the head, and those that share parameters.
 
     The head is the last module of ``model``. Base models of transformers have none.
     """

@@ -31,7 +31,7 @@ class BnbQuantizationConfig:
         target_dtype: what weights become, ``torch.int8`` or ``CustomDtype.INT4``.
 
     Raises:
-        InvalidArgument: neither or both numbers of bits, or another option is none of those.
+        InvalidArgument: neither or both numbers of bits, or another option is not one of those.
     """
 
     load_in_8bit: bool = False

@@ -17,7 +17,7 @@ class AimTracker(LibraryTracker):
     Args:
         run_name: the name of the run.
         logging_dir: the folder of the repository.
-        kwargs: options of ``aim.Run``; ``repo`` wins over ``logging_dir``.
+        kwargs: options of ``aim.Run``; ``repo`` takes precedence over ``logging_dir``.
 
     Attributes:
         writer: the ``aim.Run``; ``None`` before :meth:`start`.
@@ -57,7 +57,7 @@ class AimTracker(LibraryTracker):
 
         Args:
             values: numbers, texts (as ``aim.Text``), dictionaries of these (as ``name/inner``), or objects of Aim.
-                ``None`` is left out with a warning.
+                ``None`` is skipped with a warning.
             step: of all values; ``None`` lets Aim count.
             kwargs: options of ``aim.Run.track``.
         """

@@ -70,7 +70,7 @@ class ClearMLTracker(LibraryTracker):
         Args:
             values: numbers, and dictionaries of numbers (as ``name/inner``). A name that begins with ``eval_``,
                 ``test_`` or ``train_`` becomes a curve ``eval``, ``test`` or ``train`` of the rest of the name; others
-                become a curve ``train``. What is no number is left out with a warning.
+                become a curve ``train``. What is not a number is skipped with a warning.
             step: of all values; with ``None`` they are reported as single values under their full names.
             kwargs: options of ClearML's ``report_scalar``, or ``report_single_value``.
         """

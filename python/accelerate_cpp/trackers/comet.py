@@ -17,7 +17,7 @@ class CometMLTracker(LibraryTracker):
     Args:
         run_name: the project.
         kwargs: options of ``comet_ml.start``, or of ``comet_ml.Experiment`` in versions before 3.41; ``project_name``
-            wins over ``run_name``.
+            takes precedence over ``run_name``.
 
     Attributes:
         writer: the experiment; ``None`` before :meth:`start`.
@@ -58,7 +58,7 @@ class CometMLTracker(LibraryTracker):
 
         Args:
             values: numbers and dictionaries of numbers become metrics, texts are stored beside them. What is neither
-                is left out with a warning.
+                is skipped with a warning.
             step: of all values; from then on it is the experiment's own step, too.
             kwargs: options of ``log_metric``, ``log_metrics`` and ``log_other``.
         """

@@ -54,7 +54,7 @@ class DVCLiveTracker(LibraryTracker):
         """Logs ``values``, after which DVCLive's own step is one further.
 
         Args:
-            values: numbers, texts, and dictionaries of these (as ``name/inner``). What is neither is left out with a
+            values: numbers, texts, and dictionaries of these (as ``name/inner``). What is neither is skipped with a
                 warning.
             step: of all values; ``None`` is DVCLive's own.
             kwargs: options of ``dvclive.Live.log_metric``.

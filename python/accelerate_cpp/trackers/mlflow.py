@@ -35,12 +35,13 @@ class MLflowTracker(LibraryTracker):
     """Logs to MLflow, wherever ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says.
 
     Args:
-        experiment_name: the experiment, which is made if there is none of that name; ``None`` is MLflow's own choice.
-            ``MLFLOW_EXPERIMENT_NAME`` wins over it.
+        experiment_name: the experiment, which is created if there is none of that name; ``None`` is MLflow's own
+            choice. ``MLFLOW_EXPERIMENT_NAME`` takes precedence over it.
         logging_dir: where a new experiment keeps its artifacts; ``None`` leaves that to MLflow.
-        run_id: a run to continue; ``MLFLOW_RUN_ID`` wins over it.
-        tags: of the run and of a new experiment, as a dictionary of texts or its JSON; ``MLFLOW_TAGS`` wins over it.
-        nested_run: begin the run inside the active one; ``MLFLOW_NESTED_RUN`` wins over it.
+        run_id: a run to continue; ``MLFLOW_RUN_ID`` takes precedence over it.
+        tags: of the run and of a new experiment, as a dictionary of texts or its JSON; ``MLFLOW_TAGS`` takes precedence
+            over it.
+        nested_run: begin the run inside the active one; ``MLFLOW_NESTED_RUN`` takes precedence over it.
         run_name: the name of a new run.
         description: of the run.
 
@@ -121,7 +122,7 @@ class MLflowTracker(LibraryTracker):
         """Logs ``values`` as metrics.
 
         Args:
-            values: numbers, and dictionaries of numbers (as ``name/inner``). What is no number is left out with a
+            values: numbers, and dictionaries of numbers (as ``name/inner``). What is not a number is skipped with a
                 warning.
             step: of all values; MLflow takes ``None`` for 0.
             kwargs: options of ``mlflow.log_metrics``.

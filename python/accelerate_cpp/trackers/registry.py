@@ -46,7 +46,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     class, with a warning.
 
     Raises:
-        InvalidArgument: it is no subclass of ``GeneralTracker``, or has no usable ``name`` or no
+        InvalidArgument: it is not a subclass of ``GeneralTracker``, or has no usable ``name`` or no
             ``requires_logging_directory`` of its class.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):

@@ -18,7 +18,7 @@ class RunTracker(LibraryTracker):
 
     Args:
         run_name: the project.
-        kwargs: options of the library's ``init``; ``project`` wins over ``run_name``.
+        kwargs: options of the library's ``init``; ``project`` takes precedence over ``run_name``.
 
     Attributes:
         run: the library's run; ``None`` before :meth:`start`.
@@ -76,7 +76,7 @@ class WandBTracker(RunTracker):
 
     Args:
         run_name: the project.
-        kwargs: options of ``wandb.init``; ``project`` wins over ``run_name``.
+        kwargs: options of ``wandb.init``; ``project`` takes precedence over ``run_name``.
 
     Attributes:
         run: the ``wandb.Run``; ``None`` before :meth:`start`.
@@ -123,7 +123,7 @@ class TrackioTracker(RunTracker):
 
     Args:
         run_name: the project.
-        kwargs: options of ``trackio.init``; ``project`` wins over ``run_name``.
+        kwargs: options of ``trackio.init``; ``project`` takes precedence over ``run_name``.
 
     Attributes:
         run: the ``trackio.Run``; ``None`` before :meth:`start`.
@@ -137,7 +137,7 @@ class SwanLabTracker(RunTracker):
 
     Args:
         run_name: the project.
-        kwargs: options of ``swanlab.init``; ``project`` wins over ``run_name``.
+        kwargs: options of ``swanlab.init``; ``project`` takes precedence over ``run_name``.
 
     Attributes:
         run: the SwanLab run; ``None`` before :meth:`start`.

@@ -80,7 +80,7 @@ class TensorBoardTracker(LibraryTracker):
 
         Args:
             values: numbers become scalars, texts become text, and dictionaries of numbers become several curves in one
-                diagram. What is neither is left out with a warning.
+                diagram. What is neither is skipped with a warning.
             step: of all values; TensorBoard takes ``None`` for 0.
             kwargs: options of ``add_scalar``, ``add_text`` and ``add_scalars``.
         """

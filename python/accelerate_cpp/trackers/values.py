@@ -26,7 +26,7 @@ def as_number(value: Any) -> int | float | None:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names with values that are no dictionaries: ``{"a": {"b": 1}}`` gives ``("a/b", 1)``."""
+    """Names with values that are not dictionaries: ``{"a": {"b": 1}}`` gives ``("a/b", 1)``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}/")

@@ -245,7 +245,7 @@ def test_the_precision_of_the_run_is_written_into_the_configuration(
     try:
         theirs.set_mixed_precision(mixed_precision)
     except ValueError:
-        with pytest.raises(InvalidArgument, match=f"mixed_precision={mixed_precision!r}: .* switches"):
+        with pytest.raises(InvalidArgument, match=f"mixed_precision={mixed_precision!r}: .* enables"):
             own.set_mixed_precision(mixed_precision)
     else:
         own.set_mixed_precision(mixed_precision)
@@ -310,5 +310,5 @@ def test_layers_with_experts_are_named_to_deepspeed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(deepspeed_plugin, "is_installed", lambda name: True)
     plugin.set_moe_leaf_modules(model)
     assert seen == [(model, [torch.nn.Linear, torch.nn.ReLU])]
-    with pytest.raises(InvalidArgument, match="has 'Zebra', and Sequential has no such layer"):
+    with pytest.raises(InvalidArgument, match="has 'Zebra', but Sequential has no such layer"):
         DeepSpeedPlugin(transformer_moe_cls_names="Zebra").set_moe_leaf_modules(model)

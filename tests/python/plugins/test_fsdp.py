@@ -300,7 +300,7 @@ def test_the_policy_of_wrapping_is_made_for_a_model(arguments: dict[str, Any]) -
 
 def test_a_layer_that_a_model_lacks_is_refused() -> None:
     plugin = Plugin(auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_cls_names_to_wrap="Zebra")
-    with pytest.raises(InvalidArgument, match="has 'Zebra', and Model has no layer of that class"):
+    with pytest.raises(InvalidArgument, match="has 'Zebra', but Model has no layer of that class"):
         plugin.set_auto_wrap_policy(Model())
 
 

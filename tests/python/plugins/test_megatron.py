@@ -132,7 +132,7 @@ def test_a_schedule_without_steps_or_batch_sizes_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="call set_training_args first"):
         plugin.set_scheduler_args(MegatronLMDummyScheduler(None, 10))
     plugin.set_training_args(1, 1)
-    with pytest.raises(InvalidArgument, match="MegatronLMDummyScheduler does not tell total_num_steps"):
+    with pytest.raises(InvalidArgument, match="MegatronLMDummyScheduler has no total_num_steps"):
         plugin.set_scheduler_args(MegatronLMDummyScheduler(None))
 
 

@@ -75,7 +75,7 @@ def test_the_place_of_a_process_is_0_where_there_is_one_process() -> None:
     mesh = config.get_device_mesh("cpu")
     assert [rank_along(config, mesh, name) for name in ("dp_replicate", "dp_shard", "tp")] == [2, 0, 0]
     assert rank_along(ParallelismConfig(), None, "dp_replicate") == 0
-    with pytest.raises(InvalidArgument, match="no dimension tp, as it has no mesh; pass a ParallelismConfig"):
+    with pytest.raises(InvalidArgument, match="no dimension tp, because it has no mesh; pass a ParallelismConfig"):
         rank_along(None, None, "tp")
 
 
@@ -97,7 +97,7 @@ def test_the_state_has_the_mesh_of_copies(monkeypatch: pytest.MonkeyPatch) -> No
     assert (state.device_mesh.mesh_dim_names, state.device_mesh.get_local_rank()) == (("dp_replicate",), 2)
     session = replace(state._session, device=SimpleNamespace(type="cuda"))  # type: ignore[arg-type]
     monkeypatch.setattr(current, "session", session)
-    with pytest.raises(InvalidArgument, match="there is a mesh of cpu devices already"):
+    with pytest.raises(InvalidArgument, match="there is already a mesh of cpu devices"):
         AcceleratorState()
 
 

@@ -129,7 +129,7 @@ def test_trackers_that_write_files_need_a_folder(have: Callable[..., None], name
 @pytest.mark.parametrize("wrong", ["nonsense", "WANDB", "", 3, {"wandb"}, LoggerType, ["mlflow", "nonsense"]])
 def test_unknown_names_are_refused_with_those_that_exist(have: Callable[..., None], wrong: Any) -> None:
     have("mlflow")
-    with pytest.raises(InvalidArgument, match=r"log_with: .* is no tracker; expected one of all, .*wandb"):
+    with pytest.raises(InvalidArgument, match=r"log_with: .* is not a tracker; expected one of all, .*wandb"):
         choose(wrong, "logs")
 
 

@@ -129,7 +129,7 @@ def test_a_class_that_no_layer_has_is_refused() -> None:
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
     )
-    with pytest.raises(InvalidArgument, match="'Block', and Linear has no layer of that class"):
+    with pytest.raises(InvalidArgument, match="'Block', but Linear has no layer of that class"):
         fsdp_utils.fsdp2_prepare_auto_wrap_policy(plugin, torch.nn.Linear(1, 1))
 
 
