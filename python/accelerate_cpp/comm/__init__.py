@@ -1,1 +1,1 @@
-"""Process groups and what travels over them."""
+"""Process groups, and the operations that use them."""

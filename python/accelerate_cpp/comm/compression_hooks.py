@@ -1,7 +1,7 @@
-"""Communication hooks: how gradients are compressed on their way between the processes.
+"""Communication hooks: how the gradients that processes exchange are compressed.
 
-Annotations are evaluated here, not kept as text: torch's ``DistributedDataParallel`` compares those of a hook with the
-types, and refuses text. It also refuses bf16 hooks of torch's own names where there is no NCCL.
+Annotations are evaluated here, not kept as strings: torch's ``DistributedDataParallel`` compares those of a hook with
+the types, and refuses strings. It also refuses bf16 hooks under torch's own names if there is no NCCL.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def average_as_bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future
 
 
 def exchange_as_bf16(hook: Any) -> Any:
-    """``hook`` on gradients that are bf16 meanwhile."""
+    """``hook`` on gradients that are converted to bf16 for the exchange."""
 
     def compressing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         original = bucket.buffer()
@@ -51,7 +51,7 @@ _WRAPPERS = ("fp16", "bf16")
 
 
 def require_hook(hook: str, wrapper: str = "no") -> None:
-    """Returns if there are such a hook and such a wrapper for it.
+    """Checks that such a hook and such a wrapper for it exist.
 
     Args:
         hook: a ``DDPCommunicationHookType``.

@@ -4,9 +4,9 @@ Torch's elastic agents keep one store for all attempts. Without this, a worker t
 of a peer that is dead, before the new one has written its own.
 
 Each call of a rank takes a number, which names it: ``"rank/number"``. Rank 0 proposes a part of the store to the newest
-calls of all ranks, and proposes another when a newer call appears. When all have accepted the same part it says that
-they begin. An answer or a proposal that is left from the dead names calls that are not the newest, or a part that
-nobody else has accepted.
+calls of all ranks, and proposes another when a newer call appears. When all have accepted the same part, it announces
+that they begin. An answer or a proposal left by a dead process names calls that are not the newest, or a part that no
+other rank has accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Call:
         return f"{rank}/{number}" if number else ""
 
     def read(self, key: str) -> str:
-        """What ``key`` has; empty if there is none. Does not wait."""
+        """The value of ``key``; empty if there is none. Does not wait."""
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def require_newest(self) -> None:
@@ -65,8 +65,8 @@ class _Call:
 def fresh_store(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Collective: a part of ``store`` to which only this attempt writes.
 
-    A rank that dies after it has accepted, and is started again alone, comes too late for this attempt: the agents have
-    to start the others again, too.
+    A rank that dies after it has accepted, and is then the only one to be restarted, is too late for this attempt: the
+    agents also have to restart the others.
 
     Raises:
         Timeout: a rank did not come. Rank 0 names the first that is missing.

@@ -1,8 +1,8 @@
-"""Gathering batches and objects with as few meetings of the processes as can be.
+"""Gathering batches and objects with as few synchronisations of the processes as possible.
 
-Small operands cost the wait for the other processes, not the transport of their bytes. So the first meeting is of one
-size whatever is gathered: its buffer holds a head of 32 bytes and, where they fit, all the operands. Only what does not
-fit takes a second one.
+For small operands, the cost is the wait for the other processes, not the transport of bytes. So the first exchange
+always has the same size: its buffer holds a head of 32 bytes and, if they fit, all operands. Only operands that do not
+fit need a second exchange.
 
     head:  8 bytes  checksum of shapes and dtypes, or length of the pickled object
           24 bytes  name of the operation
@@ -26,7 +26,7 @@ from accelerate_cpp.errors import MismatchedCollective
 
 _HEAD = struct.Struct("=q24s")
 _ROOM_BYTES = 8192 - _HEAD.size
-# Larger tensors are gathered where they lie: the copy into a joint buffer would cost more than it saves.
+# Larger tensors are gathered without a joint buffer: the copy into it would cost more than it saves.
 _PACKED_BYTES = 1 << 16
 
 

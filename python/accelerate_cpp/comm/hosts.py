@@ -1,6 +1,6 @@
 """Which ranks of a group share a host, and the backend that joins their shared memory with a network.
 
-Ranks share a host when they can share memory, whatever environment variables say. torch is imported by the functions
+Ranks share a host when they can share memory, regardless of environment variables. torch is imported by the functions
 that need it, since :mod:`accelerate_cpp.comm.backend` may not load it.
 """
 
@@ -47,7 +47,7 @@ def host_identity() -> str:
 
 
 def _exchange(store: dist.Store, rank: int, world_size: int, topic: str, own: str) -> list[str]:
-    """What every rank passes, in rank order."""
+    """The values that all ranks pass, in rank order."""
     store.set(f"accelerate_cpp/{topic}/{rank}", own)
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     wait = SlowWait(rank, world_size)
@@ -77,7 +77,7 @@ def find_hosts(store: dist.Store, rank: int, world_size: int) -> list[int]:
 
 
 def default_gloo_address() -> str | None:
-    """The address that Gloo binds to unless told otherwise: the first local one that the host's name stands for."""
+    """The address that Gloo binds to unless told otherwise: the first local one to which the host's name resolves."""
     try:
         candidates = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -119,9 +119,9 @@ def _address_of_store(store: dist.Store) -> str | None:
 def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int]) -> str | None:
     """The address that Gloo must be told to bind to, or ``None`` when its own choice is right. Collective.
 
-    Gloo goes by the host's name, which on many systems stands for a loopback address that no other host can reach. Then
-    the address that leads to the store, or to another host, is taken. ``GLOO_SOCKET_IFNAME`` takes precedence over
-    everything.
+    Gloo goes by the host's name, which on many systems resolves to a loopback address that no other host can reach.
+    Then the address on the route to the store, or to another host, is used. ``GLOO_SOCKET_IFNAME`` takes precedence
+    over everything.
     """
     default = default_gloo_address()
     store_host = _address_of_store(store)
@@ -164,8 +164,8 @@ def create_backend(
 ) -> dist.Backend:
     """Collective: the backend over shared memory for the ranks that share ``store``, wherever they are.
 
-    On one host that is shared memory alone. On several, ranks share memory within each, and one of each talks to the
-    others over Gloo.
+    On one host, only shared memory is used. On several, ranks share memory within each host, and one rank of each
+    communicates with the other hosts over Gloo.
 
     Args:
         timeout: of every collective, and of connecting.

@@ -1,6 +1,7 @@
 """Reports to the launcher when a worker begins to join a process group and when it has joined.
 
-Over a pipe that all workers of a launcher inherit. So the launcher sees when a worker has ended that others wait for.
+They report over a pipe that all workers of a launcher inherit, so that the launcher notices when a worker has ended for
+which others wait.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BEGINS, JOINED, GAVE_UP = range(3)
 
 @contextmanager
 def announced_joining() -> Iterator[None]:
-    """Inside this block, this process joins a process group, which the launcher is told, if there is one that asked."""
+    """A block in which this process joins a process group; reports that to the launcher, if it wants to know."""
     _announce(BEGINS)
     try:
         yield

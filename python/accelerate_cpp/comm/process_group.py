@@ -35,10 +35,9 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 
 
 def choose_backend(device_type: str) -> str:
-    """The backend text for ``init_process_group`` on ``device_type``: ``"cpu"``, ``"cuda"``, ….
+    """The backend string for ``init_process_group`` on ``device_type``: ``"cpu"``, ``"cuda"``, ….
 
-    CPU ranks get ours, which shares memory within a host and goes over Gloo between hosts, by addresses that lead
-    there.
+    CPU ranks get our backend, which shares memory within a host and uses Gloo between hosts, with reachable addresses.
     """
     if device_type == "cpu":
         return BACKEND_NAME if platform.system() == "Linux" else "gloo"
@@ -49,7 +48,7 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     """Creates the default process group that the environment describes.
 
     Args:
-        device_type: ``"cpu"``, ``"cuda"``, …: where the tensors of collectives live.
+        device_type: ``"cpu"``, ``"cuda"``, …: the device type of the tensors in collectives.
         backend: the user's choice; ``None`` picks one by :func:`choose_backend`.
         timeout: of every collective; 30 minutes when ``None``.
 

@@ -1,4 +1,4 @@
-"""The sentence in the log about processes that take long to come."""
+"""The log message about processes that take long to arrive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accelerate_cpp.config import env_table
 
 
 class SlowWait:
-    """A wait of ``rank`` while a group of ``world_size`` ranks is formed; the log tells of it once if it is long."""
+    """A wait of ``rank`` while a group of ``world_size`` ranks is formed; if it is long, it is logged once."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._subject = f"forming a group of {world_size} ranks: rank {rank}"
@@ -22,11 +22,11 @@ class SlowWait:
         return time.monotonic() - self._started
 
     def sentence(self, awaited: str) -> str:
-        """Who has waited for how long, and for whom: ``awaited``."""
+        """The rank that has waited, for how long, and for which rank (``awaited``)."""
         return f"{self._subject} waited {self.seconds:.0f} s for {awaited}"
 
     def report(self, awaited: str) -> None:
-        """Says so in the log, after ``ACCELERATE_CPP_SLOW_WAIT_SECONDS``, the first time."""
+        """Logs it once, after ``ACCELERATE_CPP_SLOW_WAIT_SECONDS``."""
         if not self._reported and self.seconds > self._threshold:
             self._reported = True
             logging.getLogger("accelerate_cpp.comm").warning("%s until now", self.sentence(awaited))

@@ -2,8 +2,8 @@
 
 A rank that meets the others writes a *call* into the store: its topic, and how many collectives it has issued. A thread
 of each rank answers for it: here, if the rank is in a call on that topic; elsewhere, if it has issued another
-collective since, or ends, or is in a call on another topic, when the lower rank goes first. Nobody leaves a call before
-all that are in it know so.
+collective since, or ends, or is in a call on another topic, in which case the lower rank goes first. No rank leaves a
+call before all ranks in it know who is in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from accelerate_cpp.errors import Timeout
 _ELSEWHERE = "elsewhere"
 _FAST_SECONDS = 0.005
 _SLOW_SECONDS = 0.1
-_SECONDS_PER_RANK = 0.0005  # of the pause between looks: one process answers all of them
+_SECONDS_PER_RANK = 0.0005  # of the pause between checks: one process answers all of them
 _LAST_SECONDS = 5.0
 
 
@@ -40,7 +40,7 @@ class _Call:
 
 
 class Whereabouts:
-    """Of the ranks of one group. Made once by each of them; :meth:`end` before the interpreter ends.
+    """Finds ranks of one group. Created once by each of them; call :meth:`end` before the interpreter ends.
 
     Args:
         store: common to all ranks, and used for nothing else.
@@ -82,7 +82,7 @@ class Whereabouts:
         return sorted([*here, self._rank])
 
     def end(self) -> None:
-        """Nobody needs to ask for this rank any more."""
+        """Ends the answers for this rank, which no other rank needs any more."""
         self._ended = True
         self._wake.set()
         self._thread.join(_LAST_SECONDS)  # the store may be out of reach
@@ -115,7 +115,7 @@ class Whereabouts:
                 self._wake.clear()
             store.set(f"gone/{self._rank}", "")
         except RuntimeError:
-            return  # the store has gone, with the process that had it: nobody asks any more
+            return  # the store has ended with its process: no rank asks any more
         finally:
             self._stores.clear()  # one of them may keep a port open
 

@@ -120,7 +120,7 @@ KEYS: Mapping[str, Key] = {
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
         given: the keys that stand in it, checked.
@@ -152,7 +152,7 @@ def path_of(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | No
 
 
 def find(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> ConfigFile | None:
-    """The file at ``path``, or where it lies by default; ``None`` if there is none there."""
+    """The file at ``path``, or at the default place; ``None`` if there is no file."""
     place = path_of(path, environ)
     return None if path is None and not place.is_file() else load(place)
 
@@ -196,7 +196,7 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         content = parsed(text)
     except ValueError as error:
-        raise InvalidArgument(f"{path} is no {kind} that can be read: {error}") from error
+        raise InvalidArgument(f"{path} cannot be read as {kind}: {error}") from error
     if not isinstance(content, dict):
         raise InvalidArgument(f"{path}: expected keys and values, found {type(content).__name__}")
     return content

@@ -1,4 +1,4 @@
-"""Parameters averaged over the ranks: what ranks that take steps of their own share instead of gradients."""
+"""Parameters averaged over the ranks: ranks that step independently share them instead of gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ParameterAverage:
 
     Those are the parameters that require a gradient now, or did when the last average was taken: what has been frozen
     since then was trained until then, by each rank for itself. Parameters that stay frozen are left as they are, which
-    spares the ranks the traffic; so are buffers and integers, which have no gradient.
+    saves communication; so are buffers and integers, which have no gradient.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What one ``prepare`` call holds. Strategies see it whole, since some must treat models and optimizers together."""
+"""The objects of one ``prepare`` call. Strategies get all of them: some treat models and optimizers together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass
 class Bundle:
-    """Objects of one ``prepare`` call, by kind; ``None`` stands for nothing."""
+    """Objects of one ``prepare`` call, by kind; ``None`` means that there is none."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Clipping gradients by their joint norm: at most one pass over their memory where the reduction has measured them."""
+"""Clipping gradients by their joint norm: at most one pass over their memory if the reduction has measured them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def clip_grad_norm(
     norm that is not finite makes all gradients NaN or zero.
 
     Args:
-        parameters: those without a gradient are passed over.
+        parameters: those without a gradient are skipped.
         max_norm: positive.
         norm_type: as in ``torch.nn.utils.clip_grad_norm_``.
         measured: by ``id`` of parameters, the sums of the squares of their gradients as they are, and factors by which

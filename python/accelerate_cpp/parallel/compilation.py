@@ -1,4 +1,4 @@
-"""What ``torch.compile`` puts around a model, and frames that it leaves to the interpreter."""
+"""The wrappers of ``torch.compile`` around a model, and functions that it leaves to the interpreter."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WITH_TF32 = ("cuda", "musa")
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is what ``torch.compile`` made of a module."""
+    """Whether ``module`` is the result of ``torch.compile`` for a module."""
     # Loading the compiler takes longer than loading the rest of torch; before it is loaded, nothing is compiled.
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
 
 def inside_compiler(module: torch.nn.Module) -> torch.nn.Module:
-    """What ``torch.compile`` was given to make ``module``; ``module`` itself if it did not."""
+    """The module that ``torch.compile`` compiled to ``module``; ``module`` itself if it is not compiled."""
     return cast(torch.nn.Module, module._orig_mod) if is_compiled_module(module) else module
 
 
 def original_of_regions(module: torch.nn.Module) -> torch.nn.Module:
-    """What ``compile_regions`` made ``module`` of; ``module`` itself if it did not, or compiled it as a whole."""
+    """The module from which ``compile_regions`` created ``module``; otherwise ``module`` itself."""
     return cast(torch.nn.Module, module.__dict__.get("_orig_mod", module))
 
 
@@ -35,7 +35,7 @@ def without_compiler(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def interpreted(recursive: bool) -> Callable[[F], F]:
-    """A decorator: the compiler passes over the function, and if ``recursive`` over all that it calls.
+    """A decorator: the compiler skips the function and, if ``recursive``, everything that it calls.
 
     That is what ``torch.compiler.disable(recursive=...)`` is for, which would load the compiler.
     """
@@ -52,6 +52,6 @@ def interpreted(recursive: bool) -> Callable[[F], F]:
 
 
 def allow_tf32(device_type: str) -> None:
-    """Lets matrix products in fp32 be computed in TF32 on the GPUs that have it; elsewhere nothing changes."""
+    """Allows TF32 for fp32 matrix products on GPUs that support it; otherwise it has no effect."""
     if device_type in _WITH_TF32:
         getattr(torch.backends, device_type).matmul.allow_tf32 = True

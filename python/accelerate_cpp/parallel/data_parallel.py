@@ -1,4 +1,4 @@
-"""The wrapper of a model that every process holds, whose gradients are averaged while they are computed."""
+"""The wrapper of a model that every process holds; its gradients are averaged while they are computed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 class _ReducerView:
-    """What callers of torch's wrapper expect at ``model.reducer``."""
+    """The interface that callers of torch's wrapper expect at ``model.reducer``."""
 
     def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = reducer
@@ -78,9 +78,9 @@ def core_backend() -> C10dBackend | None:
 
 
 def device_group_maker(device: torch.device, timeout: timedelta) -> Callable[[], dist.ProcessGroup] | None:
-    """What makes process groups of all ranks for tensors on ``device``, by the default group's backend for these.
+    """A function that creates process groups of all ranks for tensors on ``device``, with the default group's backend.
 
-    Such a group has collectives of its own, so that ending it leaves those of the default group alone. ``None`` for the
+    Such a group has its own collectives, so that ending it does not affect those of the default group. ``None`` for the
     CPU.
     """
     if device.type == "cpu":
@@ -99,13 +99,13 @@ class DataParallel(torch.nn.Module, Joinable):
 
     Passes ``isinstance(model, torch.nn.parallel.DistributedDataParallel)`` and has the same state-dict names.
     Parameters and buffers of rank 0 are copied to all ranks on construction. Gradients share memory with the exchange
-    buffers, as with ``gradient_as_bucket_view=True``: clone what must outlive ``zero_grad()``. Parameters without a
-    gradient on any rank keep ``grad=None``; no search for unused parameters is needed. Parameters that are added to the
-    module later, or that require a gradient only later, are taken in by the next forward pass that trains.
+    buffers, as with ``gradient_as_bucket_view=True``: clone gradients that must outlive ``zero_grad()``. Parameters
+    without a gradient on any rank keep ``grad=None``; no search for unused parameters is needed. Parameters that are
+    added to the module later, or that require a gradient only later, are included by the next forward pass that trains.
 
     A backward pass that raises on one rank raises on all of them and leaves no gradients; the next one works.
 
-    Copies and pickles compute by themselves; the first forward pass that trains one, on all ranks, makes it a prepared
+    Copies and pickles compute independently; the first forward pass that trains one, on all ranks, makes it a prepared
     model of the default process group.
 
     Args:
@@ -117,7 +117,7 @@ class DataParallel(torch.nn.Module, Joinable):
         timeout: of each collective.
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
         device_kernels: whether kernels of ours average and measure gradients on a CUDA device, where they can be
-            compiled on all ranks; otherwise torch's operations do. They have run on no GPU yet.
+            compiled on all ranks; otherwise torch's operations do. They have not been run on a GPU yet.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
             training step.
     """
@@ -250,12 +250,12 @@ class DataParallel(torch.nn.Module, Joinable):
 
     @property
     def reducer(self) -> _ReducerView:
-        """For callers that switch synchronisation on between forward and backward."""
+        """For callers that enable synchronisation between forward and backward."""
         return _ReducerView(self._started())
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self._device
 
     @interpreted(recursive=False)
@@ -283,7 +283,7 @@ class DataParallel(torch.nn.Module, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward passes within it leave the gradients of their backward passes local."""
+        """Forward passes inside this block keep the gradients of their backward passes local."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -292,18 +292,19 @@ class DataParallel(torch.nn.Module, Joinable):
             self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, dist.GradBucket], Any]) -> None:
-        """Lets ``hook(state, bucket)`` average the gradients, as in torch's wrapper; before the first backward pass.
+        """Makes ``hook(state, bucket)`` average the gradients, as in torch's wrapper; call it before the first backward
+        pass.
 
         Raises:
-            InvalidArgument: there is a hook already.
+            InvalidArgument: there is already a hook.
         """
         function = partial(hook, state)
         self._started().register_comm_hook(function, self._group_of_hooks())
         self._comm_hook = function
 
     def set_weight(self, weight: float | None) -> None:
-        """What the gradients of this rank weigh in the next backward pass that averages: sums over the ranks are then
-        divided by the sum of the weights. Either all ranks set one or none does.
+        """Sets the weight of this rank's gradients in the next backward pass that averages: sums over the ranks are
+        then divided by the sum of the weights. Either all ranks set one or none does.
         """
         if self._reducer is not None:
             self._reducer.set_weight(weight)
@@ -319,20 +320,20 @@ class DataParallel(torch.nn.Module, Joinable):
             self._reducer.backward_ended()
 
     def backward_failed(self, reason: str) -> None:
-        """Lets the other ranks raise too instead of waiting, and clears the gradients, as the others do."""
+        """Makes the other ranks raise, too, instead of waiting, and clears the gradients, as the others do."""
         if self._reducer is not None:
             self._reducer.backward_failed(reason)
 
-    # What torch's Join asks for, and what ranks without batches do.
+    # The interface of torch's Join, and the part of ranks without batches.
 
     @property
     def join_device(self) -> torch.device:
-        """Where the numbers lie that ranks exchange about who has batches."""
+        """The device of the numbers with which ranks exchange who has batches."""
         return self.device
 
     @property
     def join_process_group(self) -> Any:
-        """The process group in which ranks tell each other who has batches."""
+        """The process group in which ranks exchange who has batches."""
         return dist.group.WORLD
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
@@ -354,11 +355,11 @@ class DataParallel(torch.nn.Module, Joinable):
         self._started().take_part_without_gradients()
 
     def broadcast_buffers_from(self, source: int) -> None:
-        """Overwrites the buffers by those of rank ``source``. Collective."""
+        """Overwrites the buffers with those of rank ``source``. Collective."""
         self._broadcast(self._broadcast_buffers(), source)
 
     def take_over_from(self, source: int) -> None:
-        """Overwrites parameters and buffers by those of rank ``source``. Collective."""
+        """Overwrites parameters and buffers with those of rank ``source``. Collective."""
         self._broadcast([*self.module.parameters(), *self._broadcast_buffers()], source)
 
     def _broadcast(self, tensors: list[torch.Tensor], source: int) -> None:
@@ -392,11 +393,11 @@ def agree(
 
 
 class UnevenInputs(JoinHook):
-    """What one model does for a rank that has run out of batches before the others (torch's ``Join``).
+    """The part of one model on a rank that has run out of batches before the others (torch's ``Join``).
 
     In every step all ranks first agree on three numbers: whether gradients are averaged, whether buffers are broadcast,
-    and the first rank that still trains, whose buffers count. A rank without batches takes part in both, with nothing
-    of its own: the sums over the ranks are divided by the weights of those that have batches.
+    and the first rank that still trains, whose buffers are used. A rank without batches takes part in both, without
+    contributing: the sums over the ranks are divided by the weights of those that have batches.
     """
 
     def __init__(self, model: DataParallel) -> None:

@@ -1,8 +1,8 @@
 """Data parallelism: every process holds the whole model, and gradients are averaged while they are computed.
 
-Where the backend of the CPU is ours, the averaging is (:class:`DataParallel`): over shared memory, or on accelerators
-over torch's backend for these. Everywhere else torch's own ``DistributedDataParallel`` does it, which is the default on
-accelerators, where ours is had by ``InitProcessGroupKwargs(backend="cpu:shm,cuda:nccl")``.
+If the CPU backend is ours, the averaging is also ours (:class:`DataParallel`): over shared memory, or on accelerators
+over torch's backend for these. Otherwise torch's own ``DistributedDataParallel`` does it, which is the default on
+accelerators; there, ``InitProcessGroupKwargs(backend="cpu:shm,cuda:nccl")`` selects ours.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DataParallelStrategy(SingleStrategy):
         return without_compiler(wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper)
 
     def _warn_of_local_gradients(self) -> None:
-        """Says, once for each model that was frozen when it was prepared, that its gradients are not averaged."""
+        """Warns, once for each model that was frozen when it was prepared, that its gradients are not averaged."""
         for model in set(self._frozen) - set(self._warned):
             trained = {id(weight) for weight in model.parameters() if weight.requires_grad and weight.grad is not None}
             if trained - {id(weight) for wrapper in self.models() for weight in wrapper.parameters()}:
@@ -121,7 +121,7 @@ class DataParallelStrategy(SingleStrategy):
                 )
 
     def _weigh_those_of_torch(self, weights: PassWeights) -> None:
-        """Torch's wrapper knows no weights: it has divided by the number of ranks. Collective."""
+        """Torch's wrapper does not know weights: it has divided by the number of ranks. Collective."""
         models = _living(self._of_torch)
         if not models:
             return
@@ -168,7 +168,7 @@ def _is_trained(model: torch.nn.Module) -> bool:
 
 
 def _living(references: Iterable[weakref.ref[M]]) -> list[M]:
-    """The modules that there still are, in the order in which they were prepared, which all ranks share."""
+    """The modules that still exist, in the order in which they were prepared, which is the same on all ranks."""
     return [model for model in (reference() for reference in references) if model is not None]
 
 

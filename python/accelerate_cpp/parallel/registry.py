@@ -1,4 +1,4 @@
-"""The strategies by name, and which one a run uses."""
+"""The strategies by name, and the choice of one for a run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def strategy_for(*, world_size: int, device: torch.device, ddp_kwargs: Mapping[s
     Args:
         world_size: number of processes.
         device: of this process.
-        ddp_kwargs: what the user set of ``DistributedDataParallelKwargs``.
+        ddp_kwargs: the values of ``DistributedDataParallelKwargs`` that the user set.
     """
     return STRATEGIES["data_parallel" if world_size > 1 else "single"](device, ddp_kwargs)

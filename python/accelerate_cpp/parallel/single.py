@@ -17,7 +17,7 @@ from accelerate_cpp.parallel.strategy import Strategy
 
 
 def share_of(total: float, parts: int = 1) -> float:
-    """What a sum, or a mean of ``parts`` sums, is multiplied by to be divided by the weight ``total``; 0 for none."""
+    """The factor that divides a sum, or a mean of ``parts`` sums, by the weight ``total``; 0 for weight 0."""
     return parts / total if total > 0.0 else 0.0
 
 
@@ -35,7 +35,7 @@ def multiply_gradients(factors: Mapping[torch.nn.Module, float]) -> None:
 
 
 class SingleStrategy(Strategy):
-    """Trains in this process alone; models are used as they are."""
+    """Trains only in this process; models are used as they are."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

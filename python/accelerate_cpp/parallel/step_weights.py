@@ -1,4 +1,4 @@
-"""What the backward passes of a step weigh, for each model that their losses depend on."""
+"""The weights of the backward passes of a step, for each model that their losses depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PassWeights:
     """The weights of one backward pass.
 
     Attributes:
-        totals: of each model, what its gradients weigh after the pass, if its loss depends on the model; empty where
+        totals: for each model, the weight of its gradients after the pass, if its loss depends on the model; empty if
             the pass has no weight or does not complete the step.
         touched: the models that the loss turned out to depend on; complete when the pass has ended.
     """
@@ -59,11 +59,11 @@ class StepWeights:
             completes: whether gradients are divided at the end of the pass.
 
         Returns:
-            A context with what the pass has to know of weights, ``None`` if there are none.
+            A context with the weights that the pass needs, ``None`` if there are none.
 
         Raises:
             InvalidArgument: ``weight`` is negative or not finite. After the pass: some passes of the step of a model
-                have a weight and some have none; or its gradients had been divided by their weights already.
+                have a weight and some have none; or its gradients had already been divided by their weights.
         """
         if weight is not None and not 0.0 <= weight < math.inf:
             raise InvalidArgument(f"weight={weight}: expected a finite number that is not negative")

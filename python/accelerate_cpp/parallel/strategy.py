@@ -1,4 +1,4 @@
-"""The questions that training asks of a way to parallelise it."""
+"""The interface between training and a way to parallelise it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
-        """Returns the bundle with its models (and, where needed, optimizers) made ready, in the same order."""
+        """Returns the bundle with its models (and, where needed, optimizers) prepared, in the same order."""
 
     def is_thawed(self, model: torch.nn.Module) -> bool:
-        """Whether ``model`` was left as it is because there was nothing to train in it when it was prepared, and is."""
+        """Whether ``model`` was not wrapped because it had nothing to train when it was prepared, but now has."""
         return False
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)``; an exception in it is made known to the other ranks.
+        """``loss.backward(**kwargs)``; an exception in it is reported to the other ranks.
 
         Args:
             weights: their totals divide the gradients of the models that the loss depends on, together with the totals
@@ -70,7 +70,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The module that the user gave to ``prepare``, without what compiles or distributes it."""
+        """The module that the user gave to ``prepare``, without wrappers that compile or distribute it."""
 
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

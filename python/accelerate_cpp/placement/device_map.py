@@ -94,7 +94,7 @@ def choose_device_map(
     *,
     workload: Workload | None = None,
 ) -> OrderedDict[str, int | str]:
-    """The device map that ``device_map=way`` stands for, for example in ``load_checkpoint_and_dispatch``.
+    """The device map for ``device_map=way``, for example in ``load_checkpoint_and_dispatch``.
 
     Whatever the way, nothing is offloaded if a fit on the accelerators was found; what does not fit there is offloaded
     from the end of the model on, as :func:`infer_auto_device_map` does it.

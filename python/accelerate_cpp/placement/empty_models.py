@@ -52,7 +52,7 @@ def empty_model(
     model_class: str | None = None,
     trust_remote_code: bool = False,
 ) -> EmptyModel:
-    """The model that ``name`` stands for.
+    """The model with the name ``name``.
 
     Args:
         name: a folder with ``config.json``, such a file, a name on the Hub, or an architecture of timm.
@@ -234,7 +234,7 @@ def inputs_of(
     name = type(module).__name__
     if not hasattr(config, "get_text_config") or not hasattr(module, "main_input_name"):
         raise InvalidArgument(
-            f"{name} is no model of transformers, so its inputs are not known: pass make_inputs and sequence_length"
+            f"{name} is not a model of transformers, so its inputs are unknown: pass make_inputs and sequence_length"
         )
     length = _length(name, config, sequence_length, "sequence_length")
     shape, _ = _main_input(module, config, batch_size, length)

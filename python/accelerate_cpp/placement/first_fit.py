@@ -112,7 +112,7 @@ def is_inside(name: str, part: str) -> bool:
 class _Layers:
     """The layers that have no place yet, and the size of the largest.
 
-    That size is determined again when all layers that had it are gone, or when a part is split. Layers that found a place
+    That size is computed again when all layers that had it are gone, or when a part is split. Layers that found a place
     together with another part, out of order, count on until then, as in the original.
     """
 

@@ -35,7 +35,7 @@ _MOVES = ("to", "cuda", "cpu", "xpu")
 
 
 class ModelHook:
-    """What happens around the forward pass of a module; this one does nothing, for others to derive from.
+    """The base class of actions around the forward pass of a module; it does nothing.
 
     Attributes:
         no_grad: run the forward pass without gradients.

@@ -22,7 +22,7 @@ __all__ = ["Needs", "Workload", "needs_of"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What a device map leaves room for in addition to the weights.
+    """The memory that a device map leaves free in addition to the weights.
 
     To generate, each layer needs a cache of keys and values, and each accelerator what activations take when most of
     them are alive. In training each module needs what autograd saves in it; gradients and states of an optimizer do not
@@ -68,7 +68,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(model: nn.Module, workload: Workload | None, dtype: Dtype | None = None) -> Needs:
-    """What ``workload`` needs in addition to the weights of ``model``, which may be on the meta device.
+    """The memory that ``workload`` needs in addition to the weights of ``model``, which may be on the meta device.
 
     Args:
         dtype: what the weights will be converted to.

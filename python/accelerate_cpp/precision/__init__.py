@@ -1,1 +1,1 @@
-"""What forward and backward passes compute in, and the scale of the loss where that is fp16."""
+"""The precision of forward and backward passes, and the scale of the loss in fp16."""

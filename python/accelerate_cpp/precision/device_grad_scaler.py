@@ -13,12 +13,12 @@ from accelerate_cpp._native import known_device_statistics
 
 
 class DeviceGradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler``, which takes no pass over gradients that their reduction has measured.
+    """A ``torch.amp.GradScaler`` that needs no pass over gradients that their reduction has measured.
 
-    What it has measured stays on the device and is trusted until somebody may have changed the gradient: whether it is
-    finite, for fused optimizers, which un-scale by themselves; and the sums of its squares, for clipping, which can
-    multiply by the inverse scale while it clips. The host waits for the device where torch's scaler does, and nowhere
-    else. Every other gradient is torch's to un-scale and check.
+    Measurements stay on the device and are used until the gradient may have been changed: whether it is finite, for
+    fused optimizers, which un-scale by themselves; and the sums of its squares, for clipping, which can multiply by the
+    inverse scale while it clips. The host waits for the device where torch's scaler does, and nowhere else. Every other
+    gradient is torch's to un-scale and check.
 
     Args:
         device: the type of the device of the losses, such as ``"cuda"``.
@@ -31,7 +31,7 @@ class DeviceGradScaler(torch.amp.GradScaler):
         self._measured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the gradients of the last backward pass are divided by the scale already."""
+        """Whether the gradients of the last backward pass are already divided by the scale."""
         return not self._enabled or self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
 
     def unscale_but(

@@ -38,7 +38,7 @@ class MixedPrecisionForward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The module's own forward: what tools that look for signatures read."""
+        """The module's own forward, for tools that inspect signatures."""
         return self._module._original_forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def install(
     options: Mapping[str, Any] | None = None,
     keeps_low_precision: bool = False,
 ) -> torch.nn.Module:
-    """Lets ``module`` compute in ``precision`` and returns it; in full precision, or a second time, nothing changes."""
+    """Makes ``module`` compute in ``precision`` and returns it; without effect in full precision or a second time."""
     if precision.compute_dtype is None or "_original_forward" in module.__dict__:
         return module
     replacement = MixedPrecisionForward(module, precision, options or {}, keeps_low_precision)
@@ -63,7 +63,7 @@ def install(
 
 
 def remove(module: torch.nn.Module) -> torch.nn.Module:
-    """Gives ``module`` the forward back that it had before :func:`install`, and returns it."""
+    """Restores the forward that ``module`` had before :func:`install`, and returns it."""
     original = module.__dict__.pop("_original_forward", None)
     if original is None:
         return module

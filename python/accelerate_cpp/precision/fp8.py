@@ -23,14 +23,14 @@ _PAIRWISE: Mapping[str, Callable[[nn.Module, torch.optim.Optimizer, Mapping[str,
 
 
 def require_device(config: Fp8Config, device: torch.device) -> None:
-    """Returns if the library of ``config`` computes on ``device``.
+    """Checks that the library of ``config`` computes on ``device``.
 
     Raises:
-        InvalidArgument: it does not, or the device has no arithmetic in fp8.
+        InvalidArgument: it does not, or the device does not support fp8.
     """
     if config.backend in _PAIRWISE and device.type != "cuda":
         raise InvalidArgument(
-            f"fp8 training through {LIBRARIES[config.backend].title} needs an NVIDIA GPU, and this run is on "
+            f"fp8 training through {LIBRARIES[config.backend].title} needs an NVIDIA GPU, but this run is on "
             f"{device.type}; use {LIBRARIES['AO'].recipe}(), for torchao"
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
@@ -48,7 +48,7 @@ def convert_to_fp8(
     device_type: str,
     convert_by_torchao: Callable[..., Any] | None = None,
 ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-    """The models and optimizers to train in place of those given, in the same order; without ``config`` these.
+    """The models and optimizers to train instead of those passed, in the same order; without ``config``, those passed.
 
     Args:
         convert_by_torchao: what a program has put in the place of ``convert_model_to_fp8_ao``, if it has: called with

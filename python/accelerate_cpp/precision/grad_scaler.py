@@ -18,7 +18,7 @@ _STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 @dataclass
 class _OptimizerState:
-    """What became of the gradients of one optimizer in the current round."""
+    """The state of the gradients of one optimizer in the current round."""
 
     unscaled: bool = False
     overflow: bool | None = None  # None: not looked at
@@ -166,11 +166,11 @@ class GradScaler(torch.amp.GradScaler):
         """Un-scales the gradients if that has not been done, and steps ``optimizer`` unless one is not finite.
 
         Returns:
-            What ``optimizer.step(*args, **kwargs)`` returns; ``None`` when it was left out.
+            What ``optimizer.step(*args, **kwargs)`` returns; ``None`` if the step was skipped.
 
         Raises:
             RuntimeError: ``optimizer`` has stepped already since the last :meth:`update`.
-            InvalidArgument: there is a closure, which would compute gradients that nobody un-scales.
+            InvalidArgument: there is a closure, which would compute gradients that are not un-scaled.
         """
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
@@ -217,19 +217,19 @@ class GradScaler(torch.amp.GradScaler):
         return self._loss_scale.value if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        """What multiplies the scale when it grows."""
+        """The factor of the scale when it grows."""
         return self._loss_scale.growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Sets what multiplies the scale when it grows; above 1."""
+        """Sets the factor of the scale when it grows; above 1."""
         self._restore(growth_factor=new_factor)
 
     def get_backoff_factor(self) -> float:
-        """What multiplies the scale after an overflow."""
+        """The factor of the scale after an overflow."""
         return self._loss_scale.backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Sets what multiplies the scale after an overflow; between 0 and 1."""
+        """Sets the factor of the scale after an overflow; between 0 and 1."""
         self._restore(backoff_factor=new_factor)
 
     def get_growth_interval(self) -> int:

@@ -15,7 +15,8 @@ _KEY = "master_weights"
 
 
 class MasterWeights(torch.optim.Optimizer):
-    """Lets an optimizer step on copies in fp32 of parameters in low precision, and rounds the result into them.
+    """Makes an optimizer step on fp32 copies of parameters in low precision, and rounds the results into the
+    parameters.
 
     A bf16 number has 8 significant bits: a step smaller than 1/256 of a weight is lost when it is rounded. The copies,
     and the state of the optimizer, keep what the parameters cannot hold. They need 4 bytes more for each parameter, and
@@ -108,7 +109,7 @@ class MasterWeights(torch.optim.Optimizer):
         self.state = self._inner.state
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raises where :meth:`load_state_dict` would because of the copies; changes nothing."""
+        """Raises if :meth:`load_state_dict` would because of the copies; changes nothing."""
         masters = state_dict.get(_KEY)
         if masters is None:
             return
@@ -144,7 +145,7 @@ class MasterWeights(torch.optim.Optimizer):
         return ((parameter, master) for parameter, master in self._positions() if master is not parameter)
 
     def _make_masters(self) -> None:
-        """Lets the optimizer step on a copy of each parameter that should have one and has none."""
+        """Makes the optimizer step on a copy of each parameter that should have one but has none."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             pairs = zip(group["params"], inner["params"], strict=True)
             inner["params"] = [self._master_of(own) if master is own else master for own, master in pairs]
@@ -163,7 +164,7 @@ class MasterWeights(torch.optim.Optimizer):
         return master
 
     def _follow(self, parameter: torch.Tensor, master: torch.Tensor) -> None:
-        """Brings ``master`` to where ``parameter`` is, unless it has been there since the last step."""
+        """Moves ``master`` to the device of ``parameter``, unless it has been there since the last step."""
         if master.device != parameter.device:
             master.data = master.data.to(parameter.device)
         written = self._versions.get(master) != parameter._version

@@ -1,4 +1,4 @@
-"""What the parameters of a model are stored, computed, reduced and stepped in: a plan that can be printed."""
+"""The dtypes in which parameters of a model are stored, computed, reduced and stepped: a plan that can be printed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PlannedGroup:
         names: of the parameters, as in the model's ``state_dict()``.
         num_elements: of all of them.
         storage_dtype: of the parameters, which is that of their gradients.
-        compute_dtype: what operations read them in; ``None`` where ``torch.autocast`` decides for each operation of a
-            layer that is not one of torch's own.
+        compute_dtype: the dtype in which operations read them; ``None`` if ``torch.autocast`` decides for each
+            operation of a layer that is not one of torch's own.
         reduce_dtype: in which their gradients travel between the processes; ``None`` if they do not.
         master_dtype: of what the optimizer steps on; ``None`` if no prepared optimizer steps on them.
     """

@@ -53,14 +53,14 @@ class Precision:
         return torch.autocast(self.device_type, dtype=self.compute_dtype, **(options or {}))
 
     def forward_context(self, options: Mapping[str, Any], training: bool) -> AbstractContextManager[Any]:
-        """What the forward pass of a prepared model runs in; ``training`` is the mode of the module."""
+        """The context in which the forward pass of a prepared model runs; ``training`` is the mode of the module."""
         casting = self.autocast(options)
         return casting if self.fp8_casting is None else _both(casting, self.fp8_casting(training))
 
     def make_scaler(
         self, options: Mapping[str, Any] | None = None, gradients_are_measured: bool = False
     ) -> torch.amp.GradScaler | None:
-        """What keeps small gradients from vanishing in fp16; ``None`` where the exponent is as wide as that of fp32.
+        """The scaler that prevents underflow of gradients in fp16; ``None`` if the exponent is as wide as that of fp32.
 
         On the CPU it is :class:`GradScaler`, elsewhere torch's own.
 

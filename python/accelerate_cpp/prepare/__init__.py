@@ -1,1 +1,1 @@
-"""What ``prepare`` does, in its order, and what belongs to what was prepared."""
+"""The steps of ``prepare``, in order, and the state of prepared objects."""

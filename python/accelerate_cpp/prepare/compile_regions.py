@@ -73,7 +73,8 @@ def compile_prepared(module: torch.nn.Module, dynamo: DynamoConfig | None) -> to
 def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Module:
     """A prepared ``module`` without the wrapper that distributes it, compiled as it is or as it was before.
 
-    ``module`` stays as it is, because training continues with it: what is compiled in its wrapper is compiled again without.
+    ``module`` stays as it is, because it is trained further: code compiled inside its wrapper is compiled again without
+    it.
     """
     inner = without_wrapper(inside_compiler(module))
     if not keep_torch_compile:

@@ -1,4 +1,4 @@
-"""What gathered metrics lose: the rows that were repeated to complete the last batch of a loader."""
+"""Removes from gathered metrics the rows that were repeated to complete the last batch of a loader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozen
     """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
 
     A full batch is one of them also where none was completed, as in one process: libraries repeat a mean loss so often.
-    ``None`` where nothing is to be dropped: another batch than the last, a full or an unknown remainder.
+    ``None`` if nothing has to be dropped: not the last batch, or a full or an unknown remainder.
     """
     if not state.end_of_dataloader or state.remainder <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What ``prepare`` does, in its order: place, precision, compile, distribute; then loaders, optimizers, schedulers."""
+"""The steps of ``prepare``: place, precision, compile, distribute; then loaders, optimizers, schedulers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def prepare_together(
     placements: Sequence[bool | None],
     convert_to_float8: Callable[..., Any] | None = None,
 ) -> list[Any]:
-    """What ``Accelerator.prepare`` does: models first, so that optimizers see their final parameters, schedulers last.
+    """Implements ``Accelerator.prepare``: models first, so that optimizers see their final parameters, schedulers last.
 
     Models are converted to fp8, placed with a forward in the precision of the run, compiled by regions, distributed by
     the strategy together with their optimizers, and compiled as a whole, in this order.
@@ -192,7 +192,7 @@ def _prepare_one(run: PreparationSteps, item: Any, placement: bool | None) -> An
 
 
 def precision_plan(run: PreparationSteps, model: torch.nn.Module) -> PrecisionPlan:
-    """What ``Accelerator.precision_plan`` returns."""
+    """Implements ``Accelerator.precision_plan``."""
     if not is_prepared(model):
         raise InvalidArgument(
             f"precision_plan: {type(model).__name__} has not been prepared; pass the model that prepare returned"

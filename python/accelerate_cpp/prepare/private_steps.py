@@ -28,7 +28,7 @@ __all__ = ["PreparationSteps"]
 class PreparationSteps:
     """The original's private methods and lists of ``Accelerator``; those of unsupported features raise an error."""
 
-    # What ``Accelerator`` has, as preparing and checkpoints see it.
+    # The attributes of ``Accelerator`` that preparing and checkpoints use.
     _accumulation: Accumulation
     _checkpoints: Checkpoints
     _prepared: Bundle

@@ -16,7 +16,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def require_whole(model: torch.nn.Module, num_processes: int) -> None:
-    """Raises ``InvalidArgument`` if ``model`` is sharded and trained: it takes whoever sharded it to average it.
+    """Raises ``InvalidArgument`` if ``model`` is sharded and trained: only the library that sharded it can average it.
 
     Args:
         num_processes: that train; one has the whole of every model.

@@ -1,4 +1,4 @@
-"""The part of a prepared loader that tells the state of the run where the loader stands."""
+"""The part of a prepared loader that reports its position to the state of the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DataLoaderStateMixin:
         self.remainder = -1
 
     def begin(self) -> None:
-        """The loader becomes the active one, with the ``remainder`` that its length tells."""
+        """The loader becomes the active one, with the ``remainder`` that follows from its length."""
         self.reset()
         self.remainder = self._expected_remainder()
         current.accumulation.reading.push_loader(self)

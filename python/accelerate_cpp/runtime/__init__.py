@@ -1,1 +1,1 @@
-"""What exists while training runs: the session and its collaborators, and the one global that points at them."""
+"""The objects that exist while training runs: the session, its collaborators, and the global that refers to them."""

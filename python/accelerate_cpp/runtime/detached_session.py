@@ -1,4 +1,4 @@
-"""What pickled states know of their session in a process that has none, such as a worker of Ray."""
+"""The part of a session that pickled states know in a process without one, such as a Ray worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state does with the processes of a run: waiting, taking turns, sharing out."""
+"""The operations of a state on the processes of a run: waiting, taking turns, dividing work."""
 
 from __future__ import annotations
 
@@ -90,21 +90,21 @@ class Processes:
         yield part_of(inputs, self.num_processes, self.process_index, pad_to=self.device if apply_padding else None)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """``function`` on rank 0; elsewhere a function that returns ``None``."""
+        """``function`` on rank 0; on other ranks, a function that returns ``None``."""
         return self.on_process(function, process_index=0)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """``function`` on rank 0 of each host; elsewhere a function that returns ``None``."""
+        """``function`` on rank 0 of each host; on other ranks, a function that returns ``None``."""
         return self.on_local_process(function, local_process_index=0)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` on the highest rank; elsewhere a function that returns ``None``."""
+        """``function`` on the highest rank; on other ranks, a function that returns ``None``."""
         return function if self.is_last_process else _nothing
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """``function`` on rank ``process_index``; elsewhere a function that returns ``None``."""
+        """``function`` on rank ``process_index``; on other ranks, a function that returns ``None``."""
         if function is None:
             return partial(self.on_process, process_index=process_index)
         return function if not self.use_distributed or self.process_index == process_index else _nothing
@@ -112,7 +112,7 @@ class Processes:
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """``function`` on rank ``local_process_index`` of each host; elsewhere a function that returns ``None``."""
+        """``function`` on rank ``local_process_index`` of each host; else a function that returns ``None``."""
         if function is None:
             return partial(self.on_local_process, local_process_index=local_process_index)
         return function if not self.use_distributed or self.local_process_index == local_process_index else _nothing
@@ -131,4 +131,4 @@ class Processes:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """What a function decorated for another process does here."""
+    """The replacement for a function that is decorated for another process."""

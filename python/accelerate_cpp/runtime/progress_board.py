@@ -1,4 +1,4 @@
-"""The memory file on which workers say how far they are: each writes into a slot of its own, the launcher reads.
+"""The memory file for the progress of workers: each writes its own slot, and the launcher reads them.
 
 A slot is a header (steps, loss, resident bytes, device bytes, when the worker began) and a ring with the last steps:
 when each ended, and how long the worker had waited for other ranks until then, in nanoseconds. ``steps`` is written
@@ -36,7 +36,7 @@ class Standing:
     """How far one worker is.
 
     Attributes:
-        steps: optimizer steps that it has made.
+        steps: the number of its optimizer steps.
         loss: of a recent step; NaN if unknown.
         resident_bytes: of its memory on the host.
         device_bytes: of its tensors on its accelerator; 0 without one.
@@ -58,7 +58,7 @@ class Standing:
 
     @property
     def own_seconds(self) -> list[float]:
-        """What each of its last steps took besides waiting."""
+        """The time of each of its last steps without waiting."""
         return [max(0.0, step - wait) for step, wait in zip(self.step_seconds, self.waited_seconds, strict=True)]
 
     @property
@@ -93,7 +93,7 @@ class Slot:
         _STEPS.pack_into(self._memory, start, self._steps)
 
     def set_state(self, loss: float, resident_bytes: int, device_bytes: int) -> None:
-        """What changes slowly."""
+        """The values that change slowly."""
         _STATE.pack_into(self._memory, self._start + _STATE_OFFSET, loss, resident_bytes, device_bytes)
 
 
@@ -126,7 +126,7 @@ class Board:
         self._memory = mmap.mmap(descriptor, 0)
 
     def variables(self, number: int) -> dict[str, str]:
-        """What tells the worker with this ``number`` where its slot is."""
+        """The value that tells the worker with this ``number`` its slot."""
         return env_table.render({env_table.BOARD: (self.descriptor, number)})
 
     def look(self) -> list[Standing]:
@@ -134,7 +134,7 @@ class Board:
         return [self._read(number, rank) for number, rank in enumerate(self.ranks)]
 
     def close(self) -> None:
-        """Lets the memory go."""
+        """Releases the memory."""
         self._memory.close()
 
     def _read(self, number: int, rank: int) -> Standing:

@@ -25,7 +25,7 @@ from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecti
 
 @dataclass(frozen=True)
 class Session:
-    """What exists while training runs. Replaced as a whole when more of its configuration becomes known."""
+    """The objects that exist while training runs. Replaced as a whole when more of its configuration becomes known."""
 
     config: SessionConfig
     topology: Topology
@@ -33,7 +33,7 @@ class Session:
     strategy: Strategy
     precision: Precision
     progress: Progress | None = None  # where a launcher shows it
-    meet: Callable[[str], list[int]] | None = None  # tells which ranks are in the same call; None: all are
+    meet: Callable[[str], list[int]] | None = None  # finds the ranks that are in the same call; None: all are
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""

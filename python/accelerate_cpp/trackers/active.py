@@ -1,4 +1,4 @@
-"""The trackers of one ``Accelerator``: asked for, started, logged to, finished."""
+"""The trackers of one ``Accelerator``: their requests, start, logging and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class ActiveTrackers:
-    """What ``log_with`` asks for, and which trackers log on this process.
+    """The trackers in ``log_with``, and those that log on this process.
 
     A tracker acts on the main process only, unless its ``main_process_only`` is ``False``; then every process that
     starts it has its own. No method communicates, so that they may also be called on the main process alone. What a

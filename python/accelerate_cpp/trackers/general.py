@@ -1,4 +1,4 @@
-"""What every tracker is: ``GeneralTracker``, which custom trackers subclass, and the tracker where there is none."""
+"""``GeneralTracker``, the base class of all trackers, and the tracker for processes that do not log."""
 
 from __future__ import annotations
 

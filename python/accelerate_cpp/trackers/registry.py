@@ -64,8 +64,8 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         )
     if LOGGER_TYPE_TO_CLASS.get(name, tracker_class) is not tracker_class:
         warnings.warn(
-            f"register_tracker_class: the name {name!r} stood for {LOGGER_TYPE_TO_CLASS[name].__qualname__}, and "
-            f"stands for {tracker_class.__qualname__} from now on",
+            f"register_tracker_class: the name {name!r} meant {LOGGER_TYPE_TO_CLASS[name].__qualname__}, and means "
+            f"{tracker_class.__qualname__} from now on",
             stacklevel=2,
         )
     LOGGER_TYPE_TO_CLASS[name] = tracker_class
