@@ -64,9 +64,9 @@ def prepared(kind: str) -> dict[str, Any]:
 def test_a_model_that_is_sharded_is_refused_for_training_and_comes_back_otherwise(kind: str) -> None:
     for found in run_processes(prepared, 2, kind):
         name = "'0.weight' is a DTensor" if kind == "tensor parallel" else "by FSDP"
-        assert "is sharded already" in found["whole"]
+        assert "is already sharded" in found["whole"]
         assert name in found["whole"]
-        assert "Sequential is sharded already" in found["part"]
+        assert "Sequential is already sharded" in found["part"]
         assert (found["kept"], found["evaluated"], found["frozen"]) == (0, (True, True), True)
 
 

@@ -128,7 +128,7 @@ def test_numbered_checkpoints_are_limited_and_the_newest_is_loaded(tmp_path: Pat
     run.accelerator.load_state()
     assert run.objects[0].value == 2
     run.accelerator.project_configuration.iteration = 2
-    with pytest.raises(ValueError, match="checkpoint_2 exists already"):
+    with pytest.raises(ValueError, match="checkpoint_2 already exists"):
         run.accelerator.save_state()
 
 

@@ -252,7 +252,7 @@ def test_random_states_of_more_or_fewer_gpus_are_loaded_as_far_as_they_go_with_o
         run.accelerator.load_state(tmp_path / "c")
     assert [state.item() for state in gpus.states] == expected
     assert_equal(without_loader(run.state()), without_loader(value))
-    warnings = [record.getMessage() for record in caplog.records if "kept as they are" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "keep their current state" in record.getMessage()]
     assert [warning in text for text in warnings] == ([] if warning is None else [True])
 
 

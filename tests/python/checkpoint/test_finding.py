@@ -33,7 +33,7 @@ def test_checkpoints_are_numbered_below_the_project(tmp_path: Path) -> None:
     target = tmp_path / "checkpoints" / "checkpoint_4"
     assert target_of(project(tmp_path, 4), "ignored") == target
     target.mkdir(parents=True)
-    with pytest.raises(ValueError, match="checkpoint_4 exists already; continue with load_state"):
+    with pytest.raises(ValueError, match="checkpoint_4 already exists; continue with load_state"):
         target_of(project(tmp_path, 4), None)
 
 

@@ -185,7 +185,7 @@ def test_random_states_of_another_kind_are_refused(tmp_path: Path) -> None:
         ([1], "a dict, found list"),
         (3, "a dict, found int"),
         ({0: torch.zeros(1)}, "a dict with names, found the key 0"),
-        ({"weight": 3, "bias": torch.zeros(1)}, r"these are no tensors: weight \(a int\)"),
+        ({"weight": 3, "bias": torch.zeros(1)}, r"these are not tensors: weight \(a int\)"),
         ({"state": {}, "param_groups": []}, "it lacks weight, bias"),
     ],
 )

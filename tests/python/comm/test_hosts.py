@@ -70,7 +70,7 @@ def test_hosts_are_counted_in_the_order_of_their_first_rank() -> None:
 
 
 def test_a_rank_that_never_comes_is_lost() -> None:
-    with pytest.raises(Timeout, match=r"rank 0 waited .* for rank 1 in vain"):
+    with pytest.raises(Timeout, match=r"rank 0 waited .* for rank 1, which did not answer"):
         hosts.find_hosts(store_with("host"), 0, 2)
 
 

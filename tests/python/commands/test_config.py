@@ -39,7 +39,7 @@ def test_a_file_for_this_machine_is_written_once(tmp_path: Path) -> None:
     assert (content["mixed_precision"], content["use_cpu"], content["num_processes"]) == ("bf16", True, 1)
     again = run("default", folder=tmp_path)
     assert (again.returncode, json.loads(path.read_text())) == (0, content)
-    assert "stays as it is" in again.stdout
+    assert "was not changed" in again.stdout
 
 
 def test_all_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,8 +121,8 @@ def test_a_picture_is_written(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("someone/model",), "neither a folder nor a file here nor in the cache, and the Hub cannot be asked"),
-        (("./no/such/folder",), "neither a folder nor a file here, and no name on the Hub could be like that"),
+        (("someone/model",), "neither a folder nor a file here nor in the cache, and the Hub cannot be reached"),
+        (("./no/such/folder",), "neither a folder nor a file here, and this is not a valid name on the Hub"),
         (("net", "--library_name", "keras"), "invalid choice: 'keras'"),
         (("net", "--library_name", "timm", "--device", "cuda"), "--device cuda: torch sees no GPU here"),
         (("net", "--batch_size", "0"), "expected an integer of at least 1"),

@@ -106,8 +106,8 @@ def test_a_failure_of_gcloud_is_the_exit_status(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--command", "ls", "--tpu_zone", "z"), "tpu_name is not known: pass --tpu_name"),
-        (("--command", "ls", "--tpu_name", "n"), "tpu_zone is not known"),
+        (("--command", "ls", "--tpu_zone", "z"), "tpu_name is unknown: pass --tpu_name"),
+        (("--command", "ls", "--tpu_name", "n"), "tpu_zone is unknown"),
         (("--tpu_name", "n", "--tpu_zone", "z"), "nothing to run: pass --command or --command_file"),
         (("--tpu_name", "n", "--tpu_zone", "z", "--command", "ls", "--command_file", "x"), "exclude each other"),
         (("--tpu_name", "n", "--tpu_zone", "z", "--command_file", "no-such"), "no-such cannot be read"),

@@ -93,7 +93,7 @@ def test_a_missing_file_and_one_that_is_no_json_are_refused(tmp_path: Path) -> N
     with pytest.raises(InvalidArgument, match=r"c\.json is no JSON"):
         file.load(written(tmp_path, "{", "c.json"))
     for name in ("c.json", "c.yaml"):
-        with pytest.raises(InvalidArgument, match=rf"{name} is no (JSON|YAML) that can be read: .* nested more deeply"):
+        with pytest.raises(InvalidArgument, match=rf"{name} cannot be read as (JSON|YAML): .* nested more deeply"):
             file.load(written(tmp_path, "[" * 100_000, name))
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(InvalidArgument, match=r"bytes\.yaml: cannot be read"):

@@ -244,5 +244,5 @@ def test_inputs_of_a_model_are_those_to_generate_or_to_train(tmp_path: Path) -> 
     assert (length, kwargs["labels"].shape, kwargs.keys()) == (10, (3, 10), {"input_ids", "labels", "use_cache"})
     with pytest.raises(InvalidArgument, match=r"^sequence_length 65: LlamaForCausalLM takes at most 64 tokens"):
         inputs_of(module, 1, 65)
-    with pytest.raises(InvalidArgument, match="Identity is no model of transformers"):
+    with pytest.raises(InvalidArgument, match="Identity is not a model of transformers"):
         inputs_of(torch.nn.Identity(), 1)

@@ -118,7 +118,7 @@ def test_weights_of_integers_leave_activations_in_the_dtype_of_the_model(llama: 
 
 def test_a_model_without_a_configuration_needs_inputs() -> None:
     linear = nn.Linear(8, 4)
-    with pytest.raises(InvalidArgument, match=r"Linear is no model of transformers.* pass make_inputs"):
+    with pytest.raises(InvalidArgument, match=r"Linear is not a model of transformers.* pass make_inputs"):
         needs_of(linear, Workload())
     needs = needs_of(linear, Workload(make_inputs=lambda: ((torch.zeros(3, 8),), {})))
     assert needs == Needs({}, 4 * (3 * 8 + 3 * 4))

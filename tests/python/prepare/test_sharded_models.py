@@ -38,7 +38,7 @@ def test_what_is_sharded_is_refused_for_training_on_several_processes_alone(kind
     for model in (by(kind), torch.nn.Sequential(torch.nn.ReLU(), by(kind))):
         assert is_sharded(model)
         require_whole(model, 1)
-        with pytest.raises(InvalidArgument, match=rf"is sharded already \(.*({how}|'1\.weight')"):
+        with pytest.raises(InvalidArgument, match=rf"is already sharded \(.*({how}|'1\.weight')"):
             require_whole(model, 2)
         require_whole(model.requires_grad_(False), 2)
 

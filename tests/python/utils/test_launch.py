@@ -110,7 +110,7 @@ def test_a_negative_number_is_a_value() -> None:
     ],
 )
 def test_flags_without_one_value_each_are_refused(words: list[str], at: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"at '{at}': expected each flag once, with one value"):
+    with pytest.raises(InvalidArgument, match=f"at '{at}': expected each flag once, followed by one value"):
         launch._convert_nargs_to_dict(words)
 
 
