@@ -1,4 +1,4 @@
-"""What shows only when the ranks of a check are compared."""
+"""Findings that only appear when the ranks of a check are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accelerate_cpp.check.task import Task
 Journals = Mapping[int, Sequence[Record]]
 
 _NAMES_SHOWN = 4
-# What follows from another error: it is told only where there is none.
+# Consequences of another error, which are only reported if there is none.
 _CONSEQUENCES = ("lost-peer", "ranks-diverge")
 _ADVICE_DIVERGE = (
     "have all processes call it, and equally often: look for `if accelerator.is_main_process`, for loops of different "
@@ -56,7 +56,7 @@ def _merged(journals: Journals) -> list[Finding]:
             first.setdefault(key, {name: record[name] for name in ("level", "code", "what", "where", "advice")})
     found = [Finding(**data, ranks=tuple(ranks_of[key])) for key, data in first.items()]
     read_by_all = len(journals)
-    # A loader that one rank reads alone need not be shared out.
+    # A loader that only one rank reads need not be divided.
     return [one for one in found if one.code != "unprepared-loader" or len(one.ranks) == read_by_all]
 
 
@@ -98,7 +98,7 @@ def _different_lengths(journals: Journals) -> list[Finding]:
 
 
 def _different_calls(journals: Journals) -> list[Finding]:
-    """The first call of a method that all ranks have to call, and that one does not."""
+    """The first call of a method that all ranks have to call, but that one rank does not call."""
     calls = {rank: of_kind(records, "call") for rank, records in journals.items()}
     for row in zip_longest(*calls.values()):
         names = {None if call is None else call["name"] for call in row}

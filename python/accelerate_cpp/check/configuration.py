@@ -1,4 +1,4 @@
-"""What arguments of ``Accelerator`` and settings of the launch say of the same thing."""
+"""Compares arguments of ``Accelerator`` with settings of the launch for the same option."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DEFAULT = "default"
 
 
 def judge_arguments(observed: Observed, constructor: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Compares the arguments that ``Accelerator`` is made with, and what the launch was told."""
+    """Compares the arguments of ``Accelerator`` with the settings of the launch."""
     try:
         given = inspect.signature(constructor).bind(None, *args, **kwargs).arguments
-    except TypeError:  # which the constructor will say itself
+    except TypeError:  # the constructor will report it
         return
     precision = given.get("mixed_precision")
     if precision is not None:

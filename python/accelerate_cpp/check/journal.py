@@ -21,7 +21,7 @@ class Finding:
         what: a sentence or two on what was seen.
         where: ``file:line``, or empty.
         advice: what to do about it.
-        ranks: on which it was seen.
+        ranks: the ranks on which it was seen.
     """
 
     level: str
@@ -51,7 +51,7 @@ class Journal:
 
 
 def read_journals(folder: Path) -> dict[int, list[Record]]:
-    """The records of each rank that wrote any; a line that was not finished is left out."""
+    """The records of each rank that wrote any; unfinished lines are ignored."""
     journals: dict[int, list[Record]] = {}
     for path in folder.glob("rank-*.jsonl"):
         lines = path.read_text().split("\n")[:-1]
@@ -60,5 +60,5 @@ def read_journals(folder: Path) -> dict[int, list[Record]]:
 
 
 def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
-    """Those of ``records`` that are of ``kind``."""
+    """The entries of ``records`` that are of ``kind``."""
     return [record for record in records if record["kind"] == kind]

@@ -1,4 +1,4 @@
-"""Passes over loaders: where a check cuts them short, and whether the data is shared out as it should be."""
+"""Passes over loaders: where a check cuts them short, and whether the data is divided as it should be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelerate_cpp.check.observed import CheckFinished, Observed, Pass
 from accelerate_cpp.check.source import here, repetitions, user_frame
 from accelerate_cpp.runtime import current
 
-_PASSES_WITHOUT_TRAINING = 50  # over one loader, after which a script is taken to go on like this
+_PASSES_WITHOUT_TRAINING = 50  # over one loader, after which the script is assumed to continue like this
 _MICRO_BATCHES_PER_STEP = 64  # of a script that counts them itself
 
 
@@ -46,7 +46,7 @@ class Loading:
                 batches.close()
 
     def gathers(self, name: str) -> None:
-        """A method of the ``Accelerator`` gathers what was computed from the batch in hand, or from all of them."""
+        """A method of the ``Accelerator`` gathers results of the current batch, or of all batches."""
         reading = self._observed.reading[-1] if self._observed.reading else self._latest
         if reading is not None:
             self._count(reading)
@@ -65,7 +65,7 @@ class Loading:
             )
 
     def conclude(self) -> None:
-        """What the passes show, each loader once, by its most telling pass."""
+        """The findings about passes, once for each loader, from its most informative pass."""
         for reading in self._observed.reading:
             self._count(reading)
         seen: list[Any] = []

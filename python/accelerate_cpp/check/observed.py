@@ -1,4 +1,4 @@
-"""What a watched script has done so far, and what was found: the notebook that all watchers of a check share."""
+"""What a watched script has done so far, and the findings: the record that all watchers of a check share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pass:
         where: the loop over it.
         repetitions: how often the loop around that one runs, if it says.
         first_step, first_backward: how many there had been before.
-        batches: given out so far.
+        batches: the number of batches returned so far.
         gathers: names of the methods that gathered from its batches.
         was_cut: whether the check ended it before its last batch.
     """
@@ -60,7 +60,7 @@ class Observed:
         passes: over loaders, in the order in which they began.
         accumulates: whether ``accumulate`` or ``no_sync`` was entered.
         saved: names of the methods that saved something.
-        has_ended: whether all has been written down.
+        has_ended: whether everything has been recorded.
     """
 
     def __init__(self, task: Task, journal: Journal, rank: int = 0) -> None:
@@ -76,7 +76,7 @@ class Observed:
 
     @property
     def steps(self) -> int:
-        """Of the optimizer that stepped most often."""
+        """The number of steps of the optimizer that stepped most often."""
         return max(self.steps_of.values(), default=0)
 
     @property
@@ -95,25 +95,25 @@ class Observed:
         return bool(self.accelerators) and self.accelerators[-1].scaler is not None
 
     def prepared(self, kind: str) -> list[Any]:
-        """What was prepared of a kind: ``models``, ``optimizers``, ``dataloaders`` or ``schedulers``."""
+        """The prepared objects of a kind: ``models``, ``optimizers``, ``dataloaders`` or ``schedulers``."""
         return [item for accelerator in self.accelerators for item in getattr(accelerator, f"_{kind}")]
 
     def is_prepared_optimizer(self, optimizer: Any) -> bool:
-        """Whether ``optimizer`` is one of those, or what one of them wraps."""
+        """Whether ``optimizer`` is a prepared one, or is wrapped by one."""
         return any(optimizer is known or optimizer is known.optimizer for known in self.prepared("optimizers"))
 
     def is_prepared_scheduler(self, scheduler: Any) -> bool:
-        """Whether ``scheduler`` is one of those, or what one of them wraps."""
+        """Whether ``scheduler`` is a prepared one, or is wrapped by one."""
         return any(scheduler is known or scheduler is known.scheduler for known in self.prepared("schedulers"))
 
     def end(self, how: str) -> None:
-        """Writes down how the run ended, and how far it came."""
+        """Records how the run ended, and its progress."""
         self.journal.write(
             "end", how=how, steps=self.steps, backwards=self.backwards, has_accelerator=bool(self.accelerators)
         )
 
     def find(self, level: str, code: str, what: str, advice: str = "", where: str | None = None) -> None:
-        """Writes down a finding, once for each place; ``where`` is the running line of the user's if ``None``."""
+        """Records a finding, once for each place; ``where`` is by default the running line of the user's code."""
         place = here() if where is None else where
         if (code, place) not in self._found:
             self._found.add((code, place))

@@ -1,7 +1,7 @@
 """A worker of a check: ``python -m accelerate_cpp.check.run FOLDER`` runs and watches the script of a task.
 
-It exits with 0 whatever the script does, so that no rank is ended while it still has to write down what it saw; the
-parent reads what happened from the journals.
+It exits with 0 whatever the script does, so that no rank is ended before it has recorded its observations; the parent
+reads what happened from the journals.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def run(task: Task, observed: Observed) -> str:
-    """Runs the script, and writes down what stopped it: ``end``, ``enough``, ``failed``, or ``peer``."""
+    """Runs the script, and records what stopped it: ``end``, ``enough``, ``failed``, or ``peer``."""
     sys.argv = [task.script, *task.arguments]
     try:
         _run_script(task)
@@ -82,7 +82,7 @@ def _left(leaving: SystemExit, observed: Observed) -> str:
 
 
 def _failed(error: BaseException, observed: Observed) -> str:
-    """Writes down what an exception says of the script."""
+    """Records what an exception reveals about the script."""
     where, text = place_of_error(error.__traceback__), f"{type(error).__name__}: {error}"
     if isinstance(error, StopIteration) and any(one.was_cut for one in observed.passes):
         return "enough"
@@ -119,7 +119,7 @@ def _failed(error: BaseException, observed: Observed) -> str:
 
 
 def _give_up(observed: Observed) -> None:
-    """Says where the script is after all this time, and ends the process, also when only threads of it are left."""
+    """Reports the position of the script at the time limit, and ends the process, even if only its threads are left."""
     if observed.has_ended:
         os._exit(0)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)

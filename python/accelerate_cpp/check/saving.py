@@ -1,4 +1,4 @@
-"""What a script saves: into a folder of the check instead of its own, and whether something is left out."""
+"""Redirects what a script saves to a folder of the check, and finds state that is not saved."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from accelerate_cpp.check.source import is_the_users, user_frame
 
 
 class Saving:
-    """Watches what is saved, and leads it into ``folder``, so that a check overwrites nothing."""
+    """Watches what is saved, and redirects it to ``folder``, so that a check overwrites nothing."""
 
     def __init__(self, observed: Observed, folder: Path) -> None:
         self._observed, self._folder = observed, folder
 
     def elsewhere(self, path: Any) -> Any:
-        """Where ``path`` is written in the check; anything but a path stays as it is."""
+        """The place to which ``path`` is written in the check; anything but a path is returned unchanged."""
         if not isinstance(path, (str, os.PathLike)):
             return path
         absolute = os.path.abspath(path)
@@ -35,7 +35,7 @@ class Saving:
         return str(folder / os.path.basename(absolute))
 
     def written(self, path: Any) -> Any:
-        """Where ``path`` is to be read: what the check has written for it, else itself."""
+        """The place from which ``path`` is read: the file that the check has written for it, else itself."""
         if not isinstance(path, (str, os.PathLike)):
             return path
         absolute = os.path.abspath(path)
@@ -59,7 +59,7 @@ class Saving:
             project.project_dir = before
 
     def conclude(self, has_ended: bool) -> None:
-        """Says when a script that has come to its end saved nothing."""
+        """Reports if a script that has ended saved nothing."""
         if has_ended and self._observed.steps and not self._observed.saved:
             self._observed.find(
                 "note",
@@ -102,12 +102,14 @@ def _names_in_reach(frame: FrameType | None) -> dict[str, Any]:
 
 
 def _has_state(item: Any) -> bool:
-    """Whether training changes what ``item`` has to be loaded with later."""
+    """Whether training changes the state of ``item``."""
     kind = type(item)
     if isinstance(item, type) or not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
         return False
     if isinstance(item, torch.nn.Module):
-        return isinstance(item, AveragedModel)  # another one is trained, which is told elsewhere, or stays as it is
-    # Optimizers and schedulers are told of when they step; others may be parts of one that is prepared.
+        return isinstance(
+            item, AveragedModel
+        )  # another one is trained, which is reported elsewhere, or it does not change
+    # Optimizers and schedulers are reported when they step; others may be parts of a prepared one.
     known = (torch.optim.Optimizer, LRScheduler, torch.utils.data.DataLoader, torch.amp.GradScaler)
     return not isinstance(item, known) and kind.__module__.partition(".")[0] not in ("accelerate_cpp", "torch")

@@ -1,4 +1,4 @@
-"""Schedules of learning rates: whether they end when the run does."""
+"""Checks whether learning-rate schedules end with the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from accelerate_cpp.check.loading import configured_length
 from accelerate_cpp.check.observed import Observed, Pass
 from accelerate_cpp.check.source import here
 
-_EARLY, _LATE = 0.9, 1.3  # parts of the run outside of which the end of a schedule is taken for a mistake
+_EARLY, _LATE = 0.9, 1.3  # parts of the run outside of which the end of a schedule is considered a mistake
 
 
 def total_steps(scheduler: Any) -> int | None:
-    """After how many of its steps a schedule has nothing more to do; ``None`` if it does not say, or never ends."""
+    """The number of steps after which a schedule has ended; ``None`` if it is unknown, or never ends."""
     if isinstance(scheduler, lr_scheduler.SequentialLR):
         last = total_steps(scheduler._schedulers[-1])
         return None if last is None else scheduler._milestones[-1] + last
@@ -78,7 +78,7 @@ class Schedules:
         observed.find(level, "unprepared-scheduler", what, "pass it to prepare, and step what that returns")
 
     def conclude(self) -> None:
-        """Compares each schedule with the run, as far as the script says how long that is."""
+        """Compares each schedule with the run, if the script shows how long that is."""
         for scheduler in self._stepped:
             total = total_steps(scheduler)
             reading = next((one for one in self._observed.passes if one.trains and one.steps), None)

@@ -1,4 +1,4 @@
-"""Where in the user's program something happens, and how often the loop around it runs."""
+"""Finds where in the user's program something happens, and how often the loop around it runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NOT_THE_USERS = (
 
 
 def is_the_users(code: CodeType) -> bool:
-    """Whether ``code`` is neither Python's, nor this package's, nor of a package that is installed."""
+    """Whether ``code`` belongs neither to Python, nor to this package, nor to an installed package."""
     return not os.path.abspath(code.co_filename).startswith(_NOT_THE_USERS) and code.co_filename[:1] != "<"
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame of this thread that is the user's."""
+    """The innermost frame of the user's code in this thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_the_users(frame.f_code):
         frame = frame.f_back

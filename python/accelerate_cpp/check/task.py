@@ -1,4 +1,4 @@
-"""What the workers of a check are to do, which their parent leaves in a file for them."""
+"""The task of the workers of a check, which their parent writes into a file for them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Task:
         script: path of the script, or with ``module`` the name of the module.
         arguments: of the script.
         steps: optimizer steps in each pass over a loader.
-        time_limit_seconds: after which a worker ends itself.
-        wait_seconds: for how long ranks wait for each other.
-        processes: that run.
-        configured: that the configuration, or a flag, asks for.
+        time_limit_seconds: the time after which a worker ends itself.
+        wait_seconds: how long ranks wait for each other.
+        processes: the number of processes that run.
+        configured: the number of processes in the configuration, or in a flag.
         settings: each setting of the launch as ``[value, source]``.
     """
 
@@ -37,7 +37,7 @@ class Task:
     settings: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Leaves the task in ``folder``."""
+        """Writes the task into ``folder``."""
         (folder / _FILE).write_text(json.dumps(asdict(self)))
 
     @staticmethod

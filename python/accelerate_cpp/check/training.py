@@ -1,4 +1,4 @@
-"""Backward passes and optimizer steps: whether what is stepped was prepared, and has the gradients it should."""
+"""Checks backward passes and optimizer steps: whether trained objects were prepared and have gradients."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Training:
         self._not_cleared.clear()
 
     def conclude(self) -> None:
-        """What all of the steps show."""
+        """The findings about all steps."""
         observed = self._observed
         if observed.backwards and not observed.steps:
             observed.find(

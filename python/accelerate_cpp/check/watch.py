@@ -1,6 +1,6 @@
 """Puts the watchers of a check between a script and the methods of this package and of torch that it calls.
 
-Nothing of this is loaded outside of a check, so that training pays nothing for it.
+It is not loaded outside of a check, so that it costs training nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Around = Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Around) -> None:
-    """Has calls of ``owner.name`` go to ``around(original, is_the_users, *args, **kwargs)``.
+    """Redirects calls of ``owner.name`` to ``around(original, is_the_users, *args, **kwargs)``.
 
     ``is_the_users`` is false for calls that come from this package, or from torch.
     """

@@ -1,4 +1,4 @@
-"""Attaching the hooks that bring inputs and weights to the devices of a model's blocks."""
+"""Attaching the hooks that move inputs and weights to the devices of a model's blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelerate_cpp.placement.module_tensors import TiedTensors
 from accelerate_cpp.placement.offload import PrefixedDataset
 from accelerate_cpp.placement.offloaded_tensors import slots_of
 
-# Modules whose forward reads weights of modules in them without calling these, so that hooks of those come too late.
+# Modules whose forward reads weights of their submodules without calling them, so that their hooks run too late.
 _READING_THEIR_PARTS = (nn.MultiheadAttention,)
 
 
@@ -24,7 +24,8 @@ def attach_execution_device_hook(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedTensors | None = None,
 ) -> None:
-    """Gives ``module``, and all modules in it that have weights and no hook, one for inputs on ``execution_device``.
+    """Attaches a hook for inputs on ``execution_device`` to ``module`` and all its submodules with weights and without
+    a hook.
 
     Args:
         skip_keys: keyword arguments that are not moved.
@@ -51,10 +52,10 @@ def attach_align_device_hook(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedTensors | None = None,
 ) -> None:
-    """Gives ``module``, and all modules in it, an :class:`AlignDevicesHook` if they have tensors of their own.
+    """Attaches an :class:`AlignDevicesHook` to ``module`` and all its submodules that have tensors of their own.
 
     Args:
-        execution_device: where forward passes run.
+        execution_device: the device of forward passes.
         offload: keep weights away between forward passes.
         weights_map: the weights by name.
         offload_buffers: buffers too.
@@ -106,7 +107,7 @@ def attach_align_device_hook_on_blocks(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedTensors | None = None,
 ) -> None:
-    """Gives each block in ``module`` that a device map names the hooks that it needs to run on its device.
+    """Attaches to each block in ``module`` that a device map names the hooks that it needs to run on its device.
 
     Without mappings ``module`` is the one block. A tensor beside blocks may be named, too.
 
@@ -114,9 +115,9 @@ def attach_align_device_hook_on_blocks(
         execution_device: where the forward pass of each block runs, by its name; ``""`` is ``module``.
         offload: whether its weights are away between forward passes, by its name.
         weights_map: the weights by name.
-        offload_buffers: buffers are away, too.
+        offload_buffers: offload buffers, too.
         module_name: the name of ``module``.
-        skip_keys: entries of named arguments and outputs that stay where they are.
+        skip_keys: keyword arguments and entries of outputs that are not moved.
         preload_module_classes: classes of modules that read weights of their submodules directly; the weights of such a
             module and its submodules are loaded and released together.
         tied_params_map: copies of shared tensors.
@@ -144,7 +145,7 @@ def attach_align_device_hook_on_blocks(
 
 
 class _Blocks:
-    """What :func:`attach_align_device_hook_on_blocks` is given, for all blocks."""
+    """The arguments of :func:`attach_align_device_hook_on_blocks`, for all blocks."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Loading checkpoints into models, tensor by tensor, each onto its device.
 
-What the headers of the files tell is checked before anything is changed. If loading fails later, a tensor of the model
-that had no values (one on the meta device) has none again; others are not taken back, as that would need a second copy
-of the model.
+The headers of the files are checked before anything is changed. If loading fails later, tensors of the model that had
+no values (those on the meta device) have none again; others are not restored, because that would need a second copy of
+the model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: DeviceM
     """The tensors of one file, in the safetensors format or of ``torch.save``; those on the CPU are mapped.
 
     Args:
-        device_map: where to put them; ``"disk"`` and what is not named stay on the CPU.
+        device_map: the devices of the tensors; those for ``"disk"`` and those without an entry stay on the CPU.
 
     Raises:
         CheckpointError: the file is missing, damaged, or of another format.
@@ -83,13 +83,14 @@ def load_checkpoint_in_model(
         device_map: where each module goes; ``"disk"`` writes it to ``offload_folder``. Without it tensors are loaded
             where they are, and to the CPU if they have no values.
         offload_folder: is created if necessary.
-        dtype: what weights are converted to; by default what they have in ``model``. Integers and booleans stay.
-        offload_state_dict: accepted as by the original, which keeps weights for the CPU on the disk meanwhile to save
-            memory; here none is used for that, so it changes nothing.
-        offload_buffers: buffers of modules on the disk too; else they stay on the CPU.
+        dtype: the dtype to which weights are converted; by default that in ``model``. Integers and booleans are not
+            converted.
+        offload_state_dict: without effect. The original keeps weights for the CPU on the disk meanwhile to save memory,
+            which is not needed here.
+        offload_buffers: also offload buffers of modules on the disk; otherwise they stay on the CPU.
         keep_in_fp32_modules: names of modules that stay in fp32 with ``dtype=torch.float16``.
-        offload_8bit_bnb: is refused: layers of bitsandbytes are not offloaded.
-        strict: refuse a checkpoint that lacks weights or has others besides; else both are logged.
+        offload_8bit_bnb: refused: bitsandbytes layers are not offloaded.
+        strict: refuse a checkpoint that lacks weights or has additional ones; otherwise both are logged.
         full_state_dict: of a model whose parameters are spread over processes: the checkpoint has whole tensors.
         broadcast_from_rank0: of such a model: only the first process reads the checkpoint.
 
@@ -132,7 +133,7 @@ def load_checkpoint_in_model(
 
 
 def _converts_checkpoints(model: nn.Module) -> bool:
-    """Whether a module that is not torch's own changes what it is given to load, as for files of older versions."""
+    """Whether a module that is not torch's own changes the state that it loads, as for files of older versions."""
     return any(
         module._load_state_dict_pre_hooks
         or not getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
@@ -141,7 +142,7 @@ def _converts_checkpoints(model: nn.Module) -> bool:
 
 
 def _load_by_torch(model: nn.Module, files: Iterable[CheckpointFile], strict: bool) -> None:
-    """Through ``load_state_dict`` of the model; what it gets is mapped, and so takes no memory."""
+    """Loads through ``load_state_dict`` of the model; its tensors are mapped, and therefore take no memory."""
     state_dict = {name: file.read(name) for file in files for name in file}
     without_values = any(is_meta(tensor) for tensor in [*model.parameters(), *model.buffers()])
     unused = model.load_state_dict(state_dict, strict=strict, assign=without_values).unexpected_keys

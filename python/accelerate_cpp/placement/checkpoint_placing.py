@@ -1,4 +1,4 @@
-"""One loading of a checkpoint: what fits where, checked first, and then putting tensor after tensor into its place."""
+"""One loading of a checkpoint: all tensors are checked first, and then put into their places one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXTRA_STATE = "_extra_state"  # torch's name for what modules save besides tens
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor of the model stands."""
+    """The place of a tensor in the model."""
 
     tensors: dict[str, Any]
     label: str
@@ -35,7 +35,7 @@ class _Place:
 
     @property
     def tensor(self) -> Tensor:
-        """What stands there now."""
+        """The current value."""
         tensor: Tensor = self.tensors[self.label]
         return tensor
 
@@ -130,7 +130,7 @@ class Loading:
         return unused
 
     def _is_of_8_bits(self, name: str) -> bool:
-        """Whether ``name`` is what a layer of bitsandbytes saves in addition to its weight."""
+        """Whether ``name`` is an entry that a bitsandbytes layer saves in addition to its weight."""
         prefix, _, label = name.rpartition(".")
         place = self._places.get(f"{prefix}.weight")
         return label in ("SCB", "weight_format") and place is not None and quantizes(place.tensor)
@@ -193,7 +193,7 @@ class Loading:
             self._put(target, copy)
 
     def _placed(self, name: str, value: Tensor, writer: FolderWriter | None, file: CheckpointFile) -> Tensor:
-        """``value`` as it stands in the model from now on."""
+        """``value`` in the form that the model stores."""
         old, device, dtype = self._places[name].tensor, self._devices[name], self._dtype_of(name, value)
         if self._device_map is None and not is_meta(old) and dtype == old.dtype:
             with torch.no_grad():
@@ -229,7 +229,7 @@ class Loading:
 
 @contextmanager
 def _naming(name: str, value: Tensor, device: torch.device) -> Iterator[None]:
-    """Says of an error for lack of memory which tensor it was."""
+    """Adds the name of the tensor to an out-of-memory error."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The files of a model's checkpoint: which there are, what is in them, and reading it tensor by tensor.
+"""The files of a model's checkpoint: finding them, their contents, and reading them tensor by tensor.
 
 Files are mapped, so that a tensor takes memory only when it is copied or converted.
 """
@@ -61,14 +61,14 @@ class CheckpointFile:
         return iter(self._names)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; ``None`` for what is not a tensor."""
+        """The shape of a tensor; ``None`` for other values."""
         if self._reader is not None:
             return tuple(self._reader.get_slice(name).get_shape())
         value = self._content[name]
         return tuple(value.shape) if isinstance(value, Tensor) else None
 
     def read(self, name: str) -> Any:
-        """A tensor on the CPU, or what else there is of that name.
+        """A tensor on the CPU, or the other value with that name.
 
         Raises:
             CheckpointError: it cannot be read.

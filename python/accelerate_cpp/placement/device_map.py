@@ -1,8 +1,8 @@
-"""Device maps: which part of a model goes to which device.
+"""Device maps: the assignment of the parts of a model to devices.
 
 A device map has names of modules (or of tensors beside them) as keys and devices as values: numbers of accelerators,
-``"cpu"``, ``"mps"`` or ``"disk"``. A name stands for everything in it; ``""`` for the whole model. What goes where is
-decided in :mod:`accelerate_cpp.placement.first_fit` and :mod:`accelerate_cpp.placement.fitting`.
+``"cpu"``, ``"mps"`` or ``"disk"``. A name includes everything in it; ``""`` is the whole model. The decisions are made
+in :mod:`accelerate_cpp.placement.first_fit` and :mod:`accelerate_cpp.placement.fitting`.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def infer_auto_device_map(
 
     Args:
         max_memory: room of devices, as :func:`get_max_memory` takes it; ``None`` is what is free now.
-        no_split_module_classes: names of the classes of modules that stay whole, such as blocks with a residual
+        no_split_module_classes: names of the classes of modules that are not split, such as blocks with a residual
             connection.
-        dtype: what the weights will be converted to.
+        dtype: the dtype to which the weights will be converted.
         special_dtypes: other dtypes for some of them, by name.
         verbose: print each decision.
         clean_result: put parts that go to one device under the name of their module.
-        offload_buffers: whether buffers are offloaded, too; else a warning says if they have no room.
+        offload_buffers: whether buffers are offloaded, too; otherwise a warning is logged if there is no room for them.
         fallback_allocation: give a device that the next module is too large for the first later one that fits.
         workload: leave room for activations and caches, too.
 
@@ -109,10 +109,10 @@ def choose_device_map(
     Args:
         max_memory: room of devices, as :func:`get_max_memory` takes it; ``None`` is what is free now, and of an only
             GPU nine tenths of it, unless the way is ``"sequential"``.
-        no_split_module_classes: names of the classes of modules that stay whole.
-        dtype: what the weights will be converted to.
+        no_split_module_classes: names of the classes of modules that are not split.
+        dtype: the dtype to which the weights will be converted.
         special_dtypes: other dtypes for some of them, by name.
-        offload_buffers: whether buffers are offloaded, too; else a warning says if they have no room.
+        offload_buffers: whether buffers are offloaded, too; otherwise a warning is logged if there is no room for them.
         workload: leave room for activations and caches, too.
 
     Raises:

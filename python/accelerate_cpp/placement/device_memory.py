@@ -1,4 +1,4 @@
-"""How much room devices have for a model, and how much of it to use so that all are filled alike."""
+"""The memory of devices for a model, and how much of it to use so that all are filled equally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 Memory = dict[int | str, Size]
 
 _OTHER_DEVICES = ("mps", "cpu", "disk")
-# Of an only GPU, when nobody said how much of it to use: activations need some.
+# Share of a single GPU that is used by default: activations need the rest.
 _PART_OF_ONLY_GPU = 0.9
 
 
@@ -29,8 +29,8 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> M
     """Bytes by device: accelerators by their numbers, then ``"mps"``, ``"cpu"`` and ``"disk"``.
 
     Args:
-        max_memory: bytes, or texts as ``"10GB"`` and ``"5GiB"``; devices that are left out are not used. Without it,
-            what is free now: of each accelerator, and of the machine's memory, or what its container leaves of it.
+        max_memory: bytes, or strings such as ``"10GB"`` and ``"5GiB"``; devices that are left out are not used. Without
+            it, what is free now: of each accelerator, and of the machine's memory, or what its container leaves of it.
 
     Raises:
         InvalidArgument: a key is no such device, or a text is not a size.
@@ -78,7 +78,7 @@ def get_balanced_memory(
     special_dtypes: Mapping[str, Dtype] | None = None,
     low_zero: bool = False,
 ) -> Memory:
-    """``max_memory``, lowered so that a device map made with it fills all accelerators alike.
+    """``max_memory``, lowered so that a device map made with it fills all accelerators equally.
 
     Each but the last may hold an equal part of the model and a quarter more than one layer; the last takes the rest.
 

@@ -1,4 +1,4 @@
-"""Modules that are built on a device of choice: as they are registered, their tensors are moved there."""
+"""Building modules on a chosen device: their tensors are moved there when they are registered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
     """Inside this block, this thread builds modules whose parameters are on ``device``. The innermost such context
     decides.
 
-    A parameter that several modules share stays one.
+    A parameter that several modules share stays shared.
 
     Args:
         include_buffers: buffers too; ``None`` is what ``ACCELERATE_INIT_INCLUDE_BUFFERS`` says, by default no. Then
@@ -69,7 +69,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
 
 
 class _Placing:
-    """What torch calls for each tensor that is registered, in any thread."""
+    """The hook that torch calls for each tensor that is registered, in any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

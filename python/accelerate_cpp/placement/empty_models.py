@@ -85,14 +85,14 @@ def _found(
     if library == "timm":
         source = f"local-dir:{path.parent}" if local else f"hf-hub:{name}"
         return _of_timm(source, batch_size)
-    # Code beside the configuration is found through the name only.
+    # Code next to the configuration is only found through the name.
     source = name if trust_remote_code else str(path)
     return _of_transformers(source, batch_size, sequence_length, model_class, trust_remote_code)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps libraries from logging what they miss: what matters here is raised."""
+    """Prevents libraries from logging what they miss: everything relevant is raised here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -221,7 +221,7 @@ def _builder(
 def inputs_of(
     module: nn.Module, batch_size: int, sequence_length: int | None = None, training: bool = False
 ) -> tuple[Callable[[], Inputs], int]:
-    """Something that makes the arguments of a forward pass of a model of transformers, and how many tokens they have.
+    """A function that creates the arguments of a forward pass of a transformers model, and their number of tokens.
 
     Args:
         sequence_length: tokens of a sample; by default 512, or what the model can take if that is less.
