@@ -107,9 +107,7 @@ def _has_state(item: Any) -> bool:
     if isinstance(item, type) or not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
         return False
     if isinstance(item, torch.nn.Module):
-        return isinstance(
-            item, AveragedModel
-        )  # another one is trained, which is reported elsewhere, or it does not change
+        return isinstance(item, AveragedModel)  # others are trained, which is reported elsewhere, or do not change
     # Optimizers and schedulers are reported when they step; others may be parts of a prepared one.
     known = (torch.optim.Optimizer, LRScheduler, torch.utils.data.DataLoader, torch.amp.GradScaler)
     return not isinstance(item, known) and kind.__module__.partition(".")[0] not in ("accelerate_cpp", "torch")
