@@ -245,7 +245,7 @@ def test_the_accelerator_says_what_computes_in_fp8(monkeypatch: pytest.MonkeyPat
 def test_fp8_without_its_library_or_a_recipe_without_fp8_is_refused_before_anything_starts(
     only_installed: Callable[..., None],
 ) -> None:
-    with pytest.raises(InvalidArgument, match="MSAMPRecipeKwargs, and mixed_precision is 'no'"):
+    with pytest.raises(InvalidArgument, match="MSAMPRecipeKwargs, but mixed_precision is 'no'"):
         Accelerator(cpu=True, kwargs_handlers=[MSAMPRecipeKwargs()])
     only_installed("transformer_engine")
     with pytest.raises(MissingLibrary, match=r"MSAMPRecipeKwargs: .*msamp.*TERecipeKwargs"):

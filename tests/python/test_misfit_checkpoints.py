@@ -151,7 +151,7 @@ MISFITS: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
         lambda folder: (folder / "model.safetensors").rename(folder / "model_1.safetensors") and None,
         "missing",
     ),
-    "groups of an optimizer": ({"optimized": slice(1)}, nothing, r"optimizer\.bin is of groups of \[2\] parameters"),
+    "groups of an optimizer": ({"optimized": slice(1)}, nothing, r"optimizer\.bin has parameter groups of sizes \[2\]"),
     "moments": ({}, rewritten("optimizer_1.bin", with_other_moments), r"optimizer_1\.bin does not fit Adam"),
     "kind of an optimizer's state": ({}, rewritten("optimizer_1.bin", lambda _: [1]), "expected a dict, found list"),
     "copies of weights": (

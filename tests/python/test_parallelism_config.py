@@ -213,7 +213,7 @@ def test_the_mesh_is_built_once_and_again_for_other_sizes(connect: Callable[[int
     mesh = config.get_device_mesh("cpu")
     assert mesh is not None
     assert config.get_device_mesh() is config.get_device_mesh("cpu") is config.device_mesh is mesh
-    with pytest.raises(InvalidArgument, match="there is a mesh of cpu devices already"):
+    with pytest.raises(InvalidArgument, match="there is already a mesh of cpu devices"):
         config.get_device_mesh("cuda")
     config.tp_size = 3
     other = config.get_device_mesh()

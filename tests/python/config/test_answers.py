@@ -65,7 +65,7 @@ def test_several_machines_are_written_as_the_original_has_them(tmp_path: Path) -
     [
         ("num_proceses: 2", "unknown key num_proceses; the nearest known key is num_processes"),
         ("fp8_config:\n  bakend: AO", "unknown key fp8_config.bakend; the nearest known key is fp8_config.backend"),
-        ("machine_rank: 1", "machine_rank would have no effect, as it counts only if num_machines is more than 1"),
+        ("machine_rank: 1", "machine_rank would have no effect: it is only used if num_machines is more than 1"),
         ("use_cpu: maybe", "use_cpu: 'maybe': expected yes or no"),
         ("distributed_type: MULTI_CPU\nnum_machines: 2", "main_process_ip is missing and has no default"),
         ("- 1", "expected keys and values, found list"),

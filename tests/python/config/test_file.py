@@ -75,7 +75,7 @@ def test_files_of_early_versions_are_understood(tmp_path: Path) -> None:
         ("distributed_type: 'NO'\nfp8_config: 5", "fp8_config: 5: expected a section"),
         ("distributed_type: 'NO'\ngpu_ids: [0]", "expected a string"),
         ("- 1\n- 2", "expected keys and values, found list"),
-        ("a: [", "is no YAML"),
+        ("a: [", "cannot be read as YAML"),
         ("compute_environment: AMAZON_SAGEMAKER", "SageMaker container"),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, text: st
 def test_a_missing_file_and_one_that_is_no_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match=r"absent\.yaml: cannot be read .* config default"):
         file.load(tmp_path / "absent.yaml")
-    with pytest.raises(InvalidArgument, match=r"c\.json is no JSON"):
+    with pytest.raises(InvalidArgument, match=r"c\.json cannot be read as JSON"):
         file.load(written(tmp_path, "{", "c.json"))
     for name in ("c.json", "c.yaml"):
         with pytest.raises(InvalidArgument, match=rf"{name} cannot be read as (JSON|YAML): .* nested more deeply"):

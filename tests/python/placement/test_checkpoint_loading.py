@@ -106,7 +106,7 @@ def test_what_is_missing_or_too_much_is_logged(saved: Net, tmp_path: Path, caplo
         load_checkpoint_in_model(model, tmp_path / "other.safetensors", device_map={"": "cpu"})
     assert "were not used when initializing Net, which has no place for them: zz" in caplog.text
     assert "still without values: linear1.bias" in caplog.text
-    with pytest.raises(ValueError, match=r"lacks linear1\.bias; it has besides zz"):
+    with pytest.raises(ValueError, match=r"lacks linear1\.bias; its additional entries: zz"):
         load_checkpoint_in_model(empty(), tmp_path / "other.safetensors", strict=True)
 
 

@@ -94,7 +94,7 @@ def test_layers_without_attention_keep_nothing_and_other_kinds_everything() -> N
 
 
 def test_a_configuration_that_does_not_say_it_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"SimpleNamespace: expected it to have one of .*num_hidden_layers"):
+    with pytest.raises(InvalidArgument, match=r"SimpleNamespace is unknown: expected one of .*num_hidden_layers"):
         kv_cache_bytes(SimpleNamespace(num_attention_heads=2, head_dim=4), 1, 10, torch.float16)
     with pytest.raises(InvalidArgument, match=r"num_attention_heads, found none; .* class_bytes of a Workload"):
         kv_cache_bytes(SimpleNamespace(num_hidden_layers=2), 1, 10, torch.float16)

@@ -131,7 +131,7 @@ def test_a_pass_that_looks_at_values_is_refused_with_what_to_do() -> None:
 
     for training, advice in ((False, "activation_bytes"), (True, "class_bytes")):
         workload = Workload(training=training, make_inputs=lambda: ((torch.zeros(1, 3),), {}))
-        with pytest.raises(InvalidArgument, match=rf"pass of Looking without data fails.*; pass {advice}"):
+        with pytest.raises(InvalidArgument, match=rf"pass of Looking without data failed.*; pass {advice}"):
             needs_of(Looking(3, 3), workload)
 
 

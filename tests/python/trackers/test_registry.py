@@ -159,7 +159,7 @@ def test_registering_a_class_again_is_no_news() -> None:
 def test_a_class_may_take_a_name_that_exists_and_needs_no_library_then(have: Callable[..., None]) -> None:
     have()
     ours = type("Ours", (Mine,), {"name": "wandb"})
-    with pytest.warns(UserWarning, match="'wandb' stood for WandBTracker, and stands for Ours"):
+    with pytest.warns(UserWarning, match="'wandb' meant WandBTracker, and means Ours"):
         register_tracker_class(ours)
     assert choose("wandb", None) == ["wandb"]
     assert type(create("wandb", "project", None, {})) is ours
