@@ -114,9 +114,9 @@ class Loading:
         self.lacking = [name for name in missing if name in self._places and is_meta(self._places[name].tensor)]
         if strict and (missing or unused):
             raise InvalidArgument(
-                f"strict=True: the checkpoint lacks {listed(missing)}; its additional entries: {listed(unused)}; load it "
-                f"into the model that it was saved from ({type(self._model).__name__} seems to be another one), or pass "
-                "strict=False"
+                f"strict=True: the checkpoint lacks {listed(missing)}; its additional entries: {listed(unused)}; load "
+                f"it into the model that it was saved from ({type(self._model).__name__} seems to be another one), or "
+                "pass strict=False"
             )
         wrong = [
             f"{name} has {tuple(place.tensor.shape)}, in the checkpoint {shapes[name]}"
