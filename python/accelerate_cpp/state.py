@@ -55,6 +55,13 @@ def _session_here() -> Session | None:
     return current.session
 
 
+def _device_here() -> torch.device | None:
+    return None if current.session is None else current.session.device
+
+
+fsdp.device_of_run = _device_here
+
+
 # Prepared objects and Accelerators that are pickled belong to the session of the process that loads them.
 copyreg.pickle(Session, lambda _: (_session_here, ()))  # type: ignore[arg-type, return-value]
 

@@ -34,7 +34,9 @@ def load_config_from_file(config_file: _Place | None) -> BaseConfig:  # the orig
     """The content of a configuration file; with ``None``, of the one that launches read by default.
 
     Raises:
-        InvalidArgument: it is missing, cannot be read, or has an unknown key or an invalid value.
+        MissingFile: there is none.
+        Unavailable: it cannot be read.
+        InvalidArgument: it has a key or a value that it may not have.
     """
     path = _path_of(config_file)
     environment = _content_of(path).get("compute_environment", ComputeEnvironment.LOCAL_MACHINE)

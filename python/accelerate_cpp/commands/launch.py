@@ -134,18 +134,6 @@ def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
 
 
-class _NotYet(argparse.Action):
-    """Refuses an unsupported flag as soon as it is read."""
-
-    def __init__(self, group: Group, flag: Flag, **kwargs: Any) -> None:
-        super().__init__(nargs=None if flag.takes_value else 0, choices=flag.choices or None, **kwargs)
-        self._sentence, self._neutral = group.sentence(flag), flag.neutral
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
-        if (value or "") != self._neutral:  # for a flag without a value this is an empty list
-            parser.error(self._sentence)
-
-
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
     """Adds flags that do nothing yet: programs may read them, and a launch refuses them."""
     for group in GROUPS:
@@ -235,7 +223,12 @@ def add_script(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
-    """The values of ``args``, and those of ``others`` that ``args`` does not set."""
+    """What ``args`` says, and ``others`` of what it does not say.
+
+    Raises:
+        InvalidArgument: it says something that does not work yet.
+    """
+    _refuse_unsupported(args)
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}

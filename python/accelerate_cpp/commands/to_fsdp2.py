@@ -52,7 +52,7 @@ def to_fsdp2_command(args: argparse.Namespace) -> int:
     target = source if args.output_file is None else Path(args.output_file).expanduser()
     given = load_config(source)
     if target.exists() and not args.overwrite:
-        raise ExistingFile(f"{target} already exists: pass --overwrite, or another --output_file")
+        raise ExistingFile(f"{target} is there already: pass --overwrite, or another --output_file")
     files.save(target, convert_config_to_fsdp2(given, str(source)))
     return 0
 
@@ -71,7 +71,7 @@ def load_config(config_file: str | os.PathLike[str]) -> dict[str, Any]:
 def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the configuration") -> dict[str, Any]:
     """The content of a configuration file with the options of FSDP 1 replaced by those of FSDP 2.
 
-    Options that are dropped, and that there is nothing to convert, are reported on standard error.
+    Warnings are logged of what is left out, and where there is nothing to convert.
 
     Args:
         config: the content; it is not changed.
@@ -79,11 +79,11 @@ def convert_config_to_fsdp2(config: Mapping[str, Any], source: str = "the config
     """
     section = config.get("fsdp_config") or {}
     if not section or section.get("fsdp_version") == 2:
-        found = "is already for FSDP 2" if section else "has no fsdp_config"
-        print(f"accelerate-cpp to-fsdp2: {source} {found}; nothing to convert", file=sys.stderr)
+        found = "is for FSDP 2 already" if section else "has no fsdp_config"
+        logger.warning("accelerate-cpp to-fsdp2: %s %s; nothing to convert", source, found)
         return dict(config)
     for name in section.keys() & set(_WITHOUT_MEANING):
-        print(f"accelerate-cpp to-fsdp2: {name} has no meaning in FSDP 2 and is dropped", file=sys.stderr)
+        logger.warning("accelerate-cpp to-fsdp2: %s has no meaning in FSDP 2 and is left out", name)
     return {**config, "fsdp_config": converted_section(section)}
 
 

@@ -355,8 +355,8 @@ device_of_run: Callable[[], torch.device | None] = _no_run
 
 
 def _allocate(module: torch.nn.Module) -> torch.nn.Module:
-    """Allocates memory for a module on the meta device, on this process's accelerator if it has one."""
-    return module.to_empty(device=torch.accelerator.current_accelerator() or torch.device("cpu"))
+    """Gives a module on the meta device memory on the device of this process."""
+    return module.to_empty(device=device_of_run() or torch.accelerator.current_accelerator() or torch.device("cpu"))
 
 
 def class_to_wrap(model: torch.nn.Module, name: str) -> type[torch.nn.Module]:

@@ -101,7 +101,8 @@ def test_a_whole_configuration_is_converted_as_by_the_original(
     caplog.clear()
     assert convert_config_to_fsdp2(config) == expected
     assert config == before
-    assert ("is dropped" in capsys.readouterr().err) is ("own" in str(config))
+    assert ("is left out" in caplog.text) is ("own" in str(config))
+    assert {record.name for record in caplog.records} == {"accelerate_cpp.commands.to_fsdp2"}
 
 
 def test_the_command_can_be_called(tmp_path: Path) -> None:
@@ -119,4 +120,4 @@ def test_programs_read_the_file_or_put_another_content_in_its_place(
     assert to_fsdp2.load_config(str(source))["fsdp_config"]["fsdp_sharding_strategy"] == "SHARD_GRAD_OP"
     monkeypatch.setattr(to_fsdp2, "load_config", lambda path: {"fsdp_config": {"fsdp_version": 2}})
     to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", str(source), "--overwrite"]))
-    assert "is already for FSDP 2" in capsys.readouterr().err
+    assert "is for FSDP 2 already" in caplog.text
