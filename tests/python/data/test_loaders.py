@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from accelerate_cpp.data import loaders
-from accelerate_cpp.data.samplers import BatchSamplerShard, SeedableRandomSampler
+from accelerate_cpp.data.samplers import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -115,4 +115,21 @@ def test_a_sampler_without_generator_gets_one_to_share():
     ],
 )
 def test_the_remainder_follows_the_samples_that_are_drawn(loader, expected):
+    assert loaders.expected_remainder(loader, 4) == expected
+
+
+class Counted(IterableDataset):
+    """Five samples, as it says."""
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, 1), (1, 1), (2, -1), (3, -1)])
+def test_the_remainder_of_a_stream_is_unknown_where_several_workers_complete_a_batch_each(workers, expected):
+    shard = IterableDatasetShard(Counted(), batch_size=2, num_processes=2, process_index=0)
+    loader = DataLoader(shard, batch_size=2, num_workers=workers)
     assert loaders.expected_remainder(loader, 4) == expected
