@@ -95,7 +95,7 @@ format: $(VENV)/.requirements ## format Python and C++
 docs: build ## bring the table of what is refused, and the types of lazy names, up to date
 	$(BIN)/python -c "$$UPDATE_REFUSALS"
 	$(BIN)/python build_backend/stubs.py
-	$(BIN)/python tests/architecture/report.py --write
+	$(BIN)/python tests/architecture/structure_report.py --write
 
 define UPDATE_REFUSALS
 import pathlib, re

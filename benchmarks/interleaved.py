@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers import SOCKET_VARIABLE, Contestant, Group, own_rank
-
 from report import as_document, print_heading, print_results, write_json
+from workers import SOCKET_VARIABLE, Contestant, Group, own_rank
 
 WARM_UP_TURNS = 2
 

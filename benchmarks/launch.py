@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 from interleaved import Measurement, Result, command_line
-from workers import Contestant
-
 from report import as_document, print_heading, print_results, write_json
+from workers import Contestant
 
 # The clock is the same in all processes of a machine.
 SCRIPTS = {

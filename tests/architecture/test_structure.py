@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-import report
+import structure_report as report
 from tree import PACKAGE, REPOSITORY
 
 
 def test_the_list_of_folders_is_up_to_date() -> None:
     found = (REPOSITORY / report.DOCUMENT).read_text()
-    assert found == report.document(REPOSITORY), "run python tests/architecture/report.py --write"
+    assert found == report.document(REPOSITORY), "run python tests/architecture/structure_report.py --write"
 
 
 def test_the_files_that_it_names_exist() -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TUTORIAL = """
 import torch
 from accelerate import Accelerator
@@ -42,6 +44,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_script_of_the_tutorial_trains_unchanged(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TUTORIAL)
     command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--alias", "--cpu", "--num_processes", "2"]

@@ -59,6 +59,7 @@ def test_mistakes_are_found_and_healthy_scripts_left_alone(tmp_path: Path, scrip
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("digits*.py")), ids=lambda path: path.stem)
+@pytest.mark.long
 def test_the_examples_have_no_errors_but_where_accelerate_is_missing(tmp_path: Path, example: Path) -> None:
     _, findings, printed = check(tmp_path, example)
     expected = set() if "Accelerator" in example.read_text() else {"no-accelerator"}

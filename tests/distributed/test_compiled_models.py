@@ -293,6 +293,7 @@ def with_inductor() -> dict[str, Any]:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler for it")
 @pytest.mark.parametrize("regional", ["False", "True"])
+@pytest.mark.long
 def test_inductor_trains_as_the_variables_ask_for_it(regional: str, tmp_path: Path) -> None:
     import torch
 

@@ -75,6 +75,7 @@ def test_two_processes_learn_the_digits(on_two: tuple[Path, list[str], dict[str,
     assert sum(line.startswith("epoch 1:") for line in lines) == 1, "each line is printed by one process"
 
 
+@pytest.mark.long
 def test_two_processes_and_one_give_the_same_losses(
     on_two: tuple[Path, list[str], dict[str, Any]], on_one: tuple[Path, list[str], dict[str, Any]]
 ) -> None:
@@ -85,6 +86,7 @@ def test_two_processes_and_one_give_the_same_losses(
     assert two == pytest.approx(one, rel=1e-3)
 
 
+@pytest.mark.long
 def test_one_process_and_plain_torch_train_alike(
     on_one: tuple[Path, list[str], dict[str, Any]], in_plain_torch: tuple[Path, list[str], dict[str, Any]]
 ) -> None:

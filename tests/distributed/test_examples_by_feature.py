@@ -218,6 +218,7 @@ RUN_HERE = [
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.long
 def test_the_example_does_what_it_shows(name: str, tmp_path: Path) -> None:
     assert name in CHECKS, "what does this example show? Add a function that checks it to CHECKS"
     CHECKS[name](Example(name, tmp_path))

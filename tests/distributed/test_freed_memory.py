@@ -56,6 +56,7 @@ def prepares_trains_and_frees(uses_clear: bool) -> tuple[list[bool], int]:
 
 
 @pytest.mark.parametrize(("world_size", "uses_clear"), [(1, True), (2, False)], ids=["clear", "free_memory"])
+@pytest.mark.long
 def test_rounds_of_training_leave_nothing_behind(world_size: int, uses_clear: bool) -> None:
     for alive, grown_bytes in run_processes(prepares_trains_and_frees, world_size, uses_clear, timeout=300):
         assert not any(alive)

@@ -95,6 +95,7 @@ def test_terminal_ends_with_the_table_below_all_output(script: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["forks", "helper"])
 @pytest.mark.parametrize("wished", [True, False])
+@pytest.mark.long
 def test_cell_shows_a_run_of_some_seconds_unless_that_is_turned_off(tmp_path: Path, kind: str, wished: bool) -> None:
     first_use = "import torch\ntorch.cuda.is_initialized = lambda: True\n" if kind == "helper" else ""
     off = "" if wished else "import os\nos.environ['ACCELERATE_CPP_LIVE_VIEW'] = '0'\n"

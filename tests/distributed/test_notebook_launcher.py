@@ -304,6 +304,7 @@ def test_accelerator_of_the_kernel_is_no_obstacle(tmp_path: Path, kind: str) -> 
     assert _run(code, tmp_path, kind) == (0, "[(2, 0.5), (2, 0.5)] bf16 None\n", "")
 
 
+@pytest.mark.long
 def test_workers_compile_after_the_kernel_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "kernel.py").write_text(

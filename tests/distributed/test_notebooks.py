@@ -58,6 +58,7 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     return "".join(output.text for output in outputs(notebook) if output.output_type == "stream")
 
 
+@pytest.mark.long
 def test_the_last_cell_shows_the_curve(quickstart: nbformat.NotebookNode) -> None:
     code = [cell for cell in quickstart.cells if cell.cell_type == "code"]
     assert any("image/png" in output.get("data", {}) for output in code[-1].outputs)

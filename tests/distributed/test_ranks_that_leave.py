@@ -137,6 +137,7 @@ def test_rank_that_leaves_in_mid_training_is_named(
 
 @pytest.mark.parametrize(("num_processes", "culprit"), [(2, 0), (2, 1), (4, 0), (4, 3)])
 @pytest.mark.parametrize(("fault", "status"), [("load raises", 1), ("load exits", 7)])
+@pytest.mark.long
 def test_rank_at_fault_while_loading_is_named(
     tmp_path: Path, num_processes: int, culprit: int, fault: str, status: int
 ) -> None:
@@ -145,6 +146,7 @@ def test_rank_at_fault_while_loading_is_named(
 
 @pytest.mark.parametrize("num_processes", [2, 4])
 @pytest.mark.parametrize(("fault", "status"), [("save raises", 1), ("save exits", 7)])
+@pytest.mark.long
 def test_rank_at_fault_while_saving_is_named(tmp_path: Path, num_processes: int, fault: str, status: int) -> None:
     _check_fault(launched(tmp_path, TRAINS, num_processes, "cpu:shm", fault, "0"), 0, status)
 

@@ -105,6 +105,7 @@ def _trains_on_as_if_undisturbed(tmp_path: Path, steps: int, kills: list[int]) -
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_two_kills_change_nothing(tmp_path: Path) -> None:
     _trains_on_as_if_undisturbed(tmp_path, 8, [2, 5])
 

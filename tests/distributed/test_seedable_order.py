@@ -102,6 +102,7 @@ def test_the_samples_come_in_the_order_of_the_original(world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.long
 def test_each_package_resumes_the_other_inside_an_epoch(tmp_path: Path, world_size):
     written = {package: run_processes(stopped_runs, world_size, package, 5, str(tmp_path)) for package in PACKAGES}
     for reader in PACKAGES:

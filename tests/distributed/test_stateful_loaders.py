@@ -96,6 +96,7 @@ def resumed_runs(package, writer, folder):
     return seen
 
 
+@pytest.mark.long
 def test_states_are_those_of_the_original_and_each_package_continues_the_other(tmp_path: Path):
     runs = {package: run_processes(stopped_runs, 2, package, str(tmp_path)) for package in PACKAGES}
     for rank in range(2):

@@ -90,6 +90,7 @@ def rows(table: str) -> dict[tuple[str, str], list[str]]:
 
 
 @linux_only
+@pytest.mark.long
 def test_collectives_gives_a_table_a_file_and_a_picture(runs: Runs) -> None:
     wanted = ["all_reduce fp32 4 KB", "all_reduce bf16 4 KB", "call fp32 4 KB"]
     results, picture = runs.folder / "results.json", runs.folder / "deep" / "picture.png"
@@ -133,6 +134,7 @@ def test_collectives_other_than_all_reduce_are_right_and_drawn(runs: Runs) -> No
 
 
 @linux_only
+@pytest.mark.long
 def test_step_measures_a_training_step(runs: Runs) -> None:
     options = ["--turns", "1", "--only", "digits", "--contestants", "torch DDP over shm", "accelerate_cpp"]
     done = runs.run(BENCHMARKS / "step.py", *options)
@@ -141,6 +143,7 @@ def test_step_measures_a_training_step(runs: Runs) -> None:
 
 
 @linux_only
+@pytest.mark.long
 def test_facade_measures_imports(runs: Runs) -> None:
     options = ["--turns", "1", "--only", "import beyond torch", "--contestants", "accelerate_cpp"]
     done = runs.run(BENCHMARKS / "facade.py", *options)

@@ -53,6 +53,7 @@ def expect(folder: Path, original_alone: dict[str, str], left_out: dict[str, str
     return path
 
 
+@pytest.mark.long
 def test_tests_are_counted_on_both_and_one_that_is_not_listed_fails(folder: Path) -> None:
     report = folder / "report.json"
     done = run(folder, "--report", report, "--expectations", expect(folder, {}))
@@ -69,6 +70,7 @@ def test_tests_are_counted_on_both_and_one_that_is_not_listed_fails(folder: Path
     }
 
 
+@pytest.mark.long
 def test_a_listed_test_may_fail_here_and_has_to(folder: Path) -> None:
     listed = {"test_some.py::test_on_the_original": "asks for the module"}
     assert run(folder, "--expectations", expect(folder, listed)).returncode == 0

@@ -32,6 +32,7 @@ def transformers() -> None:
 
 
 @pytest.mark.usefixtures("transformers")
+@pytest.mark.long
 def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
@@ -58,6 +59,7 @@ def test_trainer_searches_for_hyper_parameters(tmp_path: Path, backend: str, num
 
 
 @pytest.mark.usefixtures("transformers")
+@pytest.mark.long
 def test_adapters_of_peft_train_and_are_saved(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     lines = _run(tmp_path, "train_with_peft.py")

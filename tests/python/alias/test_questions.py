@@ -236,6 +236,7 @@ def test_every_process_answers_alike(answers: dict[str, Any], question: str) -> 
 
 
 @pytest.mark.parametrize("by", ["compat", "variable"])
+@pytest.mark.long
 def test_libraries_that_are_here_find_it(tmp_path: Path, by: str) -> None:
     (tmp_path / "ask.py").write_text(
         "import multiprocessing\n"

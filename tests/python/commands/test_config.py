@@ -129,7 +129,7 @@ def test_nothing_is_written_before_the_last_answer(before: str | None, tmp_path:
         path.write_text(before)
     done = run("--config_file", str(path), folder=tmp_path, typed="NO\n")
     assert done.returncode == 2
-    assert "the input ended before the last question, so nothing was written" in done.stderr
+    assert "the input ended before all questions were answered, so nothing was written" in done.stderr
     assert (path.read_text() if path.exists() else None) == before
     assert [entry.name for entry in tmp_path.iterdir()] == ([] if before is None else ["c.yaml"])
 
@@ -142,7 +142,7 @@ def test_an_earlier_file_is_suggested_and_its_other_keys_stay(tmp_path: Path) ->
     given = file.load(path).given
     assert (given["distributed_type"], given["num_processes"]) == ("MULTI_CPU", 7)
     assert (given["fsdp_config"], given["tpu_zone"]) == ({"fsdp_version": 2}, "x")
-    assert "kept from the file that was there: fsdp_config, tpu_zone" in done.stdout
+    assert "kept from the existing file: fsdp_config, tpu_zone" in done.stdout
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:

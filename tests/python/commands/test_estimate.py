@@ -93,6 +93,7 @@ def test_figures_can_be_asked_for_by_programs(folder: Path) -> None:
     assert list(training.values())[:2] == [WEIGHTS, WEIGHTS]
 
 
+@pytest.mark.long
 def test_dtypes_and_the_optimizer_may_be_chosen(folder: Path) -> None:
     done = run(folder, "net", "--library_name", "timm", "--dtypes", "int8", "float32", "--optimizer", "sgd")
     found = rows(done.stdout)
@@ -136,6 +137,7 @@ def test_what_cannot_be_estimated_is_one_sentence(arguments: tuple[str, ...], wo
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_local_model_of_transformers_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {

@@ -94,7 +94,7 @@ def test_full_disk_is_complained_of_once() -> None:
     file = LogFile(Path("/dev/full"), complaints.append)
     file(b"one\n")
     file(b"two\n")
-    assert complaints == ["/dev/full: No space left on device: what workers print from now on is not in this file"]
+    assert complaints == ["/dev/full: No space left on device: later output of the workers is not in this file"]
 
 
 def test_full_non_blocking_output_is_waited_for() -> None:

@@ -1,5 +1,7 @@
-"""``python tests/architecture/report.py`` prints how the project is built, in figures; ``--write`` brings the list of
-folders in docs/architecture.md up to date, which has the first sentence of each package."""
+"""Figures of how the project is built, printed by ``python tests/architecture/structure_report.py``.
+
+With ``--write`` it brings the list of folders in docs/architecture.md up to date: the first sentence of each package.
+"""
 
 from __future__ import annotations
 
