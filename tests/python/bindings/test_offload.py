@@ -1,4 +1,4 @@
-"""What of the core fetches weights ahead. That it does is tested in GoogleTest and in utils/test_offload_ahead.py."""
+"""What of the core fetches weights ahead. That it does is tested in GoogleTest and in placement/test_read_ahead.py."""
 
 from __future__ import annotations
 
