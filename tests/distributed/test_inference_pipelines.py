@@ -144,7 +144,7 @@ def refusals() -> list[str]:
 def test_what_cannot_be_done_is_refused_on_all_processes() -> None:
     patterns = [
         "have no tensor with rows",
-        "split_points has 'layers.9', and Network has no such module",
+        "split_points has 'layers.9', but Network has no such module",
         "splitting Network at layers gave 1 stages; expected 2: name modules that each forward pass calls exactly once",
         r"torch.export cannot trace Network in stages that begin with layers.3 \(.*\); switch off caches",
         r"for inputs \(float32\[..., 8\]\), and rank 0 passed \(float32\[..., 9\]\) .*prepare_pippy again",

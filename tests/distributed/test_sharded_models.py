@@ -123,5 +123,5 @@ def test_without_being_prepared_it_trains_as_one_process_does_and_no_shard_is_sa
     for found in run_processes(trained, 2, str(tmp_path / "c")):
         assert found["values"] == pytest.approx(expected["values"], rel=1e-4, abs=1e-6)
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
-        assert "optimizer.bin would hold the shard of one process" in found["saved"]
+        assert "optimizer.bin would contain the shard of only one process" in found["saved"]
     assert not (tmp_path / "c").exists()

@@ -109,7 +109,7 @@ def test_with_stop_all_processes_end_together(backend: str) -> None:
 def test_with_error_all_processes_raise_and_name_the_one_without_batches(backend: str) -> None:
     for _, count, raised in run_processes(trained, 2, "error", backend):
         assert count == 2
-        assert raised.startswith("InvalidArgument: rank 1 had 2 batches, and rank 0 more")
+        assert raised.startswith("InvalidArgument: rank 1 had 2 batches, and rank 0 had more")
 
 
 def without_a_context() -> None:
