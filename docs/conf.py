@@ -60,9 +60,9 @@ def list_utilities(app: Any, docname: str, source: list[str]) -> None:
     """Gives each module of ``accelerate_cpp.utils`` with public names a section of the page about them."""
     if docname != "docs/api/utils":
         return
-    for module, names in sorted(utils._NAMES.items()):
-        members = ", ".join(names)
-        source[0] += f"\n{module}\n{'-' * len(module)}\n\n.. automodule:: accelerate_cpp.utils.{module}\n"
+    for module, names in sorted(utils._NAMES.items()):  # named as inside the package
+        members = ", ".join(name for name in names if name != "ParallelismConfig")  # it has a page of its own
+        source[0] += f"\n{module}\n{'-' * len(module)}\n\n.. automodule:: accelerate_cpp.{module}\n"
         source[0] += f"   :members: {members}\n"
 
 
