@@ -10,7 +10,7 @@ DeviceGradientExchange::DeviceGradientExchange(comm::Communicator& communicator,
                                                const std::vector<std::vector<at::Tensor>>& parameters,
                                                SumOverRanks sum_over_ranks,
                                                std::shared_ptr<const cuda::LoadedSlotKernels> kernels)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
+    : SequentialGradientExchange(communicator, std::move(buckets)),
       sum_over_ranks_(std::move(sum_over_ranks)),
       memory_(bucket_memories(this->buckets(), parameters)),
       statistics_(this->buckets(), memory_, std::move(kernels)) {}

@@ -10,7 +10,7 @@ namespace accelerate_cpp::grad {
 
 HookedGradientExchange::HookedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                                                std::vector<std::vector<at::Tensor>> parameters, CommHook hook)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
+    : SequentialGradientExchange(communicator, std::move(buckets)),
       hook_(std::move(hook)),
       parameters_(std::move(parameters)),
       memory_(bucket_memories(this->buckets(), parameters_)) {}

@@ -6,8 +6,7 @@
 namespace accelerate_cpp::grad {
 
 ReducedGradientExchange::ReducedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets)
-    : SequentialGradientExchange(std::move(buckets), communicator.size(), reduce_by(communicator)),
-      communicator_(communicator) {
+    : SequentialGradientExchange(communicator, std::move(buckets)) {
   for (const BucketSpec& spec : this->buckets()) {
     memory_.push_back(communicator.allocate(std::max<std::size_t>(spec.count * element_size(spec.dtype), 1)));
   }
@@ -48,7 +47,7 @@ void ReducedGradientExchange::start(std::size_t index) {
 void ReducedGradientExchange::reduce(std::size_t index, Deadline deadline) {
   const comm::Reduction average =
       options().weight ? comm::Reduction(comm::ReduceOp::kPreMulSum, inverse(sum_of_weights())) : comm::ReduceOp::kAvg;
-  communicator_.all_reduce(bucket(index), average, deadline);
+  communicator().all_reduce(bucket(index), average, deadline);
 }
 
 double ReducedGradientExchange::complete(MemoryView used, Deadline deadline) {

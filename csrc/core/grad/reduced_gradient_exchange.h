@@ -29,7 +29,6 @@ class ReducedGradientExchange final : public SequentialGradientExchange {
   // Waits for them: they work on memory of this exchange.
   void forget_started();
 
-  comm::Communicator& communicator_;
   std::vector<std::shared_ptr<comm::Buffer>> memory_;
   Deadline deadline_ = Deadline::never();                // of this round; for each bucket anew
   std::vector<std::shared_ptr<comm::Pending>> started_;  // in this round; empty without a queue

@@ -3,7 +3,6 @@
 // memory of the host.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "core/comm/communicator.h"
@@ -12,12 +11,11 @@
 namespace accelerate_cpp::grad {
 
 class SequentialGradientExchange : public GradientExchange {
- public:
-  // Reduces memory of the host over the ranks.
-  using ReduceOnHost = std::function<void(MemoryView data, comm::ReduceOp op, const comm::Call& call)>;
-
  protected:
-  SequentialGradientExchange(std::vector<BucketSpec> buckets, int num_ranks, ReduceOnHost reduce_on_host);
+  // `communicator` must outlive the exchange.
+  SequentialGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets);
+
+  comm::Communicator& communicator() const { return communicator_; }
 
   // Of this round.
   double sum_of_weights() const { return sum_of_weights_; }
@@ -33,13 +31,9 @@ class SequentialGradientExchange : public GradientExchange {
   virtual void start(std::size_t index) = 0;
   void hand_over(std::size_t index) final;
 
-  const int num_ranks_;
-  const ReduceOnHost reduce_on_host_;
+  comm::Communicator& communicator_;
   std::size_t num_started_ = 0;  // in this round
   double sum_of_weights_;
 };
-
-// Reduces by `communicator`, which must outlive what is returned.
-SequentialGradientExchange::ReduceOnHost reduce_by(comm::Communicator& communicator);
 
 }  // namespace accelerate_cpp::grad

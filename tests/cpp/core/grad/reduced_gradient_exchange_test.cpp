@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/communicator_conformance.h"
-#include "core/comm/solo.h"
+#include "core/grad/one_of_two.h"
 
 namespace accelerate_cpp::comm::testing {
 
@@ -19,13 +19,11 @@ namespace {
 using ::testing::ElementsAre;
 
 // Rank 0 of two: the other rank's operands are twice what ours are, and its flags are all set.
-class WithATwin : public Communicator {
+class WithATwin : public OneOfTwo {
  public:
   std::vector<std::string> calls;
   bool fails = false;
 
-  int rank() const override { return 0; }
-  int size() const override { return 2; }
   void all_reduce(MemoryView data, Reduction reduction, const Call&) override {
     if (fails) {
       throw PeerLost("rank 1 is gone");
@@ -37,29 +35,6 @@ class WithATwin : public Communicator {
       put(data, i, reduction.op == ReduceOp::kMax ? 1 : (own + 2 * own) / 2);
     }
   }
-  std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override { return solo_.allocate(size_bytes); }
-
-  void reduce(MemoryView, int, Reduction, const Call&) override { unused(); }
-  void reduce_scatter(const std::vector<ConstMemoryView>&, MemoryView, Reduction, const Call&) override { unused(); }
-  void broadcast(MemoryView, int, const Call&) override { unused(); }
-  void all_gather(ConstMemoryView, const std::vector<MemoryView>&, const Call&) override { unused(); }
-  void gather(ConstMemoryView, const std::vector<MemoryView>&, int, const Call&) override { unused(); }
-  void scatter(const std::vector<ConstMemoryView>&, MemoryView, int, const Call&) override { unused(); }
-  void all_to_all(const std::vector<ConstMemoryView>&, const std::vector<MemoryView>&, const Call&) override {
-    unused();
-  }
-  void barrier(const Call&) override { unused(); }
-  std::shared_ptr<Transfer> send(ConstMemoryView, int, std::uint64_t, const Call&) override {
-    return unused(), nullptr;
-  }
-  std::shared_ptr<Transfer> receive(MemoryView, int, std::uint64_t, const Call&) override { return unused(), nullptr; }
-  std::shared_ptr<Communicator> split(int, int, const Call&) override { return unused(), nullptr; }
-  void abort(const std::string&) noexcept override {}
-
- private:
-  [[noreturn]] static void unused() { throw std::logic_error("an exchange needs all_reduce and allocate only"); }
-
-  SoloCommunicator solo_;
 };
 
 const std::vector<BucketSpec> kBuckets = {{DType::kFloat32, 2, std::vector<SlotSpan>(2)},
