@@ -6,11 +6,12 @@ import importlib.util
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from packaging.version import Version
+from typing import TYPE_CHECKING, Any
 
 from accelerate_cpp.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 STR_OPERATION_TO_FUNC: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -53,6 +54,8 @@ def is_installed(module: str, *distributions: str, at_least: str | None = None, 
     version = _installed_version(distributions or (module,)) if found(module) else None
     if version is None:
         return False
+    from packaging.version import Version  # here, as few questions are about versions
+
     return (at_least is None or Version(version) >= Version(at_least)) and (
         below is None or Version(version) < Version(below)
     )
@@ -73,6 +76,8 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
     if operation not in STR_OPERATION_TO_FUNC:
         raise InvalidArgument(f"operation={operation!r}: expected one of {' '.join(STR_OPERATION_TO_FUNC)}")
     import importlib.metadata
+
+    from packaging.version import Version
 
     found = library_or_version
     if not isinstance(found, Version):
