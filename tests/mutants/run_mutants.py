@@ -35,20 +35,21 @@ def sites(folder: str) -> list[tuple[Path, Mutation]]:
     return [(path, mutation) for path in files for mutation in mutations(path.read_text())]
 
 
-def tests_by_line(tests: list[str], data: Path) -> dict[str, dict[int, set[str]]]:
-    """By file and line, the tests that ran it in their own process."""
-    if not data.exists():
-        configuration = data.with_suffix(".cfg")
+def tests_by_line(tests: list[str]) -> dict[str, dict[int, set[str]]]:
+    """By file and line, the tests that ran it in their own process; runs them all, under coverage."""
+    from coverage import CoverageData
+
+    with tempfile.TemporaryDirectory() as folder:
+        data, configuration = Path(folder) / "coverage", Path(folder) / "coverage.cfg"
         configuration.write_text("[run]\ndynamic_context = test_function\n")
         options = [f"--data-file={data}", f"--rcfile={configuration}", f"--source={PACKAGE}"]
         subprocess.run([sys.executable, "-m", "coverage", "run", *options, "-m", *PYTEST, *tests], cwd=REPOSITORY)
-    from coverage import CoverageData
-
-    found = CoverageData(str(data))
-    found.read()
-    lines: dict[str, dict[int, set[str]]] = {}
-    for file in found.measured_files():
-        lines[file] = {line: {name for name in names if name} for line, names in found.contexts_by_lineno(file).items()}
+        found = CoverageData(str(data))
+        found.read()
+        lines: dict[str, dict[int, set[str]]] = {}
+        for file in found.measured_files():
+            contexts = found.contexts_by_lineno(file).items()
+            lines[file] = {line: {name for name in names if name} for line, names in contexts}
     return lines
 
 
@@ -106,8 +107,7 @@ def main() -> None:
     arguments = parser.parse_args()
     equivalent = {(row["file"], row["what"]) for row in json.loads((HERE / "equivalent.json").read_text())}
     sample = random.Random(arguments.seed).sample(sites(arguments.folder), arguments.count)
-    data = Path(tempfile.gettempdir()) / f"mutants_{arguments.folder.replace('/', '_')}.coverage"
-    lines = tests_by_line(arguments.tests, data)
+    lines = tests_by_line(arguments.tests)
     rows: list[dict[str, Any]] = []
     for path, mutation in sample:
         file = str(path.relative_to(PACKAGE))
