@@ -81,7 +81,7 @@ void bind_comm(py::module_& module) {
           },
           py::arg("topic"), py::arg("timeout"), release,
           "The ranks that call this with the same topic, once it is known of all whether they do. A rank that is in "
-          "another collective, or gone, does not, and notices nothing.")
+          "another collective, or has left, does not, and notices nothing; one that has died raises PeerLost.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,
            "Makes current and later operations of every rank raise PeerLost with the reason.");
 

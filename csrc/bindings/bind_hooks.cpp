@@ -96,17 +96,33 @@ void forget(C10dBackend& backend) {
 
 std::atomic<bool> program_is_ending{false};
 
+// "its program ended with ValueError: no such file"; empty without an error.
+std::string reason_of(const py::object& error) {
+  if (error.is_none()) {
+    return "";
+  }
+  const std::string text = py::str(error);
+  return "its program ended with " + std::string(py::str(py::type::of(error).attr("__name__"))) + ": " +
+         text.substr(0, text.find('\n'));
+}
+
 // Threads of ours may need the interpreter, which is about to end: those of backends that are gone, too.
-void leave_all() {
+void leave_groups(const py::object& error) {
+  const std::string reason = reason_of(error);
   const py::gil_scoped_release release;
   program_is_ending = true;
   {
     const std::lock_guard lock(backends().mutex);  // none of them ends meanwhile
     for (C10dBackend* const backend : backends().all) {
-      backend->leave();
+      backend->leave(reason);
     }
   }
   await_background_threads();
+}
+
+// Python keeps the exception that ended the program there.
+void leave_groups_at_exit() {
+  leave_groups(py::getattr(py::module_::import("sys"), "last_value", py::none()));
 }
 
 // torch keeps a Python object with each backward pass, and Gloo's work of the pass refers to it. A thread of Gloo that
@@ -152,7 +168,10 @@ c10::intrusive_ptr<C10dBackend> make_backend(std::shared_ptr<comm::Communicator>
 }
 
 void bind_hooks(py::module_& module) {
-  py::module_::import("atexit").attr("register")(py::cpp_function(leave_all));
+  py::module_::import("atexit").attr("register")(py::cpp_function(leave_groups_at_exit));
+  module.def("leave_groups", leave_groups, py::arg("error"),
+             "Tells the other ranks of all groups that this one takes part no more, as its program has ended: with "
+             "`error`, or in good order if it is None.");
   module.def("hold_object_of_pass", hold_object_of_pass,
              "Holds the object that torch keeps with this backward pass until nothing else does.");
 }

@@ -124,15 +124,18 @@ void C10dBackend::abort() {
   communicator_->abort("abort() of its process group was called");
 }
 
-void C10dBackend::leave() {
+void C10dBackend::leave(const std::string& reason) {
   if (fork_generation() != generation_ || closed_.exchange(true)) {
     return;
   }
-  if (!queue_->idle()) {
+  if (!reason.empty()) {
+    communicator_->abort(reason);
+  } else if (!queue_->idle()) {
     communicator_->abort("its process ended while an asynchronous operation was under way");
   }
   queue_->stop(std::make_exception_ptr(InvalidArgument("the interpreter is ending: nothing can be communicated now")));
   pump_.stop();
+  communicator_->leave();
 }
 
 at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {

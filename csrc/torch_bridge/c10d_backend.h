@@ -49,8 +49,9 @@ class C10dBackend final : public ::c10d::Backend {
   const std::shared_ptr<Communicator>& communicator() const { return ordered_; }
   std::chrono::milliseconds timeout() const { return options_->timeout; }
 
-  // Gives up whatever is under way and ends the threads: the interpreter, which they may need, is about to end.
-  void leave();
+  // Gives up whatever is under way, ends the threads, for the interpreter, which they may need, is about to end, and
+  // leaves the group. Where there is a `reason`, or something was under way, peers take this rank for failed.
+  void leave(const std::string& reason = "");
 
   const std::string getBackendName() const override { return options_->backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }

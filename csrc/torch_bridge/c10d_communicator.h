@@ -49,6 +49,7 @@ class C10dCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   // Waits a while until what this rank has sent has left it.
   void leave() noexcept override;
+  bool someone_has_left() override;
   void abort(const std::string& reason) noexcept override;
 
  private:

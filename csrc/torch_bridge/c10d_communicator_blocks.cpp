@@ -146,6 +146,11 @@ std::shared_ptr<Buffer> C10dCommunicator::allocate(std::size_t size_bytes) {
   return std::make_shared<HeapBuffer>(size_bytes);
 }
 
+bool C10dCommunicator::someone_has_left() {
+  engine_->news().ask();
+  return engine_->news().departure().has_value();
+}
+
 void C10dCommunicator::leave() noexcept {
   if (left_ || !engine_->is_usable()) {
     return;

@@ -828,6 +828,8 @@ class Accelerator(PreparationSteps):
         Raises:
             ValueError: the numbered folder already exists, or no folder was given.
             OSError: writing failed on this rank; the other ranks raise ``CheckpointError``, which names this rank.
+            PeerLost: a process has died, and the checkpoint would be without its part, as the last one, or the one
+                that was resumed, was of all processes. Call it again on the main process to save without it.
         """
         return checkpointing.save_state(self, output_dir, safe_serialization, blocking)
 

@@ -176,7 +176,9 @@ def _check_cursors(accelerator: PreparationSteps, cursors: list[Cursor]) -> None
 def resume(accelerator: PreparationSteps) -> bool:
     """:meth:`Accelerator.resume`."""
     accelerator._checkpoints.wait()
-    if not common_numbers(accelerator.project_configuration, _ranks(accelerator).those_in("resume")):
+    ranks = _ranks(accelerator).those_in("resume")
+    if not common_numbers(accelerator.project_configuration, ranks):
+        accelerator._checkpoints.are_of_all = not ranks.alone
         return False
     accelerator.load_state()
     return True

@@ -211,6 +211,74 @@ def test_a_death_meanwhile_loses_no_checkpoint(tmp_path: Path, who: int) -> None
     assert run_processes(reads, 1, str(tmp_path / "checkpoint")) == [True]
 
 
+def dies_before_a_checkpoint_of_all(folder: str, backend: str, way: str, by: str) -> tuple[str, list[str]]:
+    """A program that saves on all processes, as far as ``way`` tells; rank 1 dies, rank 0 saves, and saves again."""
+    from accelerate_cpp.errors import PeerLost
+
+    accelerator, model, optimizer = started(folder, backend, automatic_checkpoint_naming=True)
+    if way == "resumed" and not accelerator.resume():
+        accelerator.save_state()
+        return "", []
+    assert way != "saved" or accelerator.save_state()
+    assert way != "would resume" or not accelerator.resume()
+    train(accelerator, model, optimizer)
+    if accelerator.process_index == 1:
+        if by == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("no such batch")
+    told = ""
+    try:
+        accelerator.save_state()
+    except PeerLost as lost:
+        told = str(lost)
+    before = sorted(os.listdir(os.path.join(folder, "checkpoints"))) if os.path.exists(folder + "/checkpoints") else []
+    accelerator.save_state()  # the program knows now, and saves what it has
+    return told, before
+
+
+@pytest.mark.parametrize("way", ["saved", "resumed", "would resume", "unknown"])
+def test_a_death_before_a_checkpoint_of_all_leaves_the_one_before(tmp_path: Path, way: str) -> None:
+    if way == "resumed":
+        run_processes(dies_before_a_checkpoint_of_all, 2, str(tmp_path), "cpu:shm", way, "kill")
+    outcomes = start_processes(dies_before_a_checkpoint_of_all, 2, str(tmp_path), "cpu:shm", way, "kill")
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    told, before = outcomes[0].value
+    earlier = ["checkpoint_0"] if way in ("saved", "resumed") else []
+    if way == "unknown":  # what was trained must not be lost
+        assert (told, before) == ("", ["checkpoint_0"])
+        assert "only rank 0 takes part: meeting at" in outcomes[0].stderr
+    else:
+        assert "waited for rank 1: rank 1 has ended" in told
+        assert before == earlier
+        assert set(os.listdir(tmp_path / "checkpoints" / f"checkpoint_{len(earlier)}")) == FILES
+
+
+@BACKENDS
+def test_an_error_of_another_process_is_told_where_it_is_missed(tmp_path: Path, backend: str) -> None:
+    outcomes = start_processes(dies_before_a_checkpoint_of_all, 2, str(tmp_path), backend, "saved", "error")
+    assert outcomes[1].exit_code == 1
+    told, before = outcomes[0].value
+    assert "rank 1 failed: its program ended with ValueError: no such batch" in told
+    assert before == ["checkpoint_0"]
+
+
+def test_the_last_statement_in_a_notebook_may_be_it_after_checkpoints_of_all(tmp_path: Path) -> None:
+    (tmp_path / "cell.py").write_text(
+        "import torch\n"
+        "from accelerate_cpp import Accelerator, notebook_launcher\n"
+        "def train():\n"
+        "    accelerator = Accelerator(cpu=True)\n"
+        "    accelerator.prepare(torch.nn.Linear(2, 2))\n"
+        "    accelerator.save_state('all')\n"
+        "    if accelerator.is_main_process:\n"
+        "        accelerator.save_state('alone')\n"
+        "notebook_launcher(train, num_processes=3)\n"
+    )
+    done = subprocess.run([sys.executable, "cell.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert set(os.listdir(tmp_path / "alone")) == FILES - {"optimizer.bin"}
+
+
 def reads(path: str) -> bool:
     accelerator, _, _ = started(path)
     accelerator.load_state(path)

@@ -112,9 +112,14 @@ class Communicator {
   // happens.
   virtual void leave() noexcept {}
 
+  // Whether some rank has left, as far as can be known without waiting for it.
+  virtual bool someone_has_left() { return false; }
+
   // Waits until it is known of every rank whether it is in a meeting on this topic, too, and returns those that are, in
-  // order. A rank is not that is in a collective, in a meeting on another topic, gone, or waits for one that is; it
-  // notices nothing. With meetings on several topics the one that the lowest rank is in goes first.
+  // order. A rank is not that is in a collective, in a meeting on another topic, or waits for one that is; it notices
+  // nothing. Nor is one that has left; one that has died or failed might have come: it raises PeerLost, but only the
+  // first time, for then the caller knows. With meetings on several topics the one that the lowest rank is in
+  // goes first.
   // Where ranks cannot see what others call, all are expected, as in a barrier.
   virtual std::vector<int> meet(const std::string& topic, const Call& call);
 

@@ -118,6 +118,11 @@ void Hierarchical::check_usable(const std::string& what) const {
   }
 }
 
+bool Hierarchical::has_failed() const {
+  const std::lock_guard lock(failure_mutex_);
+  return !failure_.empty();
+}
+
 void Hierarchical::fail(const std::string& reason) noexcept {
   if (generation_ != fork_generation()) {
     return;

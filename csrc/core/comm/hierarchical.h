@@ -60,6 +60,7 @@ class Hierarchical final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   double cores_per_rank() const override { return parts_.inside->cores_per_rank(); }
   void leave() noexcept override;
+  bool someone_has_left() override { return parts_.everyone->someone_has_left(); }
   std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override;
 
@@ -90,6 +91,7 @@ class Hierarchical final : public Communicator {
   void inside(const Action& action) const;
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;
+  bool has_failed() const;
   void fail(const std::string& reason) noexcept;
   std::string exchange(const std::string& own, const Call& call) const;
   bool agree(const CallDigest& own, const Call& call) const;

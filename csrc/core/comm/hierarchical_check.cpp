@@ -21,11 +21,15 @@ std::vector<int> Hierarchical::meet(const std::string& topic, const Call& call) 
   Fingerprint fingerprint;
   fingerprint.mix(topic);
   record.count = fingerprint.value();
+  const bool had_failed = has_failed();
   std::vector<int> here;
   try {
     run_alone(record, [&] { here = check(record, call); });
   } catch (const PeerLost&) {
-    return {rank_};  // nobody meets anybody in a group that has failed, or that somebody has left
+    if (had_failed || someone_has_left()) {
+      return {rank_};
+    }
+    throw;
   }
   if (here.empty()) {  // all agree
     here.resize(static_cast<std::size_t>(size()));

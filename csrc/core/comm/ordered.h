@@ -35,6 +35,7 @@ class OrderedCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   double cores_per_rank() const override { return inner_->cores_per_rank(); }
   void leave() noexcept override { inner_->leave(); }
+  bool someone_has_left() override { return inner_->someone_has_left(); }
   std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override;
   std::vector<int> meet(const std::string& topic, const Call& call) override;

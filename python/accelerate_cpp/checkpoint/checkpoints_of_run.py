@@ -46,7 +46,12 @@ _THREADS = 2  # model and optimizer, while training waits
 
 
 class Checkpoints:
-    """Saves and restores what an ``Accelerator`` prepared, and what the user registered."""
+    """Saves and restores what an ``Accelerator`` prepared, and what the user registered.
+
+    Attributes:
+        are_of_all: whether the program, as far as is known, saves on all ranks and not only on the main one. A rank
+            that dies before a checkpoint is then missed: the checkpoint would be without its random states.
+    """
 
     def __init__(self) -> None:
         self.custom_objects: list[Any] = []
@@ -54,6 +59,7 @@ class Checkpoints:
         self.load_hooks: dict[int, Callable[..., None]] = OrderedDict()
         self._writer, self._memory = BackgroundWriter(), SnapshotMemory()
         self._group: dist.ProcessGroup | None = None
+        self.are_of_all = False
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the same hooks and objects, but its own writer."""
@@ -121,9 +127,13 @@ class Checkpoints:
 
         Returns:
             The folder.
+
+        Raises:
+            PeerLost: a rank has died, and its part would be missing: see ``are_of_all``.
         """
         self.wait()
-        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}")
+        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}", self.are_of_all)
+        self.are_of_all = not ranks.alone
         is_main = (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0
 
         if project.automatic_checkpoint_naming:
@@ -144,7 +154,7 @@ class Checkpoints:
             files = [random_states_file(ranks.rank, step), *own_files(parts, ranks.rank)]
             if is_main:
                 files += shared_files(parts, states, safe_serialization) + self._custom_files()
-            manifest = Manifest(project.iteration + 1, ranks.world_size, {}, cursors())
+            manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
             checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed)
             return checkpoint if blocking else checkpoint.copied(self._memory)
@@ -229,6 +239,7 @@ class Checkpoints:
             ranks.together("load_state", phase)
         everyones = ranks.together("load_state", restore)
         project.iteration = max(iteration for _, iteration in everyones)
+        self.are_of_all = manifest is not None and manifest.world_size > 1
         return everyones[ranks.place][0], cursors
 
     def _read(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from accelerate_cpp.errors import OtherRankFailed
+from accelerate_cpp.errors import OtherRankFailed, PeerLost
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,26 @@ class Ranks:
         """This process's share of the work on files of this host, and the number of shares."""
         return (0, 1) if self.alone else (self.local_rank, self.local_world_size)
 
-    def those_in(self, call: str) -> Ranks:
+    def those_in(self, call: str, with_the_dead: bool = True) -> Ranks:
         """The same processes if all of them are in ``call``, else only this one.
 
         If that cannot be known, all are expected.
+
+        Args:
+            with_the_dead: whether a process that has died is taken to have been on its way to this call, too.
+
+        Raises:
+            PeerLost: a process has died, and ``with_the_dead``. A second call returns this process alone.
         """
         if self.world_size == 1 or self.meet is None:
             return self
-        here = self.meet(call)
+        try:
+            here = self.meet(call)
+        except PeerLost as lost:
+            if with_the_dead:
+                raise
+            _log.warning("%s: only rank %d takes part: %s", call.strip(), self.rank, lost)
+            here = [self.rank]
         return self if len(here) == self.world_size else replace(self, alone=True)
 
     def gather(self, value: Any) -> list[Any]:

@@ -8,7 +8,6 @@ call before all ranks in it know who is in it.
 
 from __future__ import annotations
 
-import atexit
 import json
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from accelerate_cpp.comm.slow_wait import SlowWait
-from accelerate_cpp.errors import Timeout
+from accelerate_cpp.errors import PeerLost, Timeout
 
 _ELSEWHERE = "elsewhere"
 _FAST_SECONDS = 0.005
@@ -56,6 +55,7 @@ class Whereabouts:
         self._rank, self._world_size, self._issued, self._timeout = rank, world_size, issued, timeout
         self._pause_seconds = max(_SLOW_SECONDS, world_size * _SECONDS_PER_RANK)
         self._own: _Call | None = None
+        self._lost_one, self._reason = False, ""
         self._ended, self._wake = False, threading.Event()
         self._thread = threading.Thread(target=self._answer_all, name="accelerate-cpp-whereabouts", daemon=True)
         self._thread.start()
@@ -64,8 +64,11 @@ class Whereabouts:
         """The ranks that are in a call on ``topic``, in order. Waits until that is known of all.
 
         Raises:
+            PeerLost: a rank has ended with an error, and might have come. Raised once; later, nobody else is there.
             Timeout: it is not known of a rank within the timeout.
         """
+        if self._lost_one:
+            return [self._rank]
         store = self._stores[0]
         own = _Call(store.add("calls", 1) - 1, self._rank, topic, self._issued() or 0)
         self._own = own
@@ -81,8 +84,10 @@ class Whereabouts:
             self._own = None
         return sorted([*here, self._rank])
 
-    def end(self) -> None:
-        """Ends the answers for this rank, which no other rank needs any more."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the answers for this rank: in good order, or because of ``error``."""
+        if error is not None:
+            self._reason = f"its program ended with {type(error).__name__}: {error}".partition("\n")[0]
         self._ended = True
         self._wake.set()
         self._thread.join(_LAST_SECONDS)  # the store may be out of reach
@@ -90,7 +95,12 @@ class Whereabouts:
     def _answer_of(self, call: _Call, peer: int, store: dist.Store) -> str:
         key = f"answer/{call.number}/{peer}"
         self._await(lambda: store.check([key]) or store.check([f"gone/{peer}"]), peer)
-        return store.get(key).decode() if store.check([key]) else _ELSEWHERE
+        if store.check([key]):
+            return store.get(key).decode()
+        if reason := store.get(f"gone/{peer}").decode():
+            self._lost_one = True
+            raise PeerLost(f"rank {self._rank} waited for rank {peer}: rank {peer} failed: {reason}")
+        return _ELSEWHERE
 
     def _await(self, condition: Callable[[], bool], peer: int) -> None:
         wait = SlowWait(self._rank, self._world_size)
@@ -113,7 +123,7 @@ class Whereabouts:
                 open_calls = [call for call in open_calls if not self._answered(call, issued, store)]
                 self._wake.wait(_FAST_SECONDS if open_calls or self._own else self._pause_seconds)
                 self._wake.clear()
-            store.set(f"gone/{self._rank}", "")
+            store.set(f"gone/{self._rank}", self._reason)
         except RuntimeError:
             return  # the store has ended with its process: no rank asks any more
         finally:
@@ -134,12 +144,11 @@ class Whereabouts:
 _of_group: tuple[weakref.ref[Any], Whereabouts] | None = None
 
 
-@atexit.register
-def end_whereabouts() -> None:
-    """Ends those of the default group, if there are any."""
+def end_whereabouts(error: BaseException | None = None) -> None:
+    """Ends those of the default group, if there are any, in good order or because of ``error``."""
     global _of_group
     if _of_group is not None:
-        _of_group[1].end()
+        _of_group[1].end(error)
         _of_group = None
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp._native import leave_groups
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
-from accelerate_cpp.comm.whereabouts import whereabouts
+from accelerate_cpp.comm.whereabouts import end_whereabouts, whereabouts
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.affinity import pin_process
 from accelerate_cpp.devices.selection import select_device
@@ -45,16 +49,20 @@ class Session:
         )
 
 
+_created: tuple[weakref.ref[Any], int] | None = None  # the default group, if it is ours, and the process that made it
+
+
 def build_session(config: SessionConfig) -> Session:
     """Picks the device, connects the processes that the environment describes, and picks strategy and precision.
 
-    The default process group is destroyed when the interpreter exits if it was created here; a group of the caller's
-    own is used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
+    The default process group is destroyed when the program ends if it was created here; a group of the caller's own is
+    used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
     """
+    global _created
     device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
     existed = dist.is_available() and dist.is_initialized()
     if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
-        atexit.register(_destroy_group, dist.group.WORLD, os.getpid())
+        _created = weakref.ref(dist.group.WORLD), os.getpid()
     topology = read_topology(device.type)
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
@@ -78,7 +86,22 @@ def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Ca
     return lambda call: backend.communicator.meet(call, backend.timeout)
 
 
-def _destroy_group(group: dist.ProcessGroup | None, owner: int) -> None:
-    """Destroys the default group if it still is ``group``, and only in the process that created it, not in forks."""
-    if os.getpid() == owner and dist.is_initialized() and dist.group.WORLD is group:
+def end_session(error: BaseException | None = None) -> None:
+    """Parts from the other processes, once, when the program ends.
+
+    Args:
+        error: what ended it. The others then raise ``PeerLost`` with this reason wherever they wait for this process.
+    """
+    end_whereabouts(error)
+    if error is not None:
+        leave_groups(error)
+    if _created is None or not dist.is_initialized():
+        return
+    group, creator = _created[0](), _created[1]
+    if group is dist.group.WORLD and creator == os.getpid():  # not in a fork of it
         dist.destroy_process_group()
+
+
+@atexit.register
+def _end_session_at_exit() -> None:
+    end_session(getattr(sys, "last_value", None))

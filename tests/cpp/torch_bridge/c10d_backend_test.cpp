@@ -285,6 +285,19 @@ TEST(C10dBackend, FinishesWhatIsUnderWayWhenItIsShutDown) {
   });
 }
 
+TEST(C10dBackend, SaysWhyItLeavesUnlessAllIsWell) {
+  for (const std::string& reason : {std::string(), std::string("its program ended with ValueError")}) {
+    run_backends(2, [&](C10dBackend& backend, int rank) {
+      if (rank == 0) {
+        backend.leave(reason);
+      } else {
+        EXPECT_THAT(message_of<PeerLost>([&] { backend.barrier(options<::c10d::BarrierOptions>(false)); }),
+                    HasSubstr(reason.empty() ? "rank 0 has left the group" : "rank 0 failed: " + reason));
+      }
+    });
+  }
+}
+
 TEST(C10dBackend, GivesUpWhatIsUnderWayWhenItLeaves) {
   run_backends(2, [](C10dBackend& backend, int rank) {
     if (rank == 0) {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.checkpoint.ranks import Ranks
-from accelerate_cpp.errors import OtherRankFailed
+from accelerate_cpp.errors import OtherRankFailed, PeerLost
 
 
 def test_one_rank_is_alone() -> None:
@@ -46,6 +46,16 @@ def test_ranks_act_together_only_if_all_are_there(here: list[int], alone: bool) 
     assert asked == ["save_state a"]
     assert (ranks.rank, ranks.world_size, ranks.alone) == (2, 4, alone)
     assert (ranks.num_together, ranks.place, ranks.share) == ((1, 0, (0, 1)) if alone else (4, 2, (0, 2)))
+
+
+def test_a_process_that_has_died_is_missed_only_by_those_that_expect_all(caplog: pytest.LogCaptureFixture) -> None:
+    def lost(_: str) -> list[int]:
+        raise PeerLost("rank 1 has ended")
+
+    with pytest.raises(PeerLost, match="rank 1 has ended"):
+        Ranks(0, 2, meet=lost).those_in("save_state ")
+    assert Ranks(0, 2, meet=lost).those_in("save_state ", with_the_dead=False).alone
+    assert caplog.messages == ["save_state: only rank 0 takes part: rank 1 has ended"]
 
 
 def test_nobody_is_asked_in_one_process_or_where_nobody_can_tell() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from accelerate_cpp.comm.whereabouts import Whereabouts
-from accelerate_cpp.errors import Timeout
+from accelerate_cpp.errors import PeerLost, Timeout
 
 PATIENCE = timedelta(seconds=120)
 
@@ -86,6 +86,18 @@ def test_a_rank_that_goes_is_elsewhere(leave: str) -> None:
         else:
             rank.issued = None
         return None
+
+    with ranks(2) as all_ranks:
+        assert on_all(all_ranks, action) == [[0], None]
+
+
+def test_a_rank_that_ends_with_an_error_is_missed_once() -> None:
+    def action(rank: Rank) -> object:
+        if rank.number == 1:
+            return rank.place.end(ValueError("7\n8"))
+        with pytest.raises(PeerLost, match=r"rank 1 failed: its program ended with ValueError: 7$"):
+            rank.place.meet("save")
+        return rank.place.meet("save")
 
     with ranks(2) as all_ranks:
         assert on_all(all_ranks, action) == [[0], None]

@@ -72,17 +72,22 @@ def test_a_group_of_the_caller_is_used_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_group_is_not_destroyed_by_a_fork_of_its_process() -> None:
     script = """
-import os, torch.distributed as dist
+import os, weakref, torch.distributed as dist
 from accelerate_cpp.runtime import session
-group = object()
+class Group:
+    pass
+group, other = Group(), Group()
 session.dist = type("Spy", (), {
     "is_initialized": staticmethod(lambda: True),
     "group": type("Group", (), {"WORLD": group}),
     "destroy_process_group": staticmethod(lambda: print("destroyed")),
 })
-session._destroy_group(group, os.getpid() + 1)
-session._destroy_group(object(), os.getpid())
+for created in [(group, os.getpid() + 1), (other, os.getpid())]:
+    session._created = weakref.ref(created[0]), created[1]
+    session.end_session()
 print("before", flush=True)
-session._destroy_group(group, os.getpid())
+session._created = weakref.ref(group), os.getpid()
+session.end_session()
+session._created = None
 """
     assert run(script).split() == ["before", "destroyed"]

@@ -112,6 +112,14 @@ void Group::leave() noexcept {
   own().event.notify();
 }
 
+bool Group::someone_has_left() {
+  bool left = false;
+  for (int peer = 0; peer < size_; ++peer) {
+    left = left || (peer != rank_ && control(peer).state.load(std::memory_order_acquire) == RankState::kLeft);
+  }
+  return left;
+}
+
 bool Group::forked() const {
   return ::getpid() != owner_pid_;
 }
@@ -192,31 +200,37 @@ void Group::await_announcements(const Deadline& deadline) {
   }
 }
 
-std::string Group::loss_of(int peer, bool look_closely) {
-  const RankControl& control = this->control(peer);
-  const std::string who = "rank " + std::to_string(peer);
-  const RankState state = control.state.load(std::memory_order_acquire);
-  if (state == RankState::kFailed) {
-    return who + " failed: " + control.failure;
+void Group::Loss::raise(const std::string& wait) const {
+  if (left) {
+    throw PeerLeft(wait + reason);
   }
-  if (state == RankState::kLeft) {
-    return who + " has left the group without this operation" + standings();
-  }
-  if (look_closely) {
-    arena_->poll();
-    if (watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer)) {
-      return who + " has ended" + standings();
-    }
-  }
-  return "";
+  throw PeerLost(wait + reason);
 }
 
-std::string Group::loss_during_wait(int peer, bool look_closely) {
-  std::string lost = loss_of(peer, look_closely);
-  if (lost.empty() && own().state.load(std::memory_order_acquire) == RankState::kFailed) {
-    return "the group was aborted on this rank: " + std::string(own().failure);
+Group::Loss Group::loss_of(int peer, bool look_closely) {
+  const RankControl& control = this->control(peer);
+  const std::string who = "rank " + std::to_string(peer);
+  bool ended = false;
+  if (look_closely) {
+    arena_->poll();
+    ended = watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer);
   }
-  for (int other = 0; other < size_ && lost.empty() && look_closely; ++other) {
+  switch (control.state.load(std::memory_order_acquire)) {  // after the look: nothing comes from a process that ended
+    case RankState::kFailed:
+      return {who + " failed: " + control.failure};
+    case RankState::kLeft:
+      return {who + " has left the group without this operation" + standings(), true};
+    default:
+      return ended ? Loss{who + " has ended" + standings()} : Loss{};
+  }
+}
+
+Group::Loss Group::loss_during_wait(int peer, bool look_closely) {
+  Loss lost = loss_of(peer, look_closely);
+  if (!lost && own().state.load(std::memory_order_acquire) == RankState::kFailed) {
+    return {"the group was aborted on this rank: " + std::string(own().failure)};
+  }
+  for (int other = 0; other < size_ && !lost && look_closely; ++other) {
     const RankControl& control = this->control(other);
     const bool failed = control.state.load(std::memory_order_acquire) == RankState::kFailed;
     // One that got past this operation may go.

@@ -138,8 +138,8 @@ class Group {
         check_wait(peer, deadline);
       }
       check_withdrawals();
-      const std::string lost = loss_during_wait(peer, look_closely);
-      if (!lost.empty() && !condition()) {
+      const Loss lost = loss_during_wait(peer, look_closely);
+      if (lost && !condition()) {
         throw_lost(peer, lost);
       }
     });
@@ -152,19 +152,29 @@ class Group {
   // The segment `id` of `peer`, waiting for its arrival if need be.
   std::shared_ptr<Segment> peer_segment(int peer, std::uint32_t id, const Deadline& deadline);
 
-  // Communicator::meet(). No operation: it changes no sequence number, and what happens in it fails no group. In a
-  // group that has failed nobody meets anybody.
+  // Communicator::meet(). No operation: it changes no sequence number, and only a loss in it makes the group fail.
   std::vector<int> meet(const std::string& topic, const Call& call);
 
   // Publishes that this rank takes part no more. Does nothing in a forked child.
   void leave() noexcept;
+  bool someone_has_left();
 
   // Makes the current and later operations fail on every rank. Never blocks or throws; the first reason stays.
   void abort(const std::string& reason) noexcept;
 
-  // Why `peer` can no longer be waited for; empty while it can. From any thread. Only with `look_closely` are its
-  // process and socket looked at, which takes system calls.
-  std::string loss_of(int peer, bool look_closely);
+  // Why a rank can no longer be waited for.
+  struct Loss {
+    std::string reason;  // empty while it can
+    bool left = false;   // in good order
+
+    explicit operator bool() const { return !reason.empty(); }
+    // Throws PeerLost, or PeerLeft where the rank left in good order; `wait` opens the message.
+    [[noreturn]] void raise(const std::string& wait) const;
+  };
+
+  // Of `peer`. From any thread. Only with `look_closely` are its process and socket looked at, which takes system
+  // calls.
+  Loss loss_of(int peer, bool look_closely);
 
   // Where every rank is, one line each, each after a line break.
   std::string standings() const;
@@ -215,7 +225,7 @@ class Group {
   void check_withdrawals();
   // Why a wait for `peer` is in vain: the peer, this rank itself, or another rank without which nobody will get through
   // this operation is lost. Empty while there is hope.
-  std::string loss_during_wait(int peer, bool look_closely);
+  Loss loss_during_wait(int peer, bool look_closely);
   enum class Whereabouts { kHere, kElsewhere, kUnknown };
   // That a rank was in a meeting, and which time it was.
   struct Met {
@@ -224,6 +234,7 @@ class Group {
   };
   // Whether `peer` is in `meeting`, in which this rank is. Only with `look_closely` are processes looked at.
   Whereabouts whereabouts(int peer, std::uint64_t meeting, bool look_closely);
+  std::vector<int> find_those_in(const std::string& topic, const Call& call);
   Whereabouts await_whereabouts(int peer, std::uint64_t meeting, const Deadline& deadline);
   // As abort(), for operation number `sequence` and later ones: those that were complete before stay so for every rank.
   void fail(const std::string& reason, std::uint64_t sequence) noexcept;
@@ -239,8 +250,8 @@ class Group {
   void publish_place();
   void await_places();
   [[noreturn]] void throw_mismatch();
-  // Throws PeerLost for a wait for `peer`; peers see where this rank was when it gave up.
-  [[noreturn]] void throw_lost(int peer, const std::string& lost);
+  // Raises `lost` for a wait for `peer`; peers see where this rank was when it gave up.
+  [[noreturn]] void throw_lost(int peer, const Loss& lost);
   std::string describe_wait(int peer) const;
   std::string describe_counts(int rank) const;
   // "rank 1 last reached operation #6 (barrier) at train.py:80".

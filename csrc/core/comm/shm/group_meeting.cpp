@@ -56,8 +56,13 @@ Group::Whereabouts Group::whereabouts(int peer, std::uint64_t meeting, bool look
     return Whereabouts::kHere;
   }
   if (control.announced.load(std::memory_order_acquire) > sequence_ || (theirs != 0 && peer > rank_) ||
-      own().state.load(std::memory_order_acquire) == RankState::kFailed || !loss_of(peer, look_closely).empty()) {
+      own().state.load(std::memory_order_acquire) == RankState::kFailed) {
     return Whereabouts::kElsewhere;
+  }
+  if (const Loss lost = loss_of(peer, look_closely); lost.left) {
+    return Whereabouts::kElsewhere;
+  } else if (lost) {
+    throw_lost(peer, lost);  // it might have come
   }
   for (int other = 0; other < size_ && look_closely && theirs == 0; ++other) {
     const bool here = this->control(other).meeting.load(std::memory_order_acquire) == meeting;
@@ -73,6 +78,15 @@ std::vector<int> Group::meet(const std::string& topic, const Call& call) {
   if (forked()) {
     throw_unusable(describe({OperationKind::kMeeting}));
   }
+  try {
+    return find_those_in(topic, call);
+  } catch (const PeerLost& error) {
+    fail(error.what(), number_);
+    throw;
+  }
+}
+
+std::vector<int> Group::find_those_in(const std::string& topic, const Call& call) {
   current_ = {OperationKind::kMeeting};
   location_ = call.location;
   stalled_since_.reset();
@@ -82,8 +96,7 @@ std::vector<int> Group::meet(const std::string& topic, const Call& call) {
     return control(met.rank).attendances.load(std::memory_order_acquire) == met.attendance;
   };
   for (const Met& met : std::exchange(met_, {})) {
-    wait(met.rank, call.deadline,
-         [&] { return met.rank == rank_ || !still_there(met) || !loss_of(met.rank, true).empty(); });
+    wait(met.rank, call.deadline, [&] { return met.rank == rank_ || !still_there(met) || loss_of(met.rank, true); });
   }
   const std::uint64_t meeting = number_of(topic, sequence_);
   const Attendance attendance(own(), meeting);

@@ -78,9 +78,9 @@ void Group::throw_mismatch() {
       table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
 }
 
-void Group::throw_lost(int peer, const std::string& lost) {
+void Group::throw_lost(int peer, const Loss& lost) {
   publish_place();
-  throw PeerLost(describe_wait(peer) + lost);
+  lost.raise(describe_wait(peer));
 }
 
 std::string Group::describe_counts(int rank) const {

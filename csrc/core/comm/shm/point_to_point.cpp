@@ -66,9 +66,8 @@ std::shared_ptr<Transfer> PointToPoint::post(const PostedPointer& posted) {
   group_->check_usable([this](const Posted& transfer) { return describe(transfer); }, *posted);
   const std::lock_guard lock(mutex_);
   if (posted->is_send) {
-    const std::string lost = group_->loss_of(posted->peer, false);
-    if (!lost.empty()) {
-      throw PeerLost(describe(*posted) + ": " + lost);
+    if (const Group::Loss lost = group_->loss_of(posted->peer, false)) {
+      lost.raise(describe(*posted) + ": ");
     }
   }
   posted->last_check = std::chrono::steady_clock::now();
@@ -296,27 +295,27 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
   }
 }
 
-std::string PointToPoint::loss_of_any() {
-  std::string last;
+Group::Loss PointToPoint::loss_of_any() {
+  Group::Loss last;
   int left = 0;
   for (int peer = 0; peer < group_->size(); ++peer) {
     if (peer == group_->rank()) {
       continue;
     }
-    const std::string lost = group_->loss_of(peer, true);
-    const bool in_good_order = group_->control(peer).state.load(std::memory_order_acquire) == RankState::kLeft;
-    if (!lost.empty() && !in_good_order) {
+    const Group::Loss lost = group_->loss_of(peer, true);
+    if (lost && !lost.left) {
       return lost;
     }
-    left += lost.empty() ? 0 : 1;
-    last = lost.empty() ? last : lost;
+    left += lost ? 1 : 0;
+    last = lost ? lost : last;
   }
-  return left == group_->size() - 1 ? last : "";
+  return left == group_->size() - 1 ? Group::Loss{last.reason} : Group::Loss{};
 }
 
 void PointToPoint::check(Posted& posted) {
-  const std::string lost = posted.peer == Communicator::kAnySource ? loss_of_any() : group_->loss_of(posted.peer, true);
-  if (!lost.empty()) {
+  const bool from_any = posted.peer == Communicator::kAnySource;
+  const Group::Loss lost = from_any ? loss_of_any() : group_->loss_of(posted.peer, true);
+  if (lost) {
     progress();  // what the peer had sent before its end counts
   }
   if (posted.ended) {
@@ -324,14 +323,8 @@ void PointToPoint::check(Posted& posted) {
   }
   try {
     group_->check_usable([this](const Posted& transfer) { return describe(transfer); }, posted);
-    if (!lost.empty()) {
-      const bool left = posted.peer != Communicator::kAnySource &&
-                        group_->control(posted.peer).state.load(std::memory_order_acquire) == RankState::kLeft;
-      const std::string text = describe(posted) + ": " + lost;
-      if (left) {
-        throw PeerLeft(text);
-      }
-      throw PeerLost(text);
+    if (lost) {
+      lost.raise(describe(posted) + ": ");
     }
     if (posted.deadline.expired()) {
       throw Timeout(describe(posted) + ": nothing came for " + std::to_string(posted.deadline.waited().count()) +

@@ -87,7 +87,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   // check() when the last one is a while ago; returns whether it was done.
   bool check_now_and_then(Posted& posted);
   // As Group::loss_of, for a message from whomever: ranks that left in good order count once no other is there.
-  std::string loss_of_any();
+  Group::Loss loss_of_any();
   // Fails the transfer when its deadline has passed or its peer is gone.
   void check(Posted& posted);
   // The report that is due when the wait has become long; else empty.

@@ -43,6 +43,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   double cores_per_rank() const override { return group_->cores() / size(); }
   void leave() noexcept override;
+  bool someone_has_left() override { return group_->someone_has_left(); }
   std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
   std::vector<int> meet(const std::string& topic, const Call& call) override { return group_->meet(topic, call); }

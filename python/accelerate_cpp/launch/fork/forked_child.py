@@ -114,12 +114,23 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     except SystemExit as request:
-        return _code_of(request)
+        code = _code_of(request)
+        _part_from_others(request if code else None)
+        return code
     except BaseException as error:
         with open(report_to, "wb", closefd=False) as pipe:
             pipe.write(ErrorReport.of(error).render())
+        _part_from_others(error)
         return 1
+    _part_from_others(None)
     return 0
+
+
+def _part_from_others(error: BaseException | None) -> None:
+    """What the interpreter would do at its end, which this process does not reach."""
+    session = sys.modules.get("accelerate_cpp.runtime.session")  # importing it would import torch
+    if session is not None:
+        session.end_session(error)
 
 
 def _code_of(request: SystemExit) -> int:

@@ -41,6 +41,18 @@ TEST(Hierarchical, LetsARankMeetAloneOnceAnotherHasLeft) {
   });
 }
 
+TEST(Hierarchical, MissesARankThatHasFailedInAMeetingAndThenKnowsThatItWillNotCome) {
+  run_hosts({0, 0, 1, 1}, [](Hierarchical& communicator) {
+    communicator.barrier(soon());
+    if (communicator.rank() == 3) {
+      communicator.abort("its disk is full");
+    } else {
+      EXPECT_THAT(message_of<PeerLost>([&] { communicator.meet("save", soon()); }), HasSubstr("its disk is full"));
+    }
+    EXPECT_EQ(communicator.meet("save", soon()), std::vector<int>{communicator.rank()});
+  });
+}
+
 TEST(Hierarchical, RaisesAMismatchBetweenHostsOnEveryRankAndStaysUsable) {
   run_hosts({0, 0, 1, 1}, [](Hierarchical& communicator) {
     std::vector<float> data(8, 1.0f);

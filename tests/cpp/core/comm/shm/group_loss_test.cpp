@@ -117,8 +117,8 @@ TEST(GroupsThatFail, StopWaitingWhenTheirOwnRankAborts) {
 
 TEST(GroupsThatFail, KnowThatNobodyIsLostWhileAllRun) {
   run_groups(2, [](Group& group) {
-    EXPECT_EQ(group.loss_of(1 - group.rank(), false), "");
-    EXPECT_EQ(group.loss_of(1 - group.rank(), true), "");
+    EXPECT_FALSE(group.loss_of(1 - group.rank(), false));
+    EXPECT_FALSE(group.loss_of(1 - group.rank(), true));
     meet(group);
   });
 }

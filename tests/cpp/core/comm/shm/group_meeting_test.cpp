@@ -154,6 +154,19 @@ TEST(Meetings, AreOfNobodyElseOnceTheGroupHasFailed) {
   });
 }
 
+TEST(Meetings, MissARankThatHasFailedAndThenKnowThatItWillNotCome) {
+  run_groups(3, [](Group& group) {
+    barrier(group);
+    if (group.rank() == 2) {
+      group.abort("its disk is full");
+      return;
+    }
+    EXPECT_THAT([&] { meet(group); }, ThrowsMessage<PeerLost>(HasSubstr("its disk is full")));
+    EXPECT_EQ(meet(group), ranks({group.rank()}));
+    EXPECT_THROW(barrier(group), PeerLost);
+  });
+}
+
 TEST(Meetings, ThatAreInterruptedLeaveTheGroupAsItWas) {
   std::atomic<bool> interrupted{true};
   std::atomic<bool> meeting_over{false};
