@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ import torch
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.finding import common_numbers
 from accelerate_cpp.checkpoint.layout import (
-    Parts,
     check_states,
     custom_file,
     load_custom_object,
@@ -24,10 +24,11 @@ from accelerate_cpp.checkpoint.layout import (
     shared_files,
     warn_of_missing,
 )
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.placement.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
@@ -65,9 +66,9 @@ def save_accelerator_state(
         ``output_dir`` as a path.
     """
     folder = Path(output_dir)
-    parts = Parts((), optimizers, schedulers, dataloaders, scaler)
-    files = shared_files(parts, model_states, safe_serialization) if saves_here(save_on_each_node) else []
-    for file in [*files, *own_files(parts, process_index), random_states_file(process_index, step)]:
+    bundle = Bundle([], list(optimizers), list(dataloaders), list(schedulers), scaler)
+    files = shared_files(bundle, model_states, safe_serialization) if saves_here(save_on_each_node) else []
+    for file in [*files, *own_files(bundle, process_index), random_states_file(process_index, step)]:
         file.write(folder)
     return folder
 
@@ -99,14 +100,14 @@ def load_accelerator_state(
         CheckpointError: a file is missing, cannot be read or does not fit; in that case nothing has been changed.
     """
     inner = [extract_model_from_parallel(model) for model in models]
-    parts = Parts(inner, optimizers, schedulers, dataloaders, scaler)
+    bundle = Bundle(inner, list(optimizers), list(dataloaders), list(schedulers), scaler)
     where = _device_of(map_location)
     folder = Path(input_dir)
-    states = read_states(folder, parts, process_index, where, load_kwargs)
-    missing = check_states(folder, parts, states)
+    states = read_states(folder, bundle, process_index, where, load_kwargs)
+    missing = check_states(folder, bundle, states)
     weights = read_models(folder, inner, bool(load_model_func_kwargs.get("strict", True)))
     warn_of_missing(folder, missing)
-    return restore_parts(parts, states, weights, where, **load_model_func_kwargs)
+    return restore_parts(bundle, states, weights, where, **load_model_func_kwargs)
 
 
 def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:
@@ -128,8 +129,8 @@ def save_state(
     return accelerator._checkpoints.save(
         output_dir,
         accelerator.project_configuration,
-        _ranks(accelerator),
-        _parts(accelerator),
+        _participants(accelerator),
+        _bundle(accelerator),
         lambda: [strategy.model_state(model) for model in accelerator._models],
         accelerator.step,
         lambda: [cursor_of(loader) for loader in accelerator._dataloaders],
@@ -151,8 +152,8 @@ def load_state(
     states, cursors = accelerator._checkpoints.load(
         input_dir,
         accelerator.project_configuration,
-        _ranks(accelerator),
-        _parts(accelerator),
+        _participants(accelerator),
+        _bundle(accelerator),
         accelerator._session.strategy.unwrap,
         lambda cursors: _check_cursors(accelerator, cursors),
         where,
@@ -176,7 +177,7 @@ def _check_cursors(accelerator: PreparationSteps, cursors: list[Cursor]) -> None
 def resume(accelerator: PreparationSteps) -> bool:
     """:meth:`Accelerator.resume`."""
     accelerator._checkpoints.wait()
-    ranks = _ranks(accelerator).those_in("resume")
+    ranks = _participants(accelerator).those_in("resume")
     if not common_numbers(accelerator.project_configuration, ranks):
         accelerator._checkpoints.are_of_all = not ranks.alone
         return False
@@ -211,17 +212,9 @@ def _device_of(map_location: str | None) -> str | torch.device:
     return PartialState().device if map_location == "on_device" else "cpu"
 
 
-def _ranks(accelerator: PreparationSteps) -> Ranks:
-    topology = accelerator._session.topology
-    return Ranks(
-        topology.rank,
-        topology.world_size,
-        topology.local_rank,
-        topology.local_world_size,
-        meet=accelerator._session.meet,
-    )
+def _participants(accelerator: PreparationSteps) -> Participants:
+    return Participants(accelerator._session.topology, meet=accelerator._session.meet)
 
 
-def _parts(accelerator: PreparationSteps) -> Parts:
-    prepared = accelerator._prepared
-    return Parts(prepared.models, prepared.optimizers, prepared.schedulers, prepared.dataloaders, accelerator.scaler)
+def _bundle(accelerator: PreparationSteps) -> Bundle:
+    return replace(accelerator._prepared, scaler=accelerator.scaler)

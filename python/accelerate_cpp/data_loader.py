@@ -22,7 +22,7 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
-from accelerate_cpp.devices.copy_stream import CopyStream
+from accelerate_cpp.devices.transfer import CopyStream
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader

@@ -28,10 +28,9 @@ from accelerate_cpp.plugins.fp8_recipes import Recipe
 from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
 from accelerate_cpp.plugins.plain_parallelism import PluginViews, require_plain
 from accelerate_cpp.runtime import current
-from accelerate_cpp.runtime.detached_session import Remembered, remember
 from accelerate_cpp.runtime.gradient_state import GradientState
 from accelerate_cpp.runtime.processes import Processes
-from accelerate_cpp.runtime.session import Session, build_session
+from accelerate_cpp.runtime.session import Remembered, Session, build_session, remember
 from accelerate_cpp.utils.dataclasses import TorchDynamoPlugin
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]

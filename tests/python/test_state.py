@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp import Accelerator
+from accelerate_cpp.comm.topology import Topology
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.precision.precision import precision_for
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.session import Session
-from accelerate_cpp.runtime.topology import Topology
 from accelerate_cpp.state import AcceleratorState, GradientState, PartialState, is_initialized
 from accelerate_cpp.utils.dataclasses import DistributedType, TorchDynamoPlugin
 

@@ -18,6 +18,7 @@ ORIGINAL_OF: dict[str, str] = {
     "checkpoint.safetensors_file": "utils.other",
     "checkpoint.writing": "checkpointing",
     "checkpoint.layout": "checkpointing",
+    "checkpoint.participants": "checkpointing",
     "comm": "state",
     "commands.to_fsdp2": "commands.to_fsdp2",
     "parallel.data_parallel_strategy": "accelerator",

@@ -20,7 +20,6 @@ from accelerate_cpp.checkpoint import finding
 from accelerate_cpp.checkpoint.background import BackgroundWriter
 from accelerate_cpp.checkpoint.finding import Project
 from accelerate_cpp.checkpoint.layout import (
-    Parts,
     SavedStates,
     StateFile,
     check_states,
@@ -35,10 +34,11 @@ from accelerate_cpp.checkpoint.layout import (
     warn_of_missing,
 )
 from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writing import Checkpoint, remove_unfinished
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
 
 _log = logging.getLogger(__name__)
 Weights = list[dict[str, Any]]
@@ -103,8 +103,8 @@ class Checkpoints:
         self,
         output_dir: str | os.PathLike[str] | None,
         project: Project,
-        ranks: Ranks,
-        parts: Parts,
+        ranks: Participants,
+        bundle: Bundle,
         weights: Callable[[], Weights],
         step: int,
         cursors: Callable[[], list[dict[str, int | str]]],
@@ -134,7 +134,7 @@ class Checkpoints:
         self.wait()
         ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}", self.are_of_all)
         self.are_of_all = not ranks.alone
-        is_main = (ranks.local_rank if project.save_on_each_node else ranks.rank) == 0
+        is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
 
         if project.automatic_checkpoint_naming:
             project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
@@ -144,16 +144,19 @@ class Checkpoints:
             _log.warning(
                 "save_state was called on rank %d, but neither on all ranks nor on the main process: nothing is "
                 "saved; call it on all ranks, or only on the main process",
-                ranks.rank,
+                ranks.topology.rank,
             )
             return target
         existed = any(ranks.gather(target.exists()))
 
         def prepared() -> Checkpoint:
-            states = self._after_hooks(parts, weights(), target)
-            files = [random_states_file(ranks.rank, step), *own_files(parts, ranks.rank)]
+            states = self._after_hooks(bundle, weights(), target)
+            files = [
+                random_states_file(ranks.topology.rank, step),
+                *own_files(bundle, ranks.topology.rank),
+            ]
             if is_main:
-                files += shared_files(parts, states, safe_serialization) + self._custom_files()
+                files += shared_files(bundle, states, safe_serialization) + self._custom_files()
             manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
             checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed)
@@ -177,8 +180,8 @@ class Checkpoints:
         self,
         input_dir: str | os.PathLike[str] | None,
         project: Project,
-        ranks: Ranks,
-        parts: Parts,
+        ranks: Participants,
+        bundle: Bundle,
         unwrap: Callable[[torch.nn.Module], torch.nn.Module],
         check_cursors: Callable[[list[dict[str, int | str]]], None],
         map_location: Any = "cpu",
@@ -206,7 +209,7 @@ class Checkpoints:
         """
         self.wait()
         ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
-        folder, states = self._read(input_dir, project, ranks, parts, map_location, load_kwargs)
+        folder, states = self._read(input_dir, project, ranks, bundle, map_location, load_kwargs)
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
         cursors = [] if manifest is None else manifest.cursors
@@ -217,11 +220,11 @@ class Checkpoints:
 
         def check() -> None:
             custom.extend(read_custom(folder, self.custom_objects))
-            missing.extend(check_states(folder, parts, states))
+            missing.extend(check_states(folder, bundle, states))
             check_cursors(cursors)
 
         def check_models() -> None:
-            left = list(parts.models)
+            left = list(bundle.models)
             for hook in list(self.load_hooks.values()):
                 hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
             models.extend(unwrap(model) for model in left)
@@ -229,7 +232,7 @@ class Checkpoints:
 
         def restore() -> tuple[dict[str, Any], int]:
             warn_of_missing(folder, missing)
-            own = replace(parts, models=models)
+            own = replace(bundle, models=models)
             known = restore_parts(own, states, weights, map_location, **load_model_kwargs)
             for one, state in zip(self.custom_objects, custom, strict=True):
                 one.load_state_dict(state)
@@ -246,8 +249,8 @@ class Checkpoints:
         self,
         input_dir: str | os.PathLike[str] | None,
         project: Project,
-        ranks: Ranks,
-        parts: Parts,
+        ranks: Participants,
+        bundle: Bundle,
         map_location: Any,
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
@@ -263,7 +266,7 @@ class Checkpoints:
                 with ThreadPoolExecutor(1) as checker:
                     reason = checker.submit(why_not_whole, folder, ranks, by_outline)
                     read[folder] = _outcome_of(
-                        lambda: read_states(folder, parts, ranks.rank, map_location, load_kwargs)
+                        lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs)
                     )
                     return reason.result()
 
@@ -281,19 +284,19 @@ class Checkpoints:
         ranks.together("load_state", raise_own)
         return folder, states.result()
 
-    def _after_hooks(self, parts: Parts, weights: Weights, target: Path) -> Weights:
+    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path) -> Weights:
         """Calls the hooks, which may remove weights from the list, and write into ``target``."""
         hooks = list(self.save_hooks.values())
         if hooks:
             target.mkdir(parents=True, exist_ok=True)
         for hook in hooks:
-            hook(list(parts.models), weights, str(target))
+            hook(list(bundle.models), weights, str(target))
         return weights
 
     def _custom_files(self) -> list[StateFile]:
         return [custom_file(index, one.state_dict()) for index, one in enumerate(self.custom_objects)]
 
-    def _agreed(self, what: str, prepared: Callable[[], Checkpoint], ranks: Ranks) -> Checkpoint:
+    def _agreed(self, what: str, prepared: Callable[[], Checkpoint], ranks: Participants) -> Checkpoint:
         """Rank 0's token on every rank. An exception on any rank is raised on all."""
         own: list[Checkpoint] = []
 
@@ -304,7 +307,7 @@ class Checkpoints:
         tokens = ranks.together(what, attempt)
         return replace(own[0], token=tokens[0])
 
-    def _apart(self, ranks: Ranks) -> Ranks:
+    def _apart(self, ranks: Participants) -> Participants:
         """The same processes over a separate group, because the training loop continues to use the default one."""
         if ranks.num_together > 1 and self._group is None:
             # Objects are gathered on the CPU: another thread has no current GPU of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from accelerate_cpp.checkpoint.folder import numbered, put_back
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import InvalidArgument
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
     return target
 
 
-def common_numbers(project: Project, ranks: Ranks) -> list[int]:
+def common_numbers(project: Project, ranks: Participants) -> list[int]:
     """The numbers of the checkpoints that all ranks see, the highest first. A collective.
 
     Raises:
@@ -69,7 +69,7 @@ def common_numbers(project: Project, ranks: Ranks) -> list[int]:
     return sorted(set.intersection(*known), reverse=True)
 
 
-def newest_whole(project: Project, ranks: Ranks, why_not_whole: Callable[[Path], str | None]) -> Path:
+def newest_whole(project: Project, ranks: Participants, why_not_whole: Callable[[Path], str | None]) -> Path:
     """The checkpoint with the highest number that is complete for every rank. A collective.
 
     Args:

@@ -33,6 +33,7 @@ from accelerate_cpp.checkpoint.safetensors_file import (
 )
 from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
 
 _log = logging.getLogger(__name__)
 _CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
@@ -54,38 +55,27 @@ class StateFile:
         return write_pickle(folder / self.name, self.content)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The objects that a program prepared, in the order of ``prepare``."""
-
-    models: Sequence[torch.nn.Module] = ()
-    optimizers: Sequence[Any] = ()
-    schedulers: Sequence[Any] = ()
-    dataloaders: Sequence[Any] = ()
-    scaler: Any = None
-
-
 def numbered_name(name: str, index: int) -> str:
     """``name`` for object 0, ``stem_1.suffix`` for object 1."""
     stem, suffix = name.rsplit(".", 1)
     return f"{stem}_{index}.{suffix}" if index else name
 
 
-def shared_files(parts: Parts, weights: Sequence[Mapping[str, Any]], safe_serialization: bool) -> list[StateFile]:
+def shared_files(bundle: Bundle, weights: Sequence[Mapping[str, Any]], safe_serialization: bool) -> list[StateFile]:
     """The files that one process writes for all: models, optimizers, schedulers, stateful loaders, the loss scaler."""
     model_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     files = [
         StateFile(numbered_name(model_name, index), state, safe_serialization) for index, state in enumerate(weights)
     ]
-    stateful = _stateful_loaders(parts)
+    stateful = _stateful_loaders(bundle)
     for name, objects in (
-        (OPTIMIZER_FILE, dict(enumerate(parts.optimizers))),
-        (SCHEDULER_FILE, dict(enumerate(parts.schedulers))),
+        (OPTIMIZER_FILE, dict(enumerate(bundle.optimizers))),
+        (SCHEDULER_FILE, dict(enumerate(bundle.schedulers))),
         (LOADER_FILE, stateful),
     ):
         files += [StateFile(numbered_name(name, index), one.state_dict()) for index, one in objects.items()]
-    if parts.scaler is not None:
-        files.append(StateFile(SCALER_NAME, parts.scaler.state_dict()))
+    if bundle.scaler is not None:
+        files.append(StateFile(SCALER_NAME, bundle.scaler.state_dict()))
     for file in files:
         _require_whole(file)
     return files
@@ -104,19 +94,19 @@ def _require_whole(file: StateFile) -> None:
         )
 
 
-def _stateful_loaders(parts: Parts) -> dict[int, Any]:
+def _stateful_loaders(bundle: Bundle) -> dict[int, Any]:
     return {
         index: loader
-        for index, loader in enumerate(parts.dataloaders)
+        for index, loader in enumerate(bundle.dataloaders)
         if getattr(loader, "use_stateful_dataloader", False)
     }
 
 
-def own_files(parts: Parts, rank: int) -> list[StateFile]:
+def own_files(bundle: Bundle, rank: int) -> list[StateFile]:
     """The files that every process except rank 0 writes: the states of its loaders that differ from those of rank 0."""
     return [
         StateFile(numbered_name(own_loader_name(rank), index), loader.state_dict())
-        for index, loader in _stateful_loaders(parts).items()
+        for index, loader in _stateful_loaders(bundle).items()
         if rank > 0 and getattr(loader, "has_own_state", False)
     ]
 
@@ -153,7 +143,7 @@ class SavedStates:
 
 
 def read_states(
-    folder: Path, parts: Parts, rank: int, map_location: Any = "cpu", load_kwargs: Mapping[str, Any] | None = None
+    folder: Path, bundle: Bundle, rank: int, map_location: Any = "cpu", load_kwargs: Mapping[str, Any] | None = None
 ) -> SavedStates:
     """Reads all files of :func:`shared_files` and :func:`random_states_file` except the models. Changes nothing.
 
@@ -174,17 +164,17 @@ def read_states(
         ]
 
     loaders = {}
-    for index in _stateful_loaders(parts):
+    for index in _stateful_loaders(bundle):
         own, shared = (folder / numbered_name(name, index) for name in (own_loader_name(rank), LOADER_FILE))
         if (path := own if own.is_file() else shared).is_file():
             loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
     random, step, missing = _read_random_states(folder, rank)
-    scaler = _read_scaler(folder / SCALER_NAME) if parts.scaler is not None else {}
-    if not scaler and parts.scaler is not None and parts.scaler.is_enabled():
+    scaler = _read_scaler(folder / SCALER_NAME) if bundle.scaler is not None else {}
+    if not scaler and bundle.scaler is not None and bundle.scaler.is_enabled():
         missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts again)"]
     return SavedStates(
-        numbered_states(OPTIMIZER_FILE, len(parts.optimizers), map_location),
-        numbered_states(SCHEDULER_FILE, len(parts.schedulers), None),
+        numbered_states(OPTIMIZER_FILE, len(bundle.optimizers), map_location),
+        numbered_states(SCHEDULER_FILE, len(bundle.schedulers), None),
         loaders,
         scaler,
         random,
@@ -193,20 +183,20 @@ def read_states(
     )
 
 
-def check_states(folder: Path, parts: Parts, states: SavedStates) -> list[str]:
+def check_states(folder: Path, bundle: Bundle, states: SavedStates) -> list[str]:
     """Describes the states that will be kept, because the folder does not contain them.
 
     Raises:
         CheckpointError: a state does not fit the object that would load it. In that case nothing has been changed.
     """
-    for index, (state, optimizer) in enumerate(zip(states.optimizers, parts.optimizers, strict=True)):
+    for index, (state, optimizer) in enumerate(zip(states.optimizers, bundle.optimizers, strict=True)):
         check_optimizer(state, optimizer, str(folder / numbered_name(OPTIMIZER_FILE, index)))
-    for index, (state, scheduler) in enumerate(zip(states.schedulers, parts.schedulers, strict=True)):
+    for index, (state, scheduler) in enumerate(zip(states.schedulers, bundle.schedulers, strict=True)):
         check_scheduler(state, scheduler, str(folder / numbered_name(SCHEDULER_FILE, index)))
     for index, state in states.loaders.items():
-        check_loader(state, parts.dataloaders[index], str(folder / numbered_name(LOADER_FILE, index)))
+        check_loader(state, bundle.dataloaders[index], str(folder / numbered_name(LOADER_FILE, index)))
     if states.scaler:
-        check_scaler(states.scaler, parts.scaler, str(folder / SCALER_NAME))
+        check_scaler(states.scaler, bundle.scaler, str(folder / SCALER_NAME))
     left = check_random_states(states.random, str(folder)) if states.random else []
     return [*states.missing, *(f"random states {one}" for one in left)]
 
@@ -226,13 +216,13 @@ def read_models(folder: Path, models: Sequence[torch.nn.Module], strict: bool = 
 
 
 def restore_parts(
-    parts: Parts,
+    bundle: Bundle,
     states: SavedStates,
     weights: Sequence[Mapping[str, Any]],
     map_location: Any = "cpu",
     **load_model_kwargs: Any,
 ) -> dict[str, Any]:
-    """Loads states that were read and checked into ``parts``, and the random states into their generators.
+    """Loads states that were read and checked into ``bundle``, and the random states into their generators.
 
     Args:
         weights: the weights of the models.
@@ -243,15 +233,15 @@ def restore_parts(
         ``{"step": …}``, if the checkpoint contains it.
     """
     if states.scaler:
-        parts.scaler.load_state_dict(states.scaler)
-    for model, state in zip(parts.models, weights, strict=True):
+        bundle.scaler.load_state_dict(states.scaler)
+    for model, state in zip(bundle.models, weights, strict=True):
         model.load_state_dict(_placed(state, map_location, load_model_kwargs), **load_model_kwargs)
-    for optimizer, state in zip(parts.optimizers, states.optimizers, strict=True):
+    for optimizer, state in zip(bundle.optimizers, states.optimizers, strict=True):
         optimizer.load_state_dict(state)
-    for scheduler, state in zip(parts.schedulers, states.schedulers, strict=True):
+    for scheduler, state in zip(bundle.schedulers, states.schedulers, strict=True):
         scheduler.load_state_dict(state)
     for index, state in states.loaders.items():
-        parts.dataloaders[index].load_state_dict(state)
+        bundle.dataloaders[index].load_state_dict(state)
     if states.random:
         restore_random_states(states.random)
     return {} if states.step is None else {"step": states.step}

@@ -18,7 +18,7 @@ import xxhash
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
 from accelerate_cpp.checkpoint.names import random_states_name
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
 from accelerate_cpp.config.text import parsed_json
 from accelerate_cpp.errors import CheckpointError
@@ -136,7 +136,7 @@ def check_structure(folder: Path, rank: int) -> None:
             raise CheckpointError(f"{path} is cut short")
 
 
-def why_not_whole(folder: Path, ranks: Ranks, by_outline: bool = True) -> str | None:
+def why_not_whole(folder: Path, ranks: Participants, by_outline: bool = True) -> str | None:
     """The reason why ``folder`` is not a complete checkpoint; ``None`` if this rank's share of it is complete.
 
     Args:
@@ -147,7 +147,7 @@ def why_not_whole(folder: Path, ranks: Ranks, by_outline: bool = True) -> str | 
         if manifest is not None:
             check_files(folder, manifest, *ranks.share)
         elif by_outline:
-            check_structure(folder, ranks.rank)
+            check_structure(folder, ranks.topology.rank)
     except (CheckpointError, OSError) as error:
         return str(error)
     return None

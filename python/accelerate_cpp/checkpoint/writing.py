@@ -13,7 +13,7 @@ from accelerate_cpp.checkpoint.files import FileRecord
 from accelerate_cpp.checkpoint.folder import commit, prune, remove_leftovers, temporary_folder
 from accelerate_cpp.checkpoint.layout import StateFile
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Checkpoint:
         files = [replace(file, content=content) for file, content in zip(self.files, contents, strict=True)]
         return replace(self, files=files)
 
-    def write(self, ranks: Ranks, threads: int = 1) -> None:
+    def write(self, ranks: Participants, threads: int = 1) -> None:
         """Writes the files of all ranks, and renames their folder in one step. A collective.
 
         An exception on any rank is raised on all, and ``target`` is then as it was.
@@ -68,9 +68,9 @@ class Checkpoint:
             ranks.together(
                 f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.place == 0)
             )
-            if not ranks.alone and ranks.world_size > ranks.local_world_size:
+            if not ranks.alone and ranks.topology.world_size > ranks.topology.local_world_size:
                 # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
-                here = ranks.local_rank == 0 and temporary.is_dir()
+                here = ranks.topology.local_rank == 0 and temporary.is_dir()
                 ranks.together(f"moving {self.target} to its place", lambda: self._move(temporary, records, here))
         except BaseException:
             if ranks.share[0] == 0:
@@ -80,7 +80,7 @@ class Checkpoint:
             raise
         _log.info("saved %s", self.target)
 
-    def _write(self, temporary: Path, ranks: Ranks, threads: int) -> dict[str, FileRecord]:
+    def _write(self, temporary: Path, ranks: Participants, threads: int) -> dict[str, FileRecord]:
         if ranks.share[0] == 0:
             remove_leftovers(self.target, keep=temporary)
         temporary.mkdir(parents=True, exist_ok=True)

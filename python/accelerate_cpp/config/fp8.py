@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.config.libraries import has_code
 from accelerate_cpp.errors import MissingLibrary
 
 
@@ -42,8 +42,7 @@ LIBRARIES: Mapping[str, Fp8Library] = {
 
 def is_installed(backend: str) -> bool:
     """Whether the library of ``backend`` can be imported; a folder without code that has its name does not count."""
-    spec = importlib.util.find_spec(LIBRARIES[backend].module)
-    return spec is not None and spec.origin is not None
+    return has_code(LIBRARIES[backend].module)
 
 
 def require(backend: str, found: str) -> None:

@@ -30,6 +30,15 @@ def found(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def has_code(module: str) -> bool:
+    """As :func:`found`, but a folder of that name without code, such as trackers write, does not count."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # what was put into sys.modules by hand
+        return True
+    return spec is not None and spec.origin is not None
+
+
 def _installed_version(distributions: tuple[str, ...]) -> str | None:
     """The version of the first of these distributions that is installed."""
     import importlib.metadata  # here, as a program that asks nothing need not load it

@@ -1,13 +1,17 @@
-"""Memory of accelerators: giving back what torch keeps, and telling when it is exhausted."""
+"""What memory the host has left, giving back what torch keeps of an accelerator's, and telling when it is exhausted."""
 
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 
 import torch
 
+from accelerate_cpp._native import memory_left
 from accelerate_cpp.devices.selection import available_accelerators
 
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # What allocators say when memory is exhausted, and cuDNN when it finds no algorithm that fits.
 _OUT_OF_MEMORY_TEXTS = (
     " out of memory.",
@@ -40,3 +44,13 @@ def release_cache(device: torch.device) -> None:
     gc.collect()
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
+
+
+def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Bytes that can be had without swapping: of the machine, or what the tightest control group leaves of it.
+
+    Elsewhere than on Linux: what there is at all, as systems have no common word for what is left of it.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    left = memory_left(proc=str(proc), mounts=str(groups))
+    return total if left is None else min(left, total)

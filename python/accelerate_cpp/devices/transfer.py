@@ -1,16 +1,16 @@
-"""Moving nested batches to a device."""
+"""Moving nested batches to a device: at once, or on a stream of their own beside the batch before."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 
 from accelerate_cpp._native import move_tree
-from accelerate_cpp.devices.tree import honor_type, rebuild_mapping
+from accelerate_cpp.devices.tree import honor_type, leaves_of, rebuild_mapping
 
 
 def send_to_device(
@@ -56,3 +56,40 @@ def _moved_while_compiling(tree: Any, device: torch.device, non_blocking: bool, 
         return node
 
     return move(tree)
+
+
+@dataclass(frozen=True)
+class Copying:
+    """A batch on its way: where it arrives, and what says when."""
+
+    batch: Any
+    arrived: Any
+
+
+class CopyStream:
+    """A CUDA stream of its own for the copies of one pass over a loader.
+
+    Args:
+        device: the GPU.
+        cuda: ``torch.cuda``.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._stream = cuda.Stream(device)
+
+    def begin(self, batch: Any) -> Copying:
+        """Starts to copy ``batch``, whose tensors should be pinned: copies of others make the host wait."""
+        with self._cuda.stream(self._stream):
+            moved = send_to_device(batch, self._device, non_blocking=True)
+            return Copying(moved, self._stream.record_event())
+
+    def end(self, copying: Copying) -> Any:
+        """The batch. What is computed from now on waits for the copy, the host does not."""
+        current = self._cuda.current_stream(self._device)
+        current.wait_event(copying.arrived)
+        for leaf in leaves_of(copying.batch):
+            if isinstance(leaf, torch.Tensor):
+                # Its memory belongs to the stream of copies, which must not reuse it while it is computed with.
+                leaf.record_stream(current)
+        return copying.batch

@@ -1,4 +1,4 @@
-"""The objects of one ``prepare`` call. Strategies get all of them: some treat models and optimizers together."""
+"""Prepared objects by kind. Strategies and checkpoints get all of them: some treat models and optimizers together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 @dataclass
 class Bundle:
-    """Objects of one ``prepare`` call, by kind; ``None`` means that there is none."""
+    """The objects of one ``prepare`` call, or of all of them, in the order of ``prepare``, and the loss scaler."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
+    scaler: Any = None

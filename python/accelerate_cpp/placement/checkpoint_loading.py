@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accelerate_cpp.comm.default_group import process_index
+from accelerate_cpp.comm.topology import process_index
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.checkpoint_placing import Loading
 from accelerate_cpp.placement.checkpoint_reading import CheckpointFile, open_checkpoint

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.checkpoint.files import parse_size
-from accelerate_cpp.devices.host_memory import available_bytes
+from accelerate_cpp.devices.memory import available_bytes
 from accelerate_cpp.devices.selection import available_accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.module_sizes import Dtype, Size, class_names, compute_module_sizes

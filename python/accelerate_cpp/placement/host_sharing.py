@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerate_cpp.comm.default_group import process_index, world_size
 from accelerate_cpp.comm.gather import all_gather_object
 from accelerate_cpp.comm.hosts import host_identity
+from accelerate_cpp.comm.topology import process_index, world_size
 from accelerate_cpp.errors import InvalidArgument, SystemFailure
 
 __all__ = ["share_on_host"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from accelerate_cpp.comm.default_group import world_size
+from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.parallelism_config import ParallelismConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.comm.default_group import world_size
 from accelerate_cpp.comm.gather import all_gather
+from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.data.adapter import DataLoaderAdapter
 from accelerate_cpp.data.cursor import Pass, Start
 from accelerate_cpp.data.uneven import while_all_have_some

@@ -16,7 +16,7 @@ from accelerate_cpp.runtime.progress_board import Slot, open_slot
 _STATE_INTERVAL_NS = 500_000_000
 
 
-class Progress:
+class ProgressReporter:
     """Writes into a slot of the board at each step; loss and memory at most twice a second.
 
     Of the losses one in each interval is kept, so that reading it from an accelerator, which waits for what is queued
@@ -54,11 +54,11 @@ class Progress:
             self._loss = float(loss) / divisor if divisor else math.nan
 
 
-def open_progress(device: torch.device) -> Progress | None:
+def open_progress(device: torch.device) -> ProgressReporter | None:
     """The progress of this process if a launcher has asked for it."""
     place = env_table.BOARD.get()
     slot = None if place is None else open_slot(place, time.monotonic_ns())
-    return None if slot is None else Progress(slot, device)
+    return None if slot is None else ProgressReporter(slot, device)
 
 
 def _resident_bytes() -> int:

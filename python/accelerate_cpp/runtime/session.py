@@ -1,4 +1,4 @@
-"""A session: the frozen configuration and the collaborators that were built from it."""
+"""A session: the frozen configuration, the collaborators that were built from it, and the part that can be pickled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import leave_groups
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
+from accelerate_cpp.comm.topology import Topology, local_rank_before_connecting, read_topology
 from accelerate_cpp.comm.whereabouts import end_whereabouts, whereabouts
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.affinity import pin_process
@@ -23,8 +24,7 @@ from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.precision import Precision, precision_for
-from accelerate_cpp.runtime.progress import Progress, open_progress
-from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecting, read_topology
+from accelerate_cpp.runtime.progress import ProgressReporter, open_progress
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Session:
     device: torch.device
     strategy: Strategy
     precision: Precision
-    progress: Progress | None = None  # where a launcher shows it
+    progress: ProgressReporter | None = None  # where a launcher shows it
     meet: Callable[[str], list[int]] | None = None  # finds the ranks that are in the same call; None: all are
 
     def reconfigured(self, config: SessionConfig) -> Session:
@@ -47,6 +47,32 @@ class Session:
             strategy=_strategy(config, self.topology, self.device),
             precision=precision_for(config.mixed_precision, self.device, config.fp8),
         )
+
+
+class Choices(NamedTuple):
+    """The part of a session's configuration that states tell."""
+
+    cpu: bool
+    debug: bool
+    fork_launched: bool
+    mixed_precision: str | None
+
+
+class Remembered(NamedTuple):
+    """A session as states see it."""
+
+    config: Choices
+    topology: Topology
+    device: torch.device
+
+
+def remember(session: Session | Remembered | None) -> Remembered | None:
+    """What can be sent to another process of ``session``; ``None`` of none."""
+    if session is None or isinstance(session, Remembered):
+        return session
+    config = session.config
+    choices = Choices(config.cpu, config.debug, config.fork_launched, config.mixed_precision)
+    return Remembered(choices, session.topology, session.device)
 
 
 _created: tuple[weakref.ref[Any], int] | None = None  # the default group, if it is ours, and the process that made it

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from types import ModuleType
 
+from accelerate_cpp.config.libraries import has_code
 from accelerate_cpp.errors import MissingLibrary
 
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -25,16 +25,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 def is_installed(name: str) -> bool:
     """Whether the built-in tracker ``name`` can be used here."""
-    return any(map(_can_be_imported, MODULES[name]))
-
-
-def _can_be_imported(module: str) -> bool:
-    """Whether there is such a module; a folder of that name without code, such as trackers write, does not count."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ValueError:  # what was put into sys.modules by hand
-        return True
-    return spec is not None and spec.origin is not None
+    return any(map(has_code, MODULES[name]))
 
 
 def how_to_install(name: str) -> str:
@@ -49,7 +40,7 @@ def load(name: str, submodule: str = "") -> ModuleType:
     Raises:
         MissingLibrary: it is not installed; the message says how to install it.
     """
-    module = next(filter(_can_be_imported, MODULES[name]), None)
+    module = next(filter(has_code, MODULES[name]), None)
     if module is None:
         raise MissingLibrary(f"logging with {name}: {how_to_install(name)}, or remove {name} from log_with")
     return importlib.import_module(f"{module}.{submodule}" if submodule else module)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.comm.default_group import process_index, world_size
 from accelerate_cpp.comm.gather import all_gather
+from accelerate_cpp.comm.topology import process_index, world_size
 from accelerate_cpp.devices.memory import clear_device_cache as clear_device_cache
 from accelerate_cpp.devices.memory import should_reduce_batch_size as should_reduce_batch_size
 from accelerate_cpp.errors import AccelerateError, MismatchedCollective, PeerLost

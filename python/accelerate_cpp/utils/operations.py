@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.comm.default_group import process_index as process_index
-from accelerate_cpp.comm.default_group import world_size as world_size
 from accelerate_cpp.comm.gather import all_gather, all_gather_object
+from accelerate_cpp.comm.topology import process_index as process_index
+from accelerate_cpp.comm.topology import world_size as world_size
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
 from accelerate_cpp.devices.tree import apply_to_all, rebuild_mapping

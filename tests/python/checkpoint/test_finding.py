@@ -9,7 +9,7 @@ import pytest
 
 from accelerate_cpp.checkpoint.finding import given, newest_whole, next_iteration, target_of
 from accelerate_cpp.checkpoint.manifest import Manifest, why_not_whole
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
 
@@ -26,7 +26,7 @@ def whole(folder: Path, number: int) -> Path:
 
 
 def wrong(path: Path) -> str | None:
-    return why_not_whole(path, Ranks())
+    return why_not_whole(path, Participants())
 
 
 def test_checkpoints_are_numbered_below_the_project(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_without_numbers_a_folder_has_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="needs output_dir"):
         target_of(project(tmp_path, automatic=False), None)
     with pytest.raises(InvalidArgument, match="needs input_dir"):
-        newest_whole(project(tmp_path, automatic=False), Ranks(), wrong)
+        newest_whole(project(tmp_path, automatic=False), Participants(), wrong)
     with pytest.raises(InvalidArgument, match="project_dir"):
         target_of(project(None), None)
 
@@ -54,17 +54,17 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "checkpoints" / "checkpoint_12").mkdir()  # nothing in it
     (tmp_path / "checkpoints" / "checkpoint_11" / "accelerate_cpp.json").write_text("{")
     with caplog.at_level(logging.WARNING):
-        assert newest_whole(project(tmp_path), Ranks(), wrong).name == "checkpoint_10"
+        assert newest_whole(project(tmp_path), Participants(), wrong).name == "checkpoint_10"
     assert "checkpoint_12 is incomplete" in caplog.text
     assert next_iteration(project(tmp_path), 11) == 13
 
 
 def test_no_whole_checkpoint_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is none"):
-        newest_whole(project(tmp_path), Ranks(), wrong)
+        newest_whole(project(tmp_path), Participants(), wrong)
     (tmp_path / "checkpoints" / "checkpoint_12").mkdir(parents=True)
     with pytest.raises(ValueError, match="checkpoint_12 has neither"):
-        newest_whole(project(tmp_path), Ranks(), wrong)
+        newest_whole(project(tmp_path), Participants(), wrong)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from accelerate_cpp.checkpoint.layout import (
-    Parts,
     check_custom,
     check_states,
     custom_file,
@@ -26,6 +25,7 @@ from accelerate_cpp.checkpoint.layout import (
     warn_of_missing,
 )
 from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.parallel.bundle import Bundle
 
 
 def test_the_first_object_has_no_number() -> None:
@@ -56,17 +56,17 @@ class StatefulLoader(Scale):
     use_stateful_dataloader = True
 
 
-def load_parts(folder: Path, own: Parts, rank: int) -> dict[str, Any]:
+def load_parts(folder: Path, own: Bundle, rank: int) -> dict[str, Any]:
     states = read_states(folder, own, rank)
     warn_of_missing(folder, check_states(folder, own, states))
     return restore_parts(own, states, read_models(folder, own.models))
 
 
-def parts() -> Parts:
+def parts() -> Bundle:
     torch.manual_seed(0)
     models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     optimizer = torch.optim.Adam(models[0].parameters())
-    return Parts(
+    return Bundle(
         models=models,
         optimizers=[optimizer],
         schedulers=[torch.optim.lr_scheduler.StepLR(optimizer, 1)],
@@ -102,27 +102,27 @@ def test_each_rank_has_the_state_of_its_own_loader_back_if_it_is_another(tmp_pat
         has_own_state = True
 
     for rank in range(3):
-        saved = Parts(dataloaders=[StatefulLoader(5.0), OwnState(7.0 + rank)])
+        saved = Bundle(dataloaders=[StatefulLoader(5.0), OwnState(7.0 + rank)])
         for file in [*(shared_files(saved, [], True) if rank == 0 else []), *own_files(saved, rank)]:
             file.write(tmp_path)
     loaders = {"dl_state_dict.bin", "dl_state_dict_1.bin"}
     assert {path.name for path in tmp_path.iterdir()} == loaders | {f"dl_state_dict_rank{n}_1.bin" for n in (1, 2)}
     for rank, expected in enumerate((7.0, 8.0, 9.0, 7.0)):
-        fresh = Parts(dataloaders=[StatefulLoader(0.0), OwnState(0.0)])
+        fresh = Bundle(dataloaders=[StatefulLoader(0.0), OwnState(0.0)])
         load_parts(tmp_path, fresh, rank)
         assert [loader.scale for loader in fresh.dataloaders] == [5.0, expected]
 
 
 def test_a_missing_optimizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"optimizer\.bin is missing; it should contain the state of optimizer 0"):
-        load_parts(tmp_path, Parts(optimizers=parts().optimizers), rank=0)
+        load_parts(tmp_path, Bundle(optimizers=parts().optimizers), rank=0)
 
 
 def test_a_checkpoint_without_a_scale_leaves_it_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scaler = Scale(4.0)
     random_states_file(0, 0).write(tmp_path)
     with caplog.at_level(logging.WARNING):
-        load_parts(tmp_path, Parts(scaler=scaler), rank=0)
+        load_parts(tmp_path, Bundle(scaler=scaler), rank=0)
     assert scaler.scale == 4.0
     assert "loss scaler" in caplog.text
 
@@ -135,7 +135,7 @@ def test_a_new_rank_keeps_its_random_states_and_takes_the_step(
     torch.rand(1)
     after = torch.get_rng_state()
     with caplog.at_level(logging.WARNING):
-        assert load_parts(tmp_path, Parts(), rank=1) == {"step": 5}
+        assert load_parts(tmp_path, Bundle(), rank=1) == {"step": 5}
     assert "random_states_1.pkl is missing" in caplog.text
     assert torch.equal(torch.get_rng_state(), after)
     assert not torch.equal(before, after)
@@ -150,10 +150,10 @@ class Tied(torch.nn.Module):
 
 def test_tied_weights_are_written_once_and_found_again(tmp_path: Path) -> None:
     model, fresh = Tied(), Tied()
-    for file in [*shared_files(Parts(), [model.state_dict()], True), random_states_file(0, 0)]:
+    for file in [*shared_files(Bundle(), [model.state_dict()], True), random_states_file(0, 0)]:
         file.write(tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size < 8 + 200 + 2 * 16
-    load_parts(tmp_path, Parts(models=[fresh]), rank=0)
+    load_parts(tmp_path, Bundle(models=[fresh]), rank=0)
     assert torch.equal(model.first.weight, fresh.second.weight)
 
 
@@ -176,7 +176,7 @@ def test_random_states_of_another_kind_are_refused(tmp_path: Path) -> None:
     torch.save([1], tmp_path / "random_states_0.pkl")
     for rank in (0, 1):
         with pytest.raises(CheckpointError, match=r"random_states_0\.pkl: expected the random states .* found list"):
-            read_states(tmp_path, Parts(), rank)
+            read_states(tmp_path, Bundle(), rank)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from accelerate_cpp.checkpoint.manifest import (
     read_manifest,
     why_not_whole,
 )
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import write_safetensors
+from accelerate_cpp.comm.topology import Topology
 from accelerate_cpp.errors import CheckpointError
 
 
@@ -32,7 +33,7 @@ def written(folder: Path) -> Manifest:
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     assert read_manifest(tmp_path) == manifest
-    assert why_not_whole(tmp_path, Ranks()) is None
+    assert why_not_whole(tmp_path, Participants()) is None
 
 
 def test_a_folder_of_the_original_has_none(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=MANIFEST_NAME):
         read_manifest(tmp_path)
-    assert why_not_whole(tmp_path, Ranks()) is not None
+    assert why_not_whole(tmp_path, Participants()) is not None
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link"])
@@ -60,7 +61,7 @@ def test_a_manifest_that_names_files_outside_of_its_folder_is_refused_before_the
     Manifest(1, 1, {name: record}, []).write(folder)
     with pytest.raises(CheckpointError, match=r"outside (that|the) folder"):
         read_manifest(folder)
-    assert "Nothing was read" in str(why_not_whole(folder, Ranks()))
+    assert "Nothing was read" in str(why_not_whole(folder, Participants()))
 
 
 def test_a_manifest_that_was_changed_is_noticed(tmp_path: Path) -> None:
@@ -104,6 +105,6 @@ def test_a_folder_without_manifest_is_judged_by_its_outline(tmp_path: Path) -> N
     for name in ("random_states_0.pkl", "model.safetensors"):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:-50])
-        assert name in (why_not_whole(tmp_path, Ranks(1, 2)) or "")
+        assert name in (why_not_whole(tmp_path, Participants(Topology(1, 2))) or "")
         (tmp_path / name).write_bytes(whole)
-    assert why_not_whole(tmp_path, Ranks(1, 2)) is None
+    assert why_not_whole(tmp_path, Participants(Topology(1, 2))) is None

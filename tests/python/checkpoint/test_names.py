@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from accelerate_cpp.checkpoint import names
-from accelerate_cpp.checkpoint.layout import Parts, random_states_file, shared_files
+from accelerate_cpp.checkpoint.layout import random_states_file, shared_files
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.shards import save_in_shards
+from accelerate_cpp.parallel.bundle import Bundle
 
 
 @pytest.mark.parametrize("name", [name for name in dir(names) if name.endswith("_NAME")])
@@ -24,7 +25,7 @@ def test_the_files_of_a_checkpoint_have_these_names(safe: bool) -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    files = shared_files(Parts([model], [optimizer], [schedule]), [model.state_dict()], safe_serialization=safe)
+    files = shared_files(Bundle([model], [optimizer], [], [schedule]), [model.state_dict()], safe_serialization=safe)
     weights = names.SAFE_WEIGHTS_NAME if safe else names.WEIGHTS_NAME
     assert [file.name for file in files] == [weights, names.OPTIMIZER_FILE, names.SCHEDULER_FILE]
     assert random_states_file(3, step=0).name == random_states_name(3) == "random_states_3.pkl"

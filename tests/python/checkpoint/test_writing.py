@@ -14,7 +14,7 @@ from accelerate_cpp.checkpoint import writing as saving
 from accelerate_cpp.checkpoint.files import FileRecord
 from accelerate_cpp.checkpoint.layout import StateFile, random_states_file
 from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writing import Checkpoint
 from accelerate_cpp.errors import SystemFailure
@@ -31,9 +31,9 @@ class Unwritable(StateFile):
 
 
 def test_a_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "c").write(Ranks())
+    checkpoint(tmp_path / "c").write(Participants())
     assert os.listdir(tmp_path) == ["c"]
-    assert why_not_whole(tmp_path / "c", Ranks()) is None
+    assert why_not_whole(tmp_path / "c", Participants()) is None
     manifest = read_manifest(tmp_path / "c")
     assert manifest is not None
     assert (manifest.iteration, sorted(manifest.files)) == (3, ["model.safetensors", "random_states_0.pkl"])
@@ -43,21 +43,21 @@ def test_a_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("existed", [True, False])
 def test_a_failure_leaves_what_was_there(tmp_path: Path, existed: bool, threads: int) -> None:
     if existed:
-        checkpoint(tmp_path / "c").write(Ranks())
+        checkpoint(tmp_path / "c").write(Participants())
     good = checkpoint(tmp_path / "c", 2.0)
     failing = replace(good, files=[*good.files, Unwritable("optimizer.bin", {})], existed=existed)
     with pytest.raises(OSError, match="no space left"):
-        failing.write(Ranks(), threads)
+        failing.write(Participants(), threads)
     assert os.listdir(tmp_path) == (["c"] if existed else [])
     if existed:
-        assert why_not_whole(tmp_path / "c", Ranks()) is None
+        assert why_not_whole(tmp_path / "c", Participants()) is None
 
 
 def test_what_hooks_wrote_into_a_new_folder_goes_with_the_failure(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "by_a_hook").touch()
     with pytest.raises(OSError, match="no space left"):
-        replace(checkpoint(tmp_path / "c"), files=[Unwritable("optimizer.bin", {})]).write(Ranks())
+        replace(checkpoint(tmp_path / "c"), files=[Unwritable("optimizer.bin", {})]).write(Participants())
     assert os.listdir(tmp_path) == []
 
 
@@ -65,7 +65,7 @@ def test_older_checkpoints_are_pruned_only_after_the_new_one_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2):
-        checkpoint(tmp_path / f"checkpoint_{number}").write(Ranks())
+        checkpoint(tmp_path / f"checkpoint_{number}").write(Participants())
     seen = []
     prune = saving.prune
 
@@ -74,7 +74,7 @@ def test_older_checkpoints_are_pruned_only_after_the_new_one_is_there(
         prune(folder, limit, newest)
 
     monkeypatch.setattr(saving, "prune", looking)
-    checkpoint(tmp_path / "checkpoint_3", limit=2).write(Ranks())
+    checkpoint(tmp_path / "checkpoint_3", limit=2).write(Participants())
     assert seen == [["checkpoint_1", "checkpoint_2", "checkpoint_3"]]
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_2", "checkpoint_3"]
 
@@ -85,8 +85,8 @@ def test_a_failure_to_prune_keeps_the_new_checkpoint(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(saving, "prune", fail)
     with pytest.raises(PermissionError):
-        checkpoint(tmp_path / "checkpoint_3", limit=1).write(Ranks())
-    assert why_not_whole(tmp_path / "checkpoint_3", Ranks()) is None
+        checkpoint(tmp_path / "checkpoint_3", limit=1).write(Participants())
+    assert why_not_whole(tmp_path / "checkpoint_3", Participants()) is None
 
 
 def test_a_copy_does_not_follow_the_model(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerate_cpp.devices.copy_stream import CopyStream
+from accelerate_cpp.devices.transfer import CopyStream
 
 
 class Streams:

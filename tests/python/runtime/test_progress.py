@@ -8,7 +8,7 @@ import torch
 
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.runtime import progress
-from accelerate_cpp.runtime.progress import Progress, open_progress
+from accelerate_cpp.runtime.progress import ProgressReporter, open_progress
 from accelerate_cpp.runtime.progress_board import Board, Standing, board
 from accelerate_cpp.state import AcceleratorState, GradientState
 
@@ -21,7 +21,7 @@ def watched() -> Iterator[Board]:
         yield made
 
 
-def opened(watched: Board, monkeypatch: pytest.MonkeyPatch) -> Progress:
+def opened(watched: Board, monkeypatch: pytest.MonkeyPatch) -> ProgressReporter:
     monkeypatch.setenv("ACCELERATE_CPP_BOARD", f"{watched.descriptor}:1")
     made = open_progress(CPU)
     assert made is not None

@@ -28,6 +28,16 @@ class Topology:
     backend: str | None = None
 
 
+def world_size() -> int:
+    """Number of processes in torch's default process group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def process_index() -> int:
+    """This process's rank in torch's default process group; 0 without one."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def local_rank_of(rank: int, local_world_size: int | None) -> int:
     """``LOCAL_RANK``; without it, ranks are taken to be numbered host by host, on one host if its size is unknown."""
     local_rank = env_table.LOCAL_RANK.get()

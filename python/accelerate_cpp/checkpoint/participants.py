@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.topology import Topology
 from accelerate_cpp.errors import OtherRankFailed, PeerLost
 
 T = TypeVar("T")
@@ -17,22 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Participants:
     """This process among the others.
 
     Attributes:
-        local_rank: the rank on its host; rank 0 of a host moves the written folder.
-        local_world_size: the number of processes on this host.
+        topology: its place; the process with local rank 0 of each host moves the written folder.
         group: the process group; ``None`` is the default group.
         meet: returns the ranks that call it with the same topic, if that can be known before all of them do; others may
             be in other collectives.
         alone: whether this process acts alone, without the others.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
+    topology: Topology = field(default_factory=Topology)
     group: dist.ProcessGroup | None = None
     meet: Callable[[str], list[int]] | None = None
     alone: bool = False
@@ -40,19 +37,19 @@ class Ranks:
     @property
     def num_together(self) -> int:
         """The number of processes that take part."""
-        return 1 if self.alone else self.world_size
+        return 1 if self.alone else self.topology.world_size
 
     @property
     def place(self) -> int:
         """The rank of this process among those that take part."""
-        return 0 if self.alone else self.rank
+        return 0 if self.alone else self.topology.rank
 
     @property
     def share(self) -> tuple[int, int]:
         """This process's share of the work on files of this host, and the number of shares."""
-        return (0, 1) if self.alone else (self.local_rank, self.local_world_size)
+        return (0, 1) if self.alone else (self.topology.local_rank, self.topology.local_world_size)
 
-    def those_in(self, call: str, with_the_dead: bool = True) -> Ranks:
+    def those_in(self, call: str, with_the_dead: bool = True) -> Participants:
         """The same processes if all of them are in ``call``, else only this one.
 
         If that cannot be known, all are expected.
@@ -63,22 +60,22 @@ class Ranks:
         Raises:
             PeerLost: a process has died, and ``with_the_dead``. A second call returns this process alone.
         """
-        if self.world_size == 1 or self.meet is None:
+        if self.topology.world_size == 1 or self.meet is None:
             return self
         try:
             here = self.meet(call)
         except PeerLost as lost:
             if with_the_dead:
                 raise
-            _log.warning("%s: only rank %d takes part: %s", call.strip(), self.rank, lost)
-            here = [self.rank]
-        return self if len(here) == self.world_size else replace(self, alone=True)
+            _log.warning("%s: only rank %d takes part: %s", call.strip(), self.topology.rank, lost)
+            here = [self.topology.rank]
+        return self if len(here) == self.topology.world_size else replace(self, alone=True)
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all participating processes, in rank order, on every rank. A collective."""
         if self.num_together == 1:
             return [value]
-        values: list[Any] = [None] * self.world_size
+        values: list[Any] = [None] * self.topology.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from accelerate_cpp.runtime.topology import Topology, local_rank_before_connecting, local_rank_of, read_topology
+from accelerate_cpp.comm.topology import Topology, local_rank_before_connecting, local_rank_of, read_topology
 
 
 @pytest.fixture(autouse=True)

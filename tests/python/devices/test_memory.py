@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelerate_cpp.devices.host_memory import available_bytes
+from accelerate_cpp.devices.memory import available_bytes
 
 
 def write(folder: Path, **files: object) -> None:

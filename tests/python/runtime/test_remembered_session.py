@@ -6,12 +6,11 @@ import pickle
 
 import torch
 
+from accelerate_cpp.comm.topology import Topology
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.precision.precision import precision_for
-from accelerate_cpp.runtime.detached_session import remember
-from accelerate_cpp.runtime.session import Session
-from accelerate_cpp.runtime.topology import Topology
+from accelerate_cpp.runtime.session import Session, remember
 
 
 def test_a_session_is_remembered_as_states_see_it_and_can_be_pickled() -> None:

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from accelerate_cpp.checkpoint.ranks import Ranks
+from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.comm.topology import Topology
 from accelerate_cpp.errors import OtherRankFailed, PeerLost
 
 
 def test_one_rank_is_alone() -> None:
-    assert Ranks().gather(5) == [5]
-    assert Ranks().together("adding", lambda: 2 + 3) == [5]
+    assert Participants().gather(5) == [5]
+    assert Participants().together("adding", lambda: 2 + 3) == [5]
 
 
-class Pair(Ranks):
+class Pair(Participants):
     """The first of two ranks; the other one answers with ``other``."""
 
     other: Any = None
@@ -25,14 +26,14 @@ class Pair(Ranks):
 
 
 def test_the_failure_of_another_rank_is_an_error_here() -> None:
-    pair = Pair(0, 2)
+    pair = Pair(Topology(0, 2))
     object.__setattr__(pair, "other", (None, "OSError: disk full"))
     with pytest.raises(OtherRankFailed, match="saving: rank 1 failed with OSError: disk full"):
         pair.together("saving", lambda: 1)
 
 
 def test_a_failure_here_is_raised_as_it_is() -> None:
-    pair = Pair(0, 2)
+    pair = Pair(Topology(0, 2))
     object.__setattr__(pair, "other", (3, None))
     with pytest.raises(KeyError, match="mine"):
         pair.together("saving", lambda: {}["mine"])
@@ -42,9 +43,9 @@ def test_a_failure_here_is_raised_as_it_is() -> None:
 @pytest.mark.parametrize(("here", "alone"), [([0, 1, 2, 3], False), ([2], True), ([0, 2], True)])
 def test_ranks_act_together_only_if_all_are_there(here: list[int], alone: bool) -> None:
     asked: list[str] = []
-    ranks = Ranks(2, 4, 0, 2, meet=lambda call: asked.append(call) or here).those_in("save_state a")
+    ranks = Participants(Topology(2, 4, 0, 2), meet=lambda call: asked.append(call) or here).those_in("save_state a")
     assert asked == ["save_state a"]
-    assert (ranks.rank, ranks.world_size, ranks.alone) == (2, 4, alone)
+    assert (ranks.topology.rank, ranks.topology.world_size, ranks.alone) == (2, 4, alone)
     assert (ranks.num_together, ranks.place, ranks.share) == ((1, 0, (0, 1)) if alone else (4, 2, (0, 2)))
 
 
@@ -53,8 +54,8 @@ def test_a_process_that_has_died_is_missed_only_by_those_that_expect_all(caplog:
         raise PeerLost("rank 1 has ended")
 
     with pytest.raises(PeerLost, match="rank 1 has ended"):
-        Ranks(0, 2, meet=lost).those_in("save_state ")
-    assert Ranks(0, 2, meet=lost).those_in("save_state ", with_the_dead=False).alone
+        Participants(Topology(0, 2), meet=lost).those_in("save_state ")
+    assert Participants(Topology(0, 2), meet=lost).those_in("save_state ", with_the_dead=False).alone
     assert caplog.messages == ["save_state: only rank 0 takes part: rank 1 has ended"]
 
 
@@ -62,5 +63,5 @@ def test_nobody_is_asked_in_one_process_or_where_nobody_can_tell() -> None:
     def never(_: str) -> list[int]:
         raise AssertionError
 
-    assert not Ranks(meet=never).those_in("save_state").alone
-    assert not Ranks(1, 2).those_in("save_state").alone
+    assert not Participants(meet=never).those_in("save_state").alone
+    assert not Participants(Topology(1, 2)).those_in("save_state").alone
