@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,17 @@ def loaded(folder: str, given: str | None) -> float | str:
     return module.weight[0, 0].item()
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("project")
+    run_processes(saved_twice, 2, str(folder))
+    return folder
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_1.pkl", "accelerate_cpp.json"])
-def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Path, name: str) -> None:
-    run_processes(saved_twice, 2, str(tmp_path))
+def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Path, project: Path, name: str) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
     newest = tmp_path / "checkpoints" / "checkpoint_1"
     content = (newest / name).read_bytes()
     (newest / name).write_bytes(content[: len(content) // 2])

@@ -189,6 +189,6 @@ def many_cases(seed, draws):
     return wrong
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_every_sample_is_gathered_exactly_once_whatever_the_loader(world_size):
     assert run_processes(many_cases, world_size, world_size, DRAWS) == [[]] * world_size

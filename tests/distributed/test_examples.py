@@ -94,6 +94,7 @@ def test_one_process_and_plain_torch_train_alike(
     assert on_one[2]["epochs"][-1]["accuracy"] == pytest.approx(in_plain_torch[2]["epochs"][-1]["accuracy"], abs=0.02)
 
 
+@pytest.mark.long
 def test_the_result_is_shown_as_table_picture_times_and_accuracy(
     tmp_path: Path, on_two: tuple[Path, list[str], dict[str, Any]], on_one: tuple[Path, list[str], dict[str, Any]]
 ) -> None:

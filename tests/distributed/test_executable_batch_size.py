@@ -72,7 +72,7 @@ def search(fails_in: str) -> tuple[Any, list[int]]:
     return found, tried
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fails_in", ["forward", "backward", "at the end"])
 def test_all_go_on_with_the_same_size(fails_in: str, world_size: int) -> None:
     results = run_processes(search, world_size, fails_in)

@@ -48,7 +48,7 @@ def launch(*flags: str, steps: int) -> list[str]:
     return [*LAUNCH[:-1], *flags, LAUNCH[-1], str(steps)]
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_rank_that_is_fifty_milliseconds_slower_is_named_within_ten_steps(script: Path, num_processes: int) -> None:
     run = subprocess.run(
         launch("--num_processes", str(num_processes), steps=10),

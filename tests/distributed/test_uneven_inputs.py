@@ -76,8 +76,15 @@ def trained(mode: str, backend: str) -> tuple[list[float], int, str]:
     return [*parameters.weight.flatten().tolist(), *parameters.bias.tolist()], count, raised
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize(
+    ("backend", "size"),
+    [
+        ("shm", 3),
+        ("gloo", 2),
+        pytest.param("shm", 2, marks=pytest.mark.long),
+        pytest.param("gloo", 3, marks=pytest.mark.long),
+    ],
+)
 def test_joined_processes_train_as_one_on_the_samples_that_there_are(size: int, backend: str) -> None:
     if backend == "shm":
         steps = [

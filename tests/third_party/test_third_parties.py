@@ -48,10 +48,8 @@ def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("transformers")
-@pytest.mark.parametrize(
-    ("backend", "num_processes"),
-    [("optuna", 1), pytest.param("optuna", 2, marks=pytest.mark.long), pytest.param("ray", 1, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("backend", "num_processes"), [("optuna", 1), ("optuna", 2), ("ray", 1)])
+@pytest.mark.long
 def test_trainer_searches_for_hyper_parameters(tmp_path: Path, backend: str, num_processes: int) -> None:
     pytest.importorskip(backend)
     lines = _run(tmp_path, "search_with_transformers.py", backend, num_processes=num_processes)

@@ -204,11 +204,9 @@ if __name__ == "__main__":
             print(json.dumps(pool.submit(answers, questions).result()))
 """
 
-PROCESSES = [
-    (by, how)
-    for by in ("compat", "variable")
-    for how in ("itself", "executed", "spawn", "fork", "forkserver", "itself, after pkg_resources")
-]
+KINDS = ("itself", "executed", "spawn", "fork", "forkserver", "itself, after pkg_resources")
+PROCESSES = [("compat", "itself"), ("compat", "forkserver"), *(("variable", kind) for kind in KINDS)]
+PROCESSES_TOO = [("compat", kind) for kind in KINDS if ("compat", kind) not in PROCESSES]  # in test-full
 
 
 def _asked(folder: Path, by: str, how: str) -> dict[str, Any]:
@@ -222,7 +220,11 @@ def _asked(folder: Path, by: str, how: str) -> dict[str, Any]:
     return answers
 
 
-@pytest.fixture(scope="module", params=PROCESSES, ids=", ".join)
+@pytest.fixture(
+    scope="module",
+    params=[*PROCESSES, *(pytest.param(process, marks=pytest.mark.long) for process in PROCESSES_TOO)],
+    ids=", ".join,
+)
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process of this kind answered."""
     return _asked(tmp_path_factory.mktemp("asked"), *request.param)
