@@ -96,14 +96,14 @@ void forget(C10dBackend& backend) {
 
 std::atomic<bool> program_is_ending{false};
 
-// "its program ended with ValueError: no such file"; empty without an error.
+// "its program ended with ValueError: bad value"; empty without an error.
 std::string reason_of(const py::object& error) {
   if (error.is_none()) {
     return "";
   }
+  const std::string kind = py::str(py::type::of(error).attr("__name__"));
   const std::string text = py::str(error);
-  return "its program ended with " + std::string(py::str(py::type::of(error).attr("__name__"))) + ": " +
-         text.substr(0, text.find('\n'));
+  return "its program ended with " + kind + (text.empty() ? "" : ": " + text.substr(0, text.find('\n')));
 }
 
 // Threads of ours may need the interpreter, which is about to end: those of backends that are gone, too.

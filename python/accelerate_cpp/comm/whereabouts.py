@@ -87,7 +87,8 @@ class Whereabouts:
     def end(self, error: BaseException | None = None) -> None:
         """Ends the answers for this rank: in good order, or because of ``error``."""
         if error is not None:
-            self._reason = f"its program ended with {type(error).__name__}: {error}".partition("\n")[0]
+            first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._reason = f"its program ended with {first_line.removesuffix(': ')}"
         self._ended = True
         self._wake.set()
         self._thread.join(_LAST_SECONDS)  # the store may be out of reach
