@@ -3,9 +3,10 @@
     pip install coverage
     python tests/mutants/run_mutants.py data --count 40 --seed 0 --report out/mutants_data.json
 
-Each mutant meets the tests that run its line in their own process, as found by one run of tests/python under coverage;
-where there are none, those of tests/distributed that are given by --distributed. Mutants that change nothing that
-anyone could see are listed, with the reason, in equivalent.json.
+Each mutant meets those of --tests that run its line in their own process, as found by one run under coverage; all of
+them if there are none, as for lines that run on import or in other processes; and then those of --distributed. Mutants
+that change nothing that anyone could see are listed, with the reason, in equivalent.json. With --again, only those that
+nobody noticed in an earlier report are run.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def is_noticed(path: Path, mutation: Mutation, tests: list[str], names: set[str]
 
 def is_noticed_anywhere(path: Path, mutation: Mutation, names: set[str], arguments: argparse.Namespace) -> bool:
     """Whether a test that runs the line notices, or else one of those with processes of their own."""
-    if names and is_noticed(path, mutation, arguments.tests, names, arguments.seconds):
+    if is_noticed(path, mutation, arguments.tests, names, arguments.seconds):
         return True
     return bool(arguments.distributed) and is_noticed(path, mutation, arguments.distributed, set(), arguments.seconds)
 
@@ -104,10 +105,13 @@ def main() -> None:
     parser.add_argument("--distributed", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=600.0, help="for the tests of one mutant")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="run those that were not noticed in REPORT")
     arguments = parser.parse_args()
     equivalent = {(row["file"], row["what"]) for row in json.loads((HERE / "equivalent.json").read_text())}
     sample = random.Random(arguments.seed).sample(sites(arguments.folder), arguments.count)
-    lines = tests_by_line(arguments.tests)
+    before = json.loads(arguments.again.read_text()) if arguments.again else []
+    known = {(row["file"], row["what"]) for row in before if row["outcome"] == "noticed"}
+    lines = {} if arguments.again else tests_by_line(arguments.tests)
     rows: list[dict[str, Any]] = []
     for path, mutation in sample:
         file = str(path.relative_to(PACKAGE))
@@ -115,10 +119,10 @@ def main() -> None:
         names = {node_id(context) for context in contexts}
         if (file, mutation.what) in equivalent:
             outcome = "equivalent"
-        elif is_noticed_anywhere(path, mutation, names, arguments):
+        elif (file, mutation.what) in known or is_noticed_anywhere(path, mutation, names, arguments):
             outcome = "noticed"
         else:
-            outcome = "unnoticed" if names else "not covered"
+            outcome = "unnoticed"
         rows.append({"file": file, "line": mutation.line, "what": mutation.what, "outcome": outcome})
         print(f"{outcome:<12}{file}:{mutation.line}: {mutation.what}", flush=True)
     counted = [row for row in rows if row["outcome"] != "equivalent"]

@@ -264,7 +264,7 @@ def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
         )
 
 
-def read_model(folder: Path, index: int = 0) -> dict[str, Any]:
+def read_model(folder: Path, index: int) -> dict[str, Any]:
     """The state of model ``index`` on the CPU: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
     path, holds = _file_of_model(folder, index), f"the weights of model {index}"
     if path.suffix == ".safetensors":

@@ -57,6 +57,16 @@ def test_a_hook_that_fails_leaves_neither_folder_nor_iteration(tmp_path: Path, b
     assert save(checkpoints, None, project).name == "checkpoint_0"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_hooks_find_the_folder_wherever_it_is_to_be(tmp_path: Path, exists: bool) -> None:
+    checkpoints, target = Checkpoints(), tmp_path / "of" / "a run"
+    if exists:
+        target.mkdir(parents=True)
+    checkpoints.add_save_hook(lambda _models, _weights, folder: (Path(folder) / "note").write_text("mine"))
+    assert save(checkpoints, target, ProjectConfiguration()) == target
+    assert (target / "note").read_text() == "mine"
+
+
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     checkpoints, project = Checkpoints(), ProjectConfiguration()
     (tmp_path / "file").touch()

@@ -106,6 +106,8 @@ def test_moments_of_another_shape_are_refused_which_torch_would_take() -> None:
 @pytest.mark.parametrize(
     "state",
     [
+        {"state": {}},
+        {"param_groups": []},
         {"state": [1], "param_groups": 3},
         {"state": {0: 3}, "param_groups": [3]},
         {"state": {}, "param_groups": [{"lr": 1}]},
@@ -118,6 +120,27 @@ def test_a_state_that_torch_stumbles_over_is_refused_with_its_file(state: dict[s
         adam((2,)).load_state_dict(copy.deepcopy(state))
     with pytest.raises(CheckpointError, match=r"^the file.* nothing has been changed$"):
         check_optimizer(state, adam((2,)), "the file")
+
+
+def test_an_optimizer_whose_hooks_change_what_is_loaded_is_not_judged_by_the_file() -> None:
+    own = adam((2, 3))
+    own.register_load_state_dict_pre_hook(lambda optimizer, _state: optimizer.state_dict())
+    check_optimizer({"mine": 1}, own, "the file")
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((), True), ((1,), True), ((1, 1), False)])
+def test_a_value_fits_a_parameter_without_dimensions_as_torch_says(shape: tuple[int, ...], fits: bool) -> None:
+    model = torch.nn.Module()
+    model.register_parameter("scale", torch.nn.Parameter(torch.tensor(1.0)))
+    state = {"scale": torch.ones(shape)}
+    if fits:
+        model.load_state_dict(state)
+        check_model(state, model, "the file", strict=True)
+    else:
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            model.load_state_dict(state)
+        with pytest.raises(CheckpointError, match="scale"):
+            check_model(state, model, "the file", strict=True)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])

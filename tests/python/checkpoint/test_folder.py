@@ -116,6 +116,22 @@ def test_large_contents_of_pruned_checkpoints_are_let_go_of(
     assert held == ([True, False] if over_nfs else [True])
 
 
+def test_large_contents_are_let_go_of_where_no_thread_starts_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    for number in range(2):
+        (tmp_path / f"checkpoint_{number}").mkdir()
+    (tmp_path / "checkpoint_0" / "large").write_bytes(bytes(2 << 20))
+    large = os.stat(tmp_path / "checkpoint_0" / "large").st_ino
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    folder.prune(tmp_path, 1, newest=tmp_path / "checkpoint_1")
+    assert os.listdir(tmp_path) == ["checkpoint_1"]
+    assert large not in open_files()
+
+
 def test_what_others_hold_open_over_nfs_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         (tmp_path / f"checkpoint_{number}").mkdir()

@@ -86,6 +86,17 @@ def test_the_library_has_to_compute_on_the_device() -> None:
         precision_for("fp8", CPU, Fp8Config("TE"))
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_bf16_needs_a_gpu_that_has_it(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Old GPU")
+    if supported:
+        assert precision_for("bf16", torch.device("cuda")).name == "bf16"
+    else:
+        with pytest.raises(InvalidArgument, match="Old GPU does not support bf16; use 'fp16' or 'no'"):
+            precision_for("bf16", torch.device("cuda"))
+
+
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="'fp17': expected one of no, fp16, bf16, fp8"):
         precision_for("fp17", CPU)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accelerate_cpp.errors import InvalidArgument
@@ -20,6 +20,7 @@ def parts(inputs: Any, world_size: int, pad: bool = False) -> list[Any]:
 
 
 @given(length=st.integers(1, 50), world_size=st.integers(1, 8))
+@example(length=2, world_size=4)
 def test_parts_are_consecutive_complete_and_differ_by_at_most_one(length: int, world_size: int) -> None:
     rows = [rows_of_rank(length, world_size, rank) for rank in range(world_size)]
     busy = rows[:length]

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from accelerate_cpp.runtime.progress_board import WINDOW_STEPS, Board, Slot, Standing, board, open_slot
+from accelerate_cpp.runtime.progress_board import Board, Slot, Standing, board, open_slot
 
 SECOND = 1_000_000_000
 
@@ -42,14 +42,14 @@ def test_what_a_worker_writes_is_read_of_its_slot_alone() -> None:
 
 
 @pytest.mark.parametrize("steps", [9, 10, 11, 12, 16, 17, 100])
-def test_only_the_last_steps_are_kept(steps: int) -> None:
+def test_only_the_last_ten_steps_are_kept(steps: int) -> None:
     with board(range(1)) as watched:
         slot = slot_of(watched, 0)
         for step in range(1, steps + 1):
             slot.add_step(step * step * SECOND, 0)
         [standing] = watched.look()
     assert standing.steps == steps
-    kept = range(max(2, steps - WINDOW_STEPS + 1), steps + 1)
+    kept = range(max(2, steps - 9), steps + 1)
     assert standing.step_seconds == [2 * step - 1 for step in kept]
     assert not standing.has_waited
 
