@@ -64,7 +64,6 @@ class DataLoaderAdapter:
         self.skip_batches = 0
         self.skipped_steps = 0
         self._drop_last = False
-        self._non_blocking = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "base_dataloader":

@@ -37,12 +37,14 @@ def test_an_error_while_reading_is_raised():
         ({"x": torch.zeros(3, 2), "y": [torch.zeros(3)]}, True),
         ({"x": torch.zeros(3, 2), "y": torch.zeros(4)}, False),
         ({"x": torch.zeros(3), "y": torch.tensor(1.0)}, False),
+        ({"y": torch.tensor(1.0), "x": torch.zeros(3)}, False),
+        ("three names", False),
         ((torch.zeros(3), "three names"), False),
         (torch.zeros(3).to_sparse(), False),
     ],
 )
 def test_rows_are_scattered_only_where_all_tensors_have_them(data, scatters):
-    assert dispatch._has_rows(data, 3) is scatters
+    assert dispatch._has_rows(data, dispatch._rows(data)) is scatters
 
 
 def test_structures_differ_in_containers_keys_shapes_and_dtypes():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from accelerate_cpp.data import cursor
 from accelerate_cpp.data.cursor import cursor_of, restore_cursor
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
@@ -317,3 +318,33 @@ def test_a_sampler_of_batches_given_as_sampler_continues():
         break
     restore_cursor(fresh, cursor_of(loader))
     assert [batch.tolist() for batch in fresh] == [[2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_only_who_reads_for_all_goes_on_within_a_step_of_a_stream_that_workers_read(dispatch, monkeypatch):
+    loader = build(Stream(40), world=2, dispatch=dispatch, workers=2)[0]
+    monkeypatch.setattr(type(loader), "batches_per_step", 2)  # a process that reads for all asks its group
+    three_batches = {"position": 3, "batches": 3, "samples": 6, "world": 1}
+    if dispatch:
+        assert cursor._converted(loader, three_batches) == cursor.Start(batches=3)
+    else:
+        with pytest.raises(InvalidArgument, match="at sample 6, which is not the start of a step of 2 batches of 2"):
+            cursor._converted(loader, three_batches)
+
+
+@pytest.mark.parametrize(
+    ("stream", "finished", "kept"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_what_the_original_read_ahead_is_counted_where_the_order_can_be_gone_on_with(
+    stream, finished, kept, monkeypatch
+):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    dataset = Stream(8) if stream else range(8)
+    theirs = torchdata.StatefulDataLoader(dataset, batch_size=2)
+    batches = iter(theirs)
+    next(batches)
+    assert len(list(batches) if finished else []) == (3 if finished else 0)
+    state = theirs.state_dict()
+    loader = build(Stream(8) if stream else 8, world=2, dispatch=True)[0]
+    monkeypatch.setattr(type(loader), "batches_per_step", 2)  # it asks its group
+    assert (cursor._in_whole_steps(loader, state) == state) is kept
