@@ -16,7 +16,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, 
 from accelerate_cpp.config import file as files
 from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
-from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, remarks, resolve
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 from accelerate_cpp.launch.workers.executed import execute
 
@@ -271,6 +271,8 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
         plan = resolve(options)
     for warning in told:
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
+    for remark in () if quiet else remarks(plan, options):
+        print(f"accelerate-cpp launch: {remark}", file=sys.stderr)
     if plan.mpirun is not None:
         return _launch_through_mpi(args, plan.mpirun, plan, dry_run)
     if dry_run:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp import __version__
 from accelerate_cpp.commands import accelerate_cli
 
 
@@ -28,8 +29,10 @@ def test_launch_is_a_sub_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "<command>"),
-        (("lunch",), "'lunch'"),
+        (("lunch",), "there is no command 'lunch'; did you mean launch? (commands: check, config, "),
+        (("xyz",), "there is no command 'xyz' (commands: check, config, "),
+        (("train.py", "--lr", "1"), "to run a script: accelerate-cpp launch train.py --lr 1"),
+        (("--verbose",), "unknown flag --verbose; the nearest known flag is --version"),
         (("--", "env"), "command"),
         (("launch", "--gpus", "2", "x.py"), "accelerate-cpp launch: unknown flag --gpus"),
     ],
@@ -39,6 +42,20 @@ def test_bad_command_is_refused_in_one_sentence(arguments: tuple[str, ...], word
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
+
+
+def test_version_is_told_with_that_of_torch() -> None:
+    import torch
+
+    result = _run("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"accelerate-cpp {__version__} (built for torch {torch.__version__.partition('+')[0]})\n"
+
+
+def test_command_alone_shows_the_help() -> None:
+    result = _run()
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout == _run("--help").stdout
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

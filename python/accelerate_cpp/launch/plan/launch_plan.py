@@ -7,8 +7,9 @@ import shutil
 import site
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -319,5 +320,45 @@ def _command(options: LaunchOptions, environ: Mapping[str, str]) -> tuple[str, .
     if options.module:
         return (sys.executable, "-m", script, *arguments)
     if not Path(script).exists():
-        raise InvalidArgument(f"there is no script {script!r} in {Path.cwd()}")
+        raise InvalidArgument(f"there is no script {script!r} in {Path.cwd()}{_script_meant(Path(script))}")
     return (sys.executable, script, *arguments)
+
+
+def _script_meant(script: Path) -> str:
+    """``"; did you mean …?"``, if there is a script of a similar name in the same folder, or of the same name below."""
+    folder = script.parent
+    if not folder.is_dir():
+        return ""
+    beside = {path.stem: path for path in folder.glob("*.py")}
+    nearest = [beside[stem] for stem in get_close_matches(script.stem, beside, 1)] or [*folder.glob(f"*/{script.name}")]
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+# Flags of a launch that no script is known to have.
+_ONLY_OF_LAUNCHES = frozenset(
+    {
+        *("num_processes", "multi_gpu", "gpu_ids", "num_cpu_threads_per_process", "enable_cpu_affinity"),
+        *("num_machines", "machine_rank", "main_process_ip", "main_process_port", "mpirun_hostfile"),
+        *("rdzv_backend", "max_restarts"),
+    }
+)
+
+
+def remarks(plan: LaunchPlan, options: LaunchOptions) -> Iterator[str]:
+    """Sentences about what is probably not meant, though it can be done."""
+    script = options.training_script
+    for argument in options.training_script_args:
+        flag = argument.partition("=")[0]
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in _ONLY_OF_LAUNCHES and not _is_named_in(Path(script), name):
+            yield f"{flag} stands after {script}, so the script gets it; if the launch is meant, put it before {script}"
+    workers, cores = plan.group.num_processes, host_resources.usable_cores()
+    if workers > cores and not plan.settings["enable_cpu_affinity"].value:  # which has a sentence of its own
+        yield f"{workers} processes share {cores} core{'s' * (cores > 1)}: each is slower than it would be alone"
+
+
+def _is_named_in(script: Path, flag: str) -> bool:
+    try:
+        return flag in script.read_text(errors="replace").replace("-", "_")
+    except OSError:  # a module, a program, or a folder
+        return False

@@ -10,7 +10,7 @@ from accelerate_cpp.devices import affinity
 from accelerate_cpp.devices.cores import Place
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import launch_plan as plan
-from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, resolve
+from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, remarks, resolve
 
 
 @pytest.fixture
@@ -214,3 +214,58 @@ def test_compiler_is_always_told(script: str) -> None:
         "ACCELERATE_DYNAMO_USE_DYNAMIC": True,
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "meant"),
+    [
+        (["train.py"], "trian.py", "train.py"),
+        (["examples/train.py"], "train.py", "examples/train.py"),
+        (["other.py"], "train.py", None),
+        (["examples/train.py"], "examples/tain.py", "examples/train.py"),
+    ],
+)
+def test_script_that_is_not_there_may_be_one_of_a_similar_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], asked: str, meant: str | None
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument) as refusal:
+        resolve(LaunchOptions(asked, cpu=True))
+    told = f"there is no script {asked!r} in {tmp_path}"
+    assert str(refusal.value) == (told if meant is None else f"{told}; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "flag"),
+    [
+        (("--num_processes", "2"), "", "--num_processes"),
+        (("--lr", "1", "--gpu-ids=0,1"), "", "--gpu-ids"),
+        (("--num_processes", "2"), "parser.add_argument('--num-processes')", None),
+        (("--mixed_precision", "bf16", "--cpu", "num_processes"), "", None),
+    ],
+)
+def test_flag_of_a_launch_that_the_script_gets_is_named(
+    tmp_path: Path, arguments: tuple[str, ...], text: str, flag: str | None
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    options = LaunchOptions(str(script), training_script_args=arguments, cpu=True)
+    told = list(remarks(resolve(options), options))
+    expected = f"{flag} stands after {script}, so the script gets it; if the launch is meant, put it before {script}"
+    assert told == ([] if flag is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "told"),
+    [(2, 2, None), (3, 2, "3 processes share 2 cores:"), (2, 1, "2 processes share 1 core:")],
+)
+def test_more_processes_than_cores_are_said(
+    script: str, monkeypatch: pytest.MonkeyPatch, processes: int, cores: int, told: str | None
+) -> None:
+    monkeypatch.setattr(plan.host_resources, "usable_cores", lambda: cores)
+    options = LaunchOptions(script, cpu=True, num_processes=processes)
+    said = list(remarks(resolve(options), options))
+    assert [sentence[: len(told or "")] for sentence in said] == ([] if told is None else [told])
