@@ -40,6 +40,20 @@ _IMPORTED_BY_THE_FORK_SERVER = ("torch", "accelerate_cpp.accelerator", "accelera
 first_use.watch()
 
 
+def _check_call(launcher: str, function: object, args: object) -> None:
+    """Raises ``InvalidArgument``, with what was probably meant, unless ``function(*args)`` is a call."""
+    if not callable(function):
+        raise InvalidArgument(
+            f"{launcher}: expected a function, found {type(function).__name__}. Pass the function and its arguments, "
+            f"{launcher}(train, args=(1,)), without calling it: not {launcher}(train(1))"
+        )
+    if not isinstance(args, tuple | list):
+        raise InvalidArgument(
+            f"{launcher}: args has to be a tuple or a list of arguments, found {type(args).__name__}. A tuple of one "
+            "has a comma: args=(1,)"
+        )
+
+
 def notebook_launcher(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -106,6 +120,7 @@ def notebook_launcher(
         WorkerFailed: a worker raised or died.
         AccelerateError: the helper process died.
     """
+    _check_call("notebook_launcher", function, args)
     precision = _precision(mixed_precision)
     launchers = _launchers(num_nodes, node_rank, rdzv_backend)
     port: int | None = _port("use_port", use_port)
@@ -133,6 +148,7 @@ def notebook_launcher(
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any] | None:
     """Runs ``function(*args)`` in ``num_processes`` workers that only use the CPU; see :func:`notebook_launcher`."""
+    _check_call("debug_launcher", function, args)
     try:
         return _launch(function, args, function_group(num_processes, cpu=True))
     except (AccelerateError, KeyboardInterrupt) as end:

@@ -51,6 +51,20 @@ def test_what_the_function_returns_comes_back_by_rank(launcher: Any) -> None:
     assert launcher(lambda: None, num_processes=2) is None
 
 
+@pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ((None, ()), "expected a function, found NoneType"),
+        ((print, 1), r"found int. A tuple of one has a comma: args=\(1,\)$"),
+        ((print, "ab"), "has to be a tuple or a list of arguments, found str"),
+    ],
+)
+def test_a_call_that_was_written_otherwise_is_explained(launcher: Any, call: tuple[Any, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{launcher.__name__}: .*{words}"):
+        launcher(*call)
+
+
 def test_without_gpus_no_number_means_one_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert notebook_launcher(os.getpid) == [os.getpid()]
