@@ -107,7 +107,8 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--again", type=Path, metavar="REPORT", help="run those that were not noticed in REPORT")
     arguments = parser.parse_args()
-    equivalent = {(row["file"], row["what"]) for row in json.loads((HERE / "equivalent.json").read_text())}
+    listed = json.loads((HERE / "equivalent.json").read_text())
+    equivalent = {(row["file"], row["code"], row["what"]) for row in listed}
     sample = random.Random(arguments.seed).sample(sites(arguments.folder), arguments.count)
     before = json.loads(arguments.again.read_text()) if arguments.again else []
     known = {(row["file"], row["what"]) for row in before if row["outcome"] == "noticed"}
@@ -117,7 +118,8 @@ def main() -> None:
         file = str(path.relative_to(PACKAGE))
         contexts = lines.get(str(path), {}).get(mutation.line, set())
         names = {node_id(context) for context in contexts}
-        if (file, mutation.what) in equivalent:
+        code = path.read_text().splitlines()[mutation.line - 1].strip()
+        if (file, code, mutation.what) in equivalent:
             outcome = "equivalent"
         elif (file, mutation.what) in known or is_noticed_anywhere(path, mutation, names, arguments):
             outcome = "noticed"
