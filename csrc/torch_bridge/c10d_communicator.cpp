@@ -186,7 +186,7 @@ C10dCommunicator::Plan C10dCommunicator::plan_in_slices(
 
 void C10dCommunicator::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
   check_reduction(data.dtype, reduction.op);
-  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count, {}, {}, {}, {}}, call, [&] {
+  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count}, call, [&] {
     const std::vector<double> all_factors = factors(reduction, call);
     if (!goes_directly(data)) {
       const auto own = static_cast<std::size_t>(rank_);
@@ -213,7 +213,7 @@ void C10dCommunicator::all_reduce(MemoryView data, Reduction reduction, const Ca
 void C10dCommunicator::reduce(MemoryView data, int root, Reduction reduction, const Call& call) {
   check_reduction(data.dtype, reduction.op);
   check_root("reduce", root, size_);
-  run({CallKind::kReduce, data.dtype, reduction.op, root, data.count, {}, {}, {}, {}}, call, [&] {
+  run({CallKind::kReduce, data.dtype, reduction.op, root, data.count}, call, [&] {
     const std::vector<double> all_factors = factors(reduction, call);
     Plan plan;
     for (std::size_t begin = 0; begin < data.count; begin += step_count(data.dtype)) {
@@ -238,15 +238,7 @@ void C10dCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs
   const ConstMemoryView own = inputs[static_cast<std::size_t>(rank_)];
   check_counts_equal("reduce_scatter", own, output);
   const Counts expected(static_cast<std::size_t>(size_), output.count);
-  run({CallKind::kReduceScatter,
-       output.dtype,
-       reduction.op,
-       -1,
-       output.count,
-       counts_of(inputs, size_),
-       expected,
-       {},
-       {}},
+  run({CallKind::kReduceScatter, output.dtype, reduction.op, -1, output.count, counts_of(inputs, size_), expected},
       call, [&] {
         const std::vector<double> all_factors = factors(reduction, call);
         Plan plan;
@@ -265,7 +257,7 @@ void C10dCommunicator::broadcast(MemoryView data, int root, const Call& call) {
   check_root("broadcast", root, size_);
   const auto own = static_cast<std::size_t>(rank_);
   const auto from = static_cast<std::size_t>(root);
-  run({CallKind::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count, {}, {}, {}, {}}, call, [&] {
+  run({CallKind::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count}, call, [&] {
     // What the root gives to each rank, `slices[r]`, or the same to all.
     const auto from_root = [&](const std::vector<MemoryView>& slices) {
       Step step{rank_ == root ? Inputs(slices.begin(), slices.end()) : nothing(data.dtype), no_bytes(),
@@ -302,8 +294,8 @@ void C10dCommunicator::all_gather(ConstMemoryView input, const std::vector<Memor
   check_parts("all_gather", "output", outputs, input.dtype, size_);
   check_counts_equal("all_gather", input, outputs[static_cast<std::size_t>(rank_)]);
   const Counts given(static_cast<std::size_t>(size_), input.count);
-  run({CallKind::kAllGather, input.dtype, ReduceOp::kSum, -1, input.count, given, counts_of(outputs, size_), {}, {}},
-      call, [&] {
+  run({CallKind::kAllGather, input.dtype, ReduceOp::kSum, -1, input.count, given, counts_of(outputs, size_)}, call,
+      [&] {
         Plan plan;
         const std::size_t count = step_count(input.dtype);
         for (std::size_t begin = 0; begin < longest(outputs); begin += count) {

@@ -30,15 +30,8 @@ void C10dCommunicator::gather(ConstMemoryView input, const std::vector<MemoryVie
     check_counts_equal("gather", input, outputs[static_cast<std::size_t>(rank_)]);
   }
   const Counts expected = counts_of(is_root ? outputs : std::vector<MemoryView>{}, size_);
-  run({CallKind::kGather,
-       input.dtype,
-       ReduceOp::kSum,
-       root,
-       input.count,
-       one_count(root, input.count, size_),
-       expected,
-       {},
-       {}},
+  run({CallKind::kGather, input.dtype, ReduceOp::kSum, root, input.count, one_count(root, input.count, size_),
+       expected},
       call, [&] {
         if (is_root) {
           Step step = gather_step(input, outputs);
@@ -60,15 +53,8 @@ void C10dCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, Memor
     check_counts_equal("scatter", inputs[static_cast<std::size_t>(rank_)], output);
   }
   const Counts given = counts_of(is_root ? inputs : Inputs{}, size_);
-  run({CallKind::kScatter,
-       output.dtype,
-       ReduceOp::kSum,
-       root,
-       output.count,
-       given,
-       one_count(root, output.count, size_),
-       {},
-       {}},
+  run({CallKind::kScatter, output.dtype, ReduceOp::kSum, root, output.count, given,
+       one_count(root, output.count, size_)},
       call, [&] {
         Step step{is_root ? inputs : nothing(output.dtype), no_bytes(), {}};
         step.expected_bytes[static_cast<std::size_t>(root)] = is_root ? 0 : output.size_bytes();
@@ -86,15 +72,7 @@ void C10dCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, co
   check_parts("all_to_all", "output", outputs, dtype, size_);
   const ConstMemoryView own = inputs[static_cast<std::size_t>(rank_)];
   check_counts_equal("all_to_all", own, outputs[static_cast<std::size_t>(rank_)]);
-  run({CallKind::kAllToAll,
-       dtype,
-       ReduceOp::kSum,
-       -1,
-       own.count,
-       counts_of(inputs, size_),
-       counts_of(outputs, size_),
-       {},
-       {}},
+  run({CallKind::kAllToAll, dtype, ReduceOp::kSum, -1, own.count, counts_of(inputs, size_), counts_of(outputs, size_)},
       call, [&] {
         Step step = gather_step(own, outputs);
         step.inputs = inputs;

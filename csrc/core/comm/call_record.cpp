@@ -6,46 +6,9 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-const char* name(CallKind kind) {
-  switch (kind) {
-    case CallKind::kAllReduce:
-      return "all_reduce";
-    case CallKind::kReduce:
-      return "reduce";
-    case CallKind::kReduceScatter:
-      return "reduce_scatter";
-    case CallKind::kBroadcast:
-      return "broadcast";
-    case CallKind::kAllGather:
-      return "all_gather";
-    case CallKind::kGather:
-      return "gather";
-    case CallKind::kScatter:
-      return "scatter";
-    case CallKind::kAllToAll:
-      return "all_to_all";
-    case CallKind::kBarrier:
-      return "barrier";
-    case CallKind::kSplit:
-      return "split";
-    case CallKind::kMeeting:
-      return "meeting";
-  }
-  return "unknown operation";
-}
-
-bool reduces(CallKind kind) {
-  return kind == CallKind::kAllReduce || kind == CallKind::kReduce || kind == CallKind::kReduceScatter;
-}
-
-bool moves_data(CallKind kind) {
-  return kind != CallKind::kBarrier && kind != CallKind::kSplit && kind != CallKind::kMeeting;
-}
-
 // Whether two ranks ask for the same operation, sizes of pairs aside.
 bool same_operation(const CallRecord& a, const CallRecord& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         (!a.gives.empty() || (a.count == b.count && a.shape == b.shape));
+  return a.agrees_with(b, !a.gives.empty());
 }
 
 // Scrambles a word so that sums of scrambled words collide only by chance.
@@ -102,26 +65,10 @@ constexpr std::uint32_t kEncoding = 0x63616c31;
 
 }  // namespace
 
-std::string CallRecord::describe() const {
-  std::string text = name(kind);
-  if (reduces(kind)) {
-    text += "(" + std::string(comm::name(op)) + ")";
-  }
-  if (moves_data(kind)) {
-    text += " of " + (shape.known() ? shape.to_string() : std::to_string(count)) + " " + accelerate_cpp::name(dtype);
-  }
-  return root < 0 ? text : text + " with root " + std::to_string(root);
-}
-
 std::string CallRecord::encode() const {
   Writer writer;
   writer.put(kEncoding);
-  writer.put(kind);
-  writer.put(dtype);
-  writer.put(op);
-  writer.put(root);
-  writer.put(count);
-  writer.put(shape);
+  writer.put(static_cast<const CallSignature&>(*this));
   for (const std::vector<std::uint64_t>* list : {&gives, &expects}) {
     writer.put(static_cast<std::uint64_t>(list->size()));
     for (const std::uint64_t element : *list) {
@@ -136,12 +83,8 @@ std::optional<CallRecord> CallRecord::decode(const std::string& text) {
   if (reader.take<std::uint32_t>() != kEncoding) {
     return std::nullopt;
   }
-  CallRecord record{reader.take<CallKind>()};
-  record.dtype = reader.take<DType>();
-  record.op = reader.take<ReduceOp>();
-  record.root = reader.take<std::int32_t>();
-  record.count = reader.take<std::uint64_t>();
-  record.shape = reader.take<Shape>();
+  CallRecord record(CallKind::kBarrier);
+  static_cast<CallSignature&>(record) = reader.take<CallSignature>();
   record.gives = reader.take_list();
   record.expects = reader.take_list();
   if (!reader.ok() || static_cast<int>(record.dtype) >= kNumDTypes) {

@@ -4,43 +4,23 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/base/dtype.h"
-#include "core/comm/call.h"
-#include "core/comm/options.h"
+#include "core/comm/call_signature.h"
 
 namespace accelerate_cpp::comm {
 
-enum class CallKind : std::uint8_t {
-  kAllReduce,
-  kReduce,
-  kReduceScatter,
-  kBroadcast,
-  kAllGather,
-  kGather,
-  kScatter,
-  kAllToAll,
-  kBarrier,
-  kSplit,
-  kMeeting,  // on the topic whose fingerprint is `count`
-};
+struct CallRecord : CallSignature {
+  CallRecord(CallKind kind_, DType dtype_ = DType::kUInt8,  // NOLINT(google-explicit-constructor)
+             ReduceOp op_ = ReduceOp::kSum, std::int32_t root_ = -1, std::uint64_t count_ = 0,
+             std::vector<std::uint64_t> gives_ = {}, std::vector<std::uint64_t> expects_ = {})
+      : CallSignature{kind_, dtype_, op_, root_, count_}, gives(std::move(gives_)), expects(std::move(expects_)) {}
 
-struct CallRecord {
-  CallKind kind;
-  DType dtype = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = -1;
-  // Elements of this rank's operand. All ranks have the same in operations without `gives`.
-  std::uint64_t count = 0;
   // Elements that this rank gives to and expects from each rank, where sizes may differ; else empty.
   std::vector<std::uint64_t> gives;
   std::vector<std::uint64_t> expects;
-  Shape shape;           // compared in operations without `gives`
   std::string location;  // "train.py:88"; not compared
-
-  // "all_reduce(sum) of [10, 100] float32".
-  std::string describe() const;
 
   std::string encode() const;
   // Empty unless `text` was made by encode().

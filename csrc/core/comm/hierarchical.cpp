@@ -166,7 +166,7 @@ Hierarchical::TwoReductions Hierarchical::two_levels(const Reduction& reduction)
 void Hierarchical::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
   check_reduction(data.dtype, reduction.op);
   const TwoReductions reductions = two_levels(reduction);
-  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count, {}, {}, {}, {}}, call, [&] {
+  run({CallKind::kAllReduce, data.dtype, reduction.op, -1, data.count}, call, [&] {
     if (data.size_bytes() < kRailBytes || layout_.num_rails() == 1) {
       all_reduce_by_leaders(data, reductions, call);
     } else {
@@ -258,27 +258,26 @@ void Hierarchical::reduce(MemoryView data, int root, Reduction reduction, const 
   check_reduction(data.dtype, reduction.op);
   check_root("reduce", root, size());
   const auto [within, across] = two_levels(reduction);
-  run({CallKind::kReduce, data.dtype, reduction.op, root, data.count, {}, {}, {}, {}}, call,
-      [&, w = within, a = across] {
-        MemoryView partial = data;
-        if (is_leader() && rank_ != root) {  // its own operand stays as it is
-          partial = scratch(data.count, data.dtype);
-          copy_to(data.data, partial);
-        }
-        inside([&] { parts_.inside->reduce(partial, 0, w, part_of(call)); });
-        const int root_host = layout_.host_of(root);
-        if (is_leader()) {
-          between([&] { parts_.rail->reduce(partial, root_host, a, part_of(call)); });
-        }
-        if (host() == root_host && !layout_.is_leader(root)) {
-          send_from_leader(partial, data, root, call);
-        }
-      });
+  run({CallKind::kReduce, data.dtype, reduction.op, root, data.count}, call, [&, w = within, a = across] {
+    MemoryView partial = data;
+    if (is_leader() && rank_ != root) {  // its own operand stays as it is
+      partial = scratch(data.count, data.dtype);
+      copy_to(data.data, partial);
+    }
+    inside([&] { parts_.inside->reduce(partial, 0, w, part_of(call)); });
+    const int root_host = layout_.host_of(root);
+    if (is_leader()) {
+      between([&] { parts_.rail->reduce(partial, root_host, a, part_of(call)); });
+    }
+    if (host() == root_host && !layout_.is_leader(root)) {
+      send_from_leader(partial, data, root, call);
+    }
+  });
 }
 
 void Hierarchical::broadcast(MemoryView data, int root, const Call& call) {
   check_root("broadcast", root, size());
-  run({CallKind::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count, {}, {}, {}, {}}, call, [&] {
+  run({CallKind::kBroadcast, data.dtype, ReduceOp::kSum, root, data.count}, call, [&] {
     const int root_host = layout_.host_of(root);
     if (host() == root_host) {
       inside([&] { parts_.inside->broadcast(data, layout_.index_within_host(root), part_of(call)); });

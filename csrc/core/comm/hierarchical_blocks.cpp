@@ -23,7 +23,7 @@ Counts equal_counts(std::size_t count, int size) {
 // `one` is the operand that this rank has once.
 CallRecord sized_record(CallKind kind, ConstMemoryView one, Counts gives, Counts expects, int root = -1,
                         ReduceOp op = ReduceOp::kSum) {
-  return {kind, one.dtype, op, root, one.count, std::move(gives), std::move(expects), {}, {}};
+  return {kind, one.dtype, op, root, one.count, std::move(gives), std::move(expects)};
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 
 namespace accelerate_cpp::grad {
 
+using comm::CallKind;
 using comm::Fingerprint;
 using comm::Operation;
-using comm::OperationKind;
 using comm::OwnedBlock;
 using comm::ReduceOp;
 using comm::Slices;
@@ -234,10 +234,10 @@ void ShmGradientExchange::reduce_ready() {
 }
 
 double ShmGradientExchange::complete(MemoryView used_anywhere, Deadline deadline) {
-  Operation operation{OperationKind::kGradients};
-  operation.reduce_op = options().weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
-  operation.count = buckets().size();
-  operation.round = identity_ + round_;
+  Operation operation{{CallKind::kGradients}};
+  operation.signature.op = options().weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
+  operation.signature.count = buckets().size();
+  operation.signature.round = identity_ + round_;
   group_->run(operation, deadline, [&] {
     group_->announce();
     group_->set_may_withdraw(true);

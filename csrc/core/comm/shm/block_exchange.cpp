@@ -28,9 +28,9 @@ void place_row_in_arena(const Group& group, Operation& operation, const std::vec
 
 }  // namespace
 
-bool gives_one_block(OperationKind kind) {
-  return kind == OperationKind::kBroadcast || kind == OperationKind::kAllGather || kind == OperationKind::kGather ||
-         kind == OperationKind::kReduce;
+bool gives_one_block(CallKind kind) {
+  return kind == CallKind::kBroadcast || kind == CallKind::kAllGather || kind == CallKind::kGather ||
+         kind == CallKind::kReduce;
 }
 
 void BlockExchange::run(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
@@ -47,8 +47,8 @@ BlockExchange::BlockExchange(Group& group, Staging& staging, const Operation& op
       operation_(operation),
       blocks_(blocks),
       deadline_(deadline),
-      element_bytes_(element_size(operation.dtype)),
-      one_block_(gives_one_block(operation.kind)),
+      element_bytes_(element_size(operation.signature.dtype)),
+      one_block_(gives_one_block(operation.signature.kind)),
       sources_(static_cast<std::size_t>(group.size())) {}
 
 void BlockExchange::set_counts() {

@@ -35,7 +35,7 @@ struct Blocks {
 };
 
 // Whether a rank gives one and the same block to all that take from it.
-bool gives_one_block(OperationKind kind);
+bool gives_one_block(CallKind kind);
 
 class BlockExchange {
  public:

@@ -33,59 +33,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <string>
 
 #include "core/base/cores.h"
-#include "core/base/dtype.h"
-#include "core/comm/call.h"
-#include "core/comm/options.h"
+#include "core/comm/call_signature.h"
 #include "core/comm/shm/event_word.h"
 
 namespace accelerate_cpp::comm {
 
 enum class RankState : std::uint32_t { kRunning, kFailed, kLeft };
 
-enum class OperationKind : std::uint8_t {
-  kAllReduce,
-  kReduce,
-  kReduceScatter,
-  kBroadcast,
-  kAllGather,
-  kGather,
-  kScatter,
-  kAllToAll,
-  kBarrier,
-  kGradients,
-  kWithdrawal,  // takes the place of whatever the other ranks call
-  kMeeting,     // never announced
-};
-
-// What a rank is about to do. All ranks must agree on everything above `factor`.
+// What a rank is about to do: what all ranks must agree on, and how this one takes part.
 struct Operation {
-  OperationKind kind;
-  DType dtype = DType::kUInt8;
-  ReduceOp reduce_op = ReduceOp::kSum;
+  CallSignature signature;
   bool has_counts = false;  // operands may differ in size: the tables of counts tell whether they fit together
-  std::int32_t root = -1;
-  std::uint64_t count = 0;  // elements of the operand; for kGradients the number of buckets
-  std::uint64_t round = 0;  // for kGradients: which exchange (upper half) and which of its rounds
-  Shape shape;
-
-  double factor = 1.0;    // for kPreMulSum
-  bool in_arena = false;  // the operand is at (segment, offset_bytes) of this rank's arena
+  double factor = 1.0;      // for kPreMulSum
+  bool in_arena = false;    // the operand is at (segment, offset_bytes) of this rank's arena
   std::uint32_t segment = 0;
   std::uint64_t offset_bytes = 0;
 
-  bool agrees_with(const Operation& other) const {
-    return kind == other.kind && dtype == other.dtype && reduce_op == other.reduce_op && root == other.root &&
-           (has_counts || count == other.count) && round == other.round && shape == other.shape;
-  }
+  bool agrees_with(const Operation& other) const { return signature.agrees_with(other.signature, has_counts); }
 };
-
-const char* name(OperationKind kind);
-
-// "all_reduce(sum) of [10, 100] float32", for messages.
-std::string describe(const Operation& operation);
 
 // What the owner has to say about one operation.
 template <std::size_t kSize>

@@ -296,7 +296,7 @@ std::shared_ptr<Segment> Group::peer_segment(int peer, std::uint32_t id, const D
 }
 
 void Group::withdraw(const std::string& reason, const Call& call) {
-  run({OperationKind::kWithdrawal}, call, [&] {
+  run({{CallKind::kWithdrawal}}, call, [&] {
     own().withdrawals[number_ & 1].write(number_, reason.c_str());
     announce();
     count_interruption();
@@ -363,7 +363,7 @@ void Group::end_in_error() noexcept {
   } catch (const std::exception& error) {
     withdraw_or_fail(error.what());
   } catch (...) {
-    withdraw_or_fail("an exception during " + describe(current_));
+    withdraw_or_fail("an exception during " + current_.signature.describe());
   }
 }
 

@@ -58,9 +58,9 @@ class Group {
   template <class Body>
   void run(const Operation& operation, const Call& call, const Body& body) {
     const std::lock_guard lock(mutex_);
-    check_usable(describe, operation);
+    check_usable([](const Operation& what) { return what.signature.describe(); }, operation);
     current_ = operation;
-    current_.shape = call.shape;
+    current_.signature.shape = call.shape;
     location_ = call.location;
     stalled_since_.reset();
     warned_ = false;
@@ -273,7 +273,7 @@ class Group {
   std::atomic<bool> running_{false};
   // Of the operation that is running or ran last; `number_` is its sequence number, before it is announced, too:
   std::uint64_t number_ = 0;
-  Operation current_{OperationKind::kBarrier};
+  Operation current_{{CallKind::kBarrier}};
   std::string_view location_;
   std::optional<std::chrono::steady_clock::time_point> stalled_since_;
   bool warned_ = false;

@@ -76,7 +76,7 @@ Group::Whereabouts Group::whereabouts(int peer, std::uint64_t meeting, bool look
 std::vector<int> Group::meet(const std::string& topic, const Call& call) {
   const std::lock_guard lock(mutex_);
   if (forked()) {
-    throw_unusable(describe({OperationKind::kMeeting}));
+    throw_unusable(name(CallKind::kMeeting));
   }
   try {
     return find_those_in(topic, call);
@@ -87,7 +87,7 @@ std::vector<int> Group::meet(const std::string& topic, const Call& call) {
 }
 
 std::vector<int> Group::find_those_in(const std::string& topic, const Call& call) {
-  current_ = {OperationKind::kMeeting};
+  current_ = {{CallKind::kMeeting}};
   location_ = call.location;
   stalled_since_.reset();
   warned_ = false;

@@ -33,7 +33,7 @@ __attribute__((noinline, no_sanitize("thread")))
 Operation torn_copy(const Operation& shared) {
   using Word __attribute__((may_alias)) = std::uint64_t;
   static_assert(sizeof(Operation) % sizeof(Word) == 0 && std::is_trivially_copyable_v<Operation>);
-  Operation copy{OperationKind::kBarrier};
+  Operation copy{{CallKind::kBarrier}};
   const Word* const from = reinterpret_cast<const Word*>(&shared);
   Word* const to = reinterpret_cast<Word*>(&copy);
   for (std::size_t i = 0; i < sizeof(Operation) / sizeof(Word); ++i) {
@@ -50,7 +50,7 @@ std::string Group::own_place() const {
 
 void Group::publish_place() {
   auto& place = own().places[number_ & 1];
-  if (current_.kind == OperationKind::kMeeting || place.is_of(number_)) {
+  if (current_.signature.kind == CallKind::kMeeting || place.is_of(number_)) {
     return;
   }
   place.write(number_, own_place().c_str());
@@ -71,7 +71,7 @@ void Group::throw_mismatch() {
   await_places();
   std::string table = "ranks called different collectives as operation #" + std::to_string(sequence_) + ":";
   for (int rank = 0; rank < size_; ++rank) {
-    table += "\n  rank " + std::to_string(rank) + ": " + describe(announced(rank)) + describe_counts(rank) +
+    table += "\n  rank " + std::to_string(rank) + ": " + announced(rank).signature.describe() + describe_counts(rank) +
              place_of(control(rank), sequence_);
   }
   throw MismatchedCollective(
@@ -92,17 +92,17 @@ std::string Group::describe_counts(int rank) const {
 }
 
 std::string Group::describe_wait(int peer) const {
-  const bool meets = current_.kind == OperationKind::kMeeting;
+  const bool meets = current_.signature.kind == CallKind::kMeeting;
   const std::string which = meets ? " at " + own_place()
                                   : " (operation #" + std::to_string(number_) + ")" + place_of(control(rank_), number_);
-  return describe(current_) + which + " on rank " + std::to_string(rank_) + " waited for rank " + std::to_string(peer) +
-         ": ";
+  return current_.signature.describe() + which + " on rank " + std::to_string(rank_) + " waited for rank " +
+         std::to_string(peer) + ": ";
 }
 
 std::string Group::standing(int peer) const {
   RankControl& control = this->control(peer);
   const std::string who = "rank " + std::to_string(peer);
-  Operation operation{OperationKind::kBarrier};
+  Operation operation{{CallKind::kBarrier}};
   std::uint64_t reached = 0;
   do {  // the peer may go on and overwrite the description while it is copied
     reached = control.announced.load(std::memory_order_acquire);
@@ -112,7 +112,7 @@ std::string Group::standing(int peer) const {
   if (reached == 0) {
     return who + " has not called a collective of this group";
   }
-  return who + " last reached operation #" + std::to_string(reached) + " (" + describe(operation) + ")" +
+  return who + " last reached operation #" + std::to_string(reached) + " (" + operation.signature.describe() + ")" +
          place_of(control, reached);
 }
 

@@ -57,8 +57,8 @@ const double* ShmCommunicator::factors(const Reduction& reduction) {
 
 void ShmCommunicator::all_reduce(MemoryView data, Reduction reduction, const Call& call) {
   check_reduction(data.dtype, reduction.op);
-  Operation operation{OperationKind::kAllReduce, data.dtype, reduction.op};
-  operation.count = data.count;
+  Operation operation{{CallKind::kAllReduce, data.dtype, reduction.op}};
+  operation.signature.count = data.count;
   operation.factor = reduction.factor;
   group_->place_in_arena(operation, data.data, data.size_bytes());
   const std::size_t size_bytes = data.size_bytes();
@@ -104,11 +104,11 @@ void ShmCommunicator::reduce_in_arena(MemoryView data, const Reduction& reductio
   staging_.await_all_consumed(staging_.finish_in_place(), deadline);
 }
 
-Operation ShmCommunicator::describe_gather(OperationKind kind, ConstMemoryView one, int root) const {
-  Operation operation{kind, one.dtype};
+Operation ShmCommunicator::describe_gather(CallKind kind, ConstMemoryView one, int root) const {
+  Operation operation{{kind, one.dtype}};
   operation.has_counts = true;
-  operation.root = root;
-  operation.count = one.count;
+  operation.signature.root = root;
+  operation.signature.count = one.count;
   return operation;
 }
 
@@ -131,9 +131,9 @@ std::vector<std::uint64_t> ShmCommunicator::counts(const std::vector<bool>& take
 void ShmCommunicator::reduce(MemoryView data, int root, Reduction reduction, const Call& call) {
   check_root("reduce", root, size());
   check_reduction(data.dtype, reduction.op);
-  Operation operation = describe_gather(OperationKind::kReduce, data, root);
+  Operation operation = describe_gather(CallKind::kReduce, data, root);
   operation.has_counts = false;
-  operation.reduce_op = reduction.op;
+  operation.signature.op = reduction.op;
   operation.factor = reduction.factor;
   const std::vector<bool> everyone(static_cast<std::size_t>(size()), true);
   const auto combine = [&](const void* const* sources, std::size_t begin, std::size_t length) {
@@ -151,8 +151,8 @@ void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs,
                                      const Call& call) {
   check_reduction(output.dtype, reduction.op);
   check_parts("reduce_scatter", "input", inputs, output.dtype, size());
-  Operation operation = describe_gather(OperationKind::kReduceScatter, output, -1);
-  operation.reduce_op = reduction.op;
+  Operation operation = describe_gather(CallKind::kReduceScatter, output, -1);
+  operation.signature.op = reduction.op;
   operation.factor = reduction.factor;
   const std::vector<bool> everyone(static_cast<std::size_t>(size()), true);
   const auto combine = [&](const void* const* sources, std::size_t begin, std::size_t length) {
@@ -166,7 +166,7 @@ void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs,
 
 void ShmCommunicator::broadcast(MemoryView data, int root, const Call& call) {
   check_root("broadcast", root, size());
-  Operation operation = describe_gather(OperationKind::kBroadcast, data, root);
+  Operation operation = describe_gather(CallKind::kBroadcast, data, root);
   operation.has_counts = false;
   const bool is_root = rank() == root;
   std::vector<bool> others(static_cast<std::size_t>(size()), true);
@@ -203,7 +203,7 @@ auto copy_into(const std::vector<MemoryView>& outputs) {
 
 void ShmCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) {
   check_parts("all_gather", "output", outputs, input.dtype, size());
-  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kAllGather, input, -1),
+  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kAllGather, input, -1),
                      {{input}, takers(true, 0), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
@@ -215,7 +215,7 @@ void ShmCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView
   } else {
     check_no_parts("gather", "output", outputs.size(), root);
   }
-  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kGather, input, root),
+  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kGather, input, root),
                      {{input}, takers(false, root), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
@@ -233,7 +233,7 @@ void ShmCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, Memory
       copy(output.bytes() + begin, sources[root], length, residency);
     }
   };
-  BlockExchange::run(*group_, staging_, describe_gather(OperationKind::kScatter, output, root),
+  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kScatter, output, root),
                      {inputs, {}, counts(takers(false, root), output.count), take}, call);
 }
 
@@ -241,16 +241,16 @@ void ShmCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, con
                                  const Call& call) {
   check_parts("all_to_all", "output", outputs, inputs.empty() ? DType::kUInt8 : inputs[0].dtype, size());
   check_parts("all_to_all", "input", inputs, outputs[0].dtype, size());
-  Operation operation = describe_gather(OperationKind::kAllToAll, inputs[0], -1);
-  operation.count = 0;
+  Operation operation = describe_gather(CallKind::kAllToAll, inputs[0], -1);
+  operation.signature.count = 0;
   for (const ConstMemoryView& input : inputs) {
-    operation.count += input.count;
+    operation.signature.count += input.count;
   }
   BlockExchange::run(*group_, staging_, operation, {inputs, {}, counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
 void ShmCommunicator::barrier(const Call& call) {
-  group_->run({OperationKind::kBarrier}, call, [&] {
+  group_->run({{CallKind::kBarrier}}, call, [&] {
     group_->announce();
     group_->await_announcements(call.deadline);
   });

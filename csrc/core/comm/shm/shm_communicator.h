@@ -59,7 +59,7 @@ class ShmCommunicator final : public Communicator {
   const double* factors(const Reduction& reduction);
   void reduce_small(MemoryView data, const Reduction& reduction);
   void reduce_in_arena(MemoryView data, const Reduction& reduction, const Deadline& deadline);
-  Operation describe_gather(OperationKind kind, ConstMemoryView one, int root) const;
+  Operation describe_gather(CallKind kind, ConstMemoryView one, int root) const;
   std::vector<bool> takers(bool all, int root) const;
   // The same number for ranks for which `takes` is set, 0 for the others.
   std::vector<std::uint64_t> counts(const std::vector<bool>& takes, std::uint64_t count) const;

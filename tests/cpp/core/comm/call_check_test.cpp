@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 
 CallRecord all_reduce_of(std::uint64_t count) {
-  return {CallKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, count, {}, {}, {}, {}};
+  return {CallKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, count};
 }
 
 // An exchange over the store of run_threads(), which counts the bytes that a rank hands in.
@@ -89,8 +89,7 @@ TEST(CallCheck, ComparesWhatIsGivenWithWhatIsExpectedAndNotTheShapes) {
     const std::uint64_t own = rank == 0 ? 3 : 5;
     const Call call(testing::soon(), {static_cast<std::int64_t>(own)});
     const auto gather = [&](std::uint64_t from_0, std::uint64_t from_1) {
-      return CallRecord{
-          CallKind::kAllGather, DType::kInt8, ReduceOp::kSum, -1, own, {own, own}, {from_0, from_1}, {}, {}};
+      return CallRecord{CallKind::kAllGather, DType::kInt8, ReduceOp::kSum, -1, own, {own, own}, {from_0, from_1}};
     };
     check.check(gather(3, 5), call, std::ref(exchange));
     EXPECT_THAT(

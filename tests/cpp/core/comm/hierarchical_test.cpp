@@ -73,7 +73,7 @@ TEST(Hierarchical, RaisesAMismatchWithinOneHostOnEveryRankOfAll) {
     const MemoryView data{&value, 1, DType::kInt32};
     const std::string message = message_of<MismatchedCollective>(
         [&] { communicator.rank() == 3 ? communicator.barrier(soon()) : communicator.broadcast(data, 0, soon()); });
-    EXPECT_THAT(message, AllOf(HasSubstr("rank 0: broadcast of 1 int32 with root 0"), HasSubstr("rank 3: barrier")));
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 0: broadcast of 1 int32, root 0"), HasSubstr("rank 3: barrier")));
   });
 }
 

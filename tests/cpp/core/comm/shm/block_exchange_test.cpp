@@ -19,13 +19,12 @@ using testing::Placement;
 using testing::soon;
 using testing::Step;
 
-constexpr OperationKind kKinds[] = {OperationKind::kAllReduce, OperationKind::kReduce,    OperationKind::kReduceScatter,
-                                    OperationKind::kBroadcast, OperationKind::kAllGather, OperationKind::kGather,
-                                    OperationKind::kScatter,   OperationKind::kAllToAll};
+constexpr CallKind kKinds[] = {CallKind::kAllReduce, CallKind::kReduce, CallKind::kReduceScatter, CallKind::kBroadcast,
+                               CallKind::kAllGather, CallKind::kGather, CallKind::kScatter,       CallKind::kAllToAll};
 constexpr std::size_t kWorthInPlaceBytes = 8 * 1024;
 
-bool has_block_per_rank(OperationKind kind) {
-  return kind != OperationKind::kAllReduce && !gives_one_block(kind);
+bool has_block_per_rank(CallKind kind) {
+  return kind != CallKind::kAllReduce && !gives_one_block(kind);
 }
 
 class BlockExchanges : public ::testing::TestWithParam<int> {
@@ -47,11 +46,11 @@ class BlockExchanges : public ::testing::TestWithParam<int> {
   }
 
   // Blocks of equal size; `bytes` is what a rank gives, in one block or in all of them together.
-  static Step equal_step(OperationKind kind, DType dtype, std::size_t bytes, int change, Placement placement) {
+  static Step equal_step(CallKind kind, DType dtype, std::size_t bytes, int change, Placement placement) {
     const std::size_t block_bytes = has_block_per_rank(kind) ? bytes / size() / 64 * 64 : bytes;
     const std::size_t count = block_bytes / element_size(dtype) + static_cast<std::size_t>(change);
     Step step{kind, dtype};
-    step.counts.assign(kind == OperationKind::kAllToAll ? size() * size() : size(), count);
+    step.counts.assign(kind == CallKind::kAllToAll ? size() * size() : size(), count);
     step.placements.assign(size(), placement);
     step.root = GetParam() - 1;
     return step;
@@ -60,7 +59,7 @@ class BlockExchanges : public ::testing::TestWithParam<int> {
 
 TEST_P(BlockExchanges, AreRightAboutTheSizeUpToWhichEverythingFitsIntoASlot) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (const Placement placement : {Placement::kHeap, Placement::kKept}) {
         for (const int change : {-1, 0, 1}) {
           check(equal_step(kind, DType::kInt8, kSmallBytes, change, placement));
@@ -73,7 +72,7 @@ TEST_P(BlockExchanges, AreRightAboutTheSizeUpToWhichEverythingFitsIntoASlot) {
 
 TEST_P(BlockExchanges, AreRightAboutTheSizeFromWhichTheyWorkInPlace) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (const int change : {-1, 0, 1}) {
         check(equal_step(kind, DType::kInt16, kWorthInPlaceBytes, change, Placement::kKept));
         check(equal_step(kind, DType::kInt16, kWorthInPlaceBytes + 64 * size(), change, Placement::kShared));
@@ -85,7 +84,7 @@ TEST_P(BlockExchanges, AreRightAboutTheSizeFromWhichTheyWorkInPlace) {
 TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPieces) {
   run_ranks([](const auto& check) {
     const std::size_t smallest = piece_bytes_for(1);
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (const std::size_t pieces : {1u, 3u, 8u}) {
         for (const int change : {-1, 0, 1}) {
           check(equal_step(kind, DType::kInt32, pieces * smallest, change, Placement::kHeap));
@@ -99,7 +98,7 @@ TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPieces) {
 
 TEST_P(BlockExchanges, AreRightWhenPiecesAreAsLargeAsTheirSlots) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       check(equal_step(kind, DType::kInt64, 8 * kPieceBytes + 64 * size(), 1, Placement::kHeap));
     }
   });
@@ -111,7 +110,7 @@ TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPiecesThatAreReduced) {
     const std::size_t piece = piece_bytes_for(1) / 64 / size() * 64 * size();
     for (const std::size_t pieces : {1u, 3u, 5u}) {
       for (const int change : {-17, -1, 0, 1, 17}) {
-        check(equal_step(OperationKind::kAllReduce, DType::kFloat32, pieces * piece, change, Placement::kHeap));
+        check(equal_step(CallKind::kAllReduce, DType::kFloat32, pieces * piece, change, Placement::kHeap));
       }
     }
   });
@@ -119,7 +118,7 @@ TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPiecesThatAreReduced) {
 
 TEST_P(BlockExchanges, AreRightWhenOnlySomeRanksHaveTheirOperandsInSharedMemory) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (const std::size_t bytes : {kWorthInPlaceBytes + 64 * size(), 2 * kSmallBytes}) {
         for (unsigned shared = 0; shared < (1u << size()); ++shared) {
           Step step = equal_step(kind, DType::kInt32, bytes, 1, Placement::kHeap);
@@ -136,7 +135,7 @@ TEST_P(BlockExchanges, AreRightWhenOnlySomeRanksHaveTheirOperandsInSharedMemory)
 
 TEST_P(BlockExchanges, AreRightWhenBlocksDifferInSize) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (const std::size_t longest : {100u, 5000u, 100000u}) {
         for (const Placement placement : {Placement::kHeap, Placement::kKept}) {
           Step step = equal_step(kind, DType::kFloat16, 2 * longest, 0, placement);
@@ -156,7 +155,7 @@ TEST_P(BlockExchanges, AreRightWhenBlocksDifferInSize) {
 
 TEST_P(BlockExchanges, AreRightInPlaceAndFromEveryRoot) {
   run_ranks([](const auto& check) {
-    for (const OperationKind kind : kKinds) {
+    for (const CallKind kind : kKinds) {
       for (int root = 0; root < GetParam(); ++root) {
         for (const std::size_t bytes : {std::size_t{500}, 3 * kSmallBytes}) {
           for (const Placement placement : {Placement::kHeap, Placement::kKept}) {
@@ -177,11 +176,10 @@ TEST_P(BlockExchanges, AreRightInPlaceAndFromEveryRoot) {
 INSTANTIATE_TEST_SUITE_P(Ranks, BlockExchanges, ::testing::Values(1, 2, 3));
 
 TEST(BlockExchangeKinds, GiveOneBlockToAllOrOneToEach) {
-  for (const OperationKind kind :
-       {OperationKind::kBroadcast, OperationKind::kAllGather, OperationKind::kGather, OperationKind::kReduce}) {
+  for (const CallKind kind : {CallKind::kBroadcast, CallKind::kAllGather, CallKind::kGather, CallKind::kReduce}) {
     EXPECT_TRUE(gives_one_block(kind)) << name(kind);
   }
-  for (const OperationKind kind : {OperationKind::kReduceScatter, OperationKind::kScatter, OperationKind::kAllToAll}) {
+  for (const CallKind kind : {CallKind::kReduceScatter, CallKind::kScatter, CallKind::kAllToAll}) {
     EXPECT_FALSE(gives_one_block(kind)) << name(kind);
   }
 }
@@ -213,7 +211,7 @@ Ranges ranges_taken(const std::vector<std::size_t>& counts, bool shared) {
         ranges.emplace_back(begin, length);
       }
     };
-    Operation operation{OperationKind::kAllGather, DType::kUInt8};
+    Operation operation{{CallKind::kAllGather, DType::kUInt8}};
     operation.has_counts = true;
     const Blocks blocks{{{own, own_bytes, DType::kUInt8}}, {true, true}, {counts[0], counts[1]}, consume};
     BlockExchange::run(group, staging, operation, blocks, soon());
@@ -245,7 +243,7 @@ TEST(BlocksThatTravel, AreNotTakenWhenThereIsNothingOrWhenRanksDisagree) {
   testing::run_groups(2, kStagingBytes, [&](Group& group) {
     Staging staging(group);
     const std::vector<std::byte> own(200000);
-    Operation operation{OperationKind::kAllGather, DType::kUInt8};
+    Operation operation{{CallKind::kAllGather, DType::kUInt8}};
     operation.has_counts = true;
     const auto consume = [](const void* const*, std::size_t, std::size_t) { ADD_FAILURE() << "something was taken"; };
     const Blocks blocks{{{own.data(), own.size(), DType::kUInt8}}, {true, true}, {200000, 199999}, consume};

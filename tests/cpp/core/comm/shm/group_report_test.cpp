@@ -28,8 +28,8 @@ using testing::soon;
 using ::testing::ThrowsMessage;
 
 Operation all_reduce_of(std::uint64_t count) {
-  Operation operation{OperationKind::kAllReduce, DType::kFloat32};
-  operation.count = count;
+  Operation operation{{CallKind::kAllReduce, DType::kFloat32}};
+  operation.signature.count = count;
   return operation;
 }
 
@@ -92,7 +92,7 @@ TEST(GroupReports, TellTheSameTableOnEveryRankAndAnotherOneForEachMismatch) {
   run_groups(2, [&](Group& group) {
     for (std::uint64_t round = 0; round < 6; ++round) {
       const std::string place = "round " + std::to_string(round) + " of rank " + std::to_string(group.rank());
-      const Operation operation = group.rank() == 0 ? all_reduce_of(round) : Operation{OperationKind::kBarrier};
+      const Operation operation = group.rank() == 0 ? all_reduce_of(round) : Operation{{CallKind::kBarrier}};
       tables[group.rank()].push_back(
           message_of<MismatchedCollective>([&] { compare(group, operation, Call(soon(), {}, place)); }));
       EXPECT_THAT(tables[group.rank()].back(),
@@ -108,9 +108,9 @@ TEST(GroupReports, TellTheSameTableOnEveryRankAndAnotherOneForEachMismatch) {
 
 TEST(GroupReports, ListTheCountsThatDoNotFit) {
   run_groups(2, [](Group& group) {
-    Operation operation{OperationKind::kAllToAll, DType::kInt8};
+    Operation operation{{CallKind::kAllToAll, DType::kInt8}};
     operation.has_counts = true;
-    operation.count = 3;
+    operation.signature.count = 3;
     const auto call = [&] {
       group.run(operation, soon(), [&] {
         group.set_counts({1, 2},

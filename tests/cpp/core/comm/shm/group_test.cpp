@@ -34,7 +34,7 @@ void run_groups(int size, const Body& body) {
 
 // One operation in which this rank gives given[r] elements to and takes expected[r] from rank r.
 void exchange(Group& group, const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected) {
-  Operation operation{OperationKind::kAllToAll, DType::kInt8};
+  Operation operation{{CallKind::kAllToAll, DType::kInt8}};
   operation.has_counts = true;
   group.run(operation, soon(), [&] {
     group.set_counts(given, expected);
@@ -131,7 +131,7 @@ TEST(Groups, RaiseAgainAndAgainWhileOperationsDifferAndStayUsable) {
   run_groups(3, [](Group& group) {
     meet(group);
     for (std::uint64_t round = 0; round < 10; ++round) {
-      EXPECT_THROW(compare(group, group.rank() == 1 ? broadcast_of(round) : Operation{OperationKind::kBarrier}),
+      EXPECT_THROW(compare(group, group.rank() == 1 ? broadcast_of(round) : Operation{{CallKind::kBarrier}}),
                    MismatchedCollective);
       EXPECT_THROW(compare(group, broadcast_of(group.rank() == 2 ? 1 : 2)), MismatchedCollective);
       meet(group);
@@ -198,7 +198,7 @@ TEST(Groups, RunOneOperationAtATimeHoweverManyThreadsCall) {
     for (int t = 0; t < 3; ++t) {
       callers.emplace_back([&] {
         for (int i = 0; i < 50; ++i) {
-          group.run({OperationKind::kBarrier}, soon(), [&] {
+          group.run({{CallKind::kBarrier}}, soon(), [&] {
             EXPECT_EQ(++inside, 1);
             group.announce();
             group.await_announcements(soon());

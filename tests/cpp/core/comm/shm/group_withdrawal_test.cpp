@@ -91,9 +91,9 @@ TEST(Withdrawals, TakeTheErrorOfAnOperationThatAllowsThem) {
       group.wait(1, soon(), [] { return false; });
     };
     if (group.rank() == 1) {
-      EXPECT_THROW(group.run({OperationKind::kBarrier}, soon(), wait_for_peer), std::runtime_error);
+      EXPECT_THROW(group.run({{CallKind::kBarrier}}, soon(), wait_for_peer), std::runtime_error);
     } else {
-      EXPECT_THAT([&] { group.run({OperationKind::kBarrier}, soon(), wait_for_peer); },
+      EXPECT_THAT([&] { group.run({{CallKind::kBarrier}}, soon(), wait_for_peer); },
                   ThrowsMessage<PeerWithdrew>(HasSubstr("interrupted")));
     }
     meet(group);
@@ -139,7 +139,7 @@ TEST(Interruptions, LetBodiesRunOnlyBetweenOperations) {
   run_groups(1, [](Group& group) {
     int runs = 0;
     group.try_between_operations([&] { ++runs; });
-    group.run({OperationKind::kBarrier}, soon(), [&] {
+    group.run({{CallKind::kBarrier}}, soon(), [&] {
       std::thread([&] { group.try_between_operations([&] { ++runs; }); }).join();
       group.announce();
     });

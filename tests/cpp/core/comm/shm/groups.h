@@ -48,13 +48,13 @@ inline void compare(Group& group, const Operation& operation, const Call& call =
 }
 
 inline void meet(Group& group, const Call& call = soon()) {
-  compare(group, {OperationKind::kBarrier}, call);
+  compare(group, {{CallKind::kBarrier}}, call);
 }
 
 inline Operation broadcast_of(std::uint64_t count) {
-  Operation operation{OperationKind::kBroadcast, DType::kFloat32};
-  operation.root = 0;
-  operation.count = count;
+  Operation operation{{CallKind::kBroadcast, DType::kFloat32}};
+  operation.signature.root = 0;
+  operation.signature.count = count;
   return operation;
 }
 

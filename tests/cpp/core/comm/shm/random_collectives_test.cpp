@@ -77,12 +77,12 @@ std::size_t draw_bytes(Dice& dice, std::size_t size) {
   return dice.below(scale + 1);
 }
 
-std::vector<std::size_t> draw_counts(Dice& dice, OperationKind kind, std::size_t size, std::size_t element_bytes) {
-  const bool one_block = kind == OperationKind::kAllReduce || kind == OperationKind::kReduce ||
-                         kind == OperationKind::kBroadcast || kind == OperationKind::kBarrier;
+std::vector<std::size_t> draw_counts(Dice& dice, CallKind kind, std::size_t size, std::size_t element_bytes) {
+  const bool one_block = kind == CallKind::kAllReduce || kind == CallKind::kReduce || kind == CallKind::kBroadcast ||
+                         kind == CallKind::kBarrier;
   const std::size_t blocks = one_block ? 1 : size;
   const std::size_t equal = draw_bytes(dice, size) / element_bytes / blocks;
-  std::vector<std::size_t> counts(kind == OperationKind::kAllToAll ? size * size : blocks, equal);
+  std::vector<std::size_t> counts(kind == CallKind::kAllToAll ? size * size : blocks, equal);
   if (dice.one_in(2)) {  // uneven, some of them empty
     for (std::size_t& count : counts) {
       count = dice.one_in(4) ? 0 : dice.one_in(3) ? equal : dice.below(equal + 2);
@@ -92,10 +92,9 @@ std::vector<std::size_t> draw_counts(Dice& dice, OperationKind kind, std::size_t
 }
 
 Step draw_step(Dice& dice, std::size_t size) {
-  static const std::vector<OperationKind> kKinds = {
-      OperationKind::kAllReduce, OperationKind::kAllReduce, OperationKind::kReduce, OperationKind::kReduceScatter,
-      OperationKind::kBroadcast, OperationKind::kAllGather, OperationKind::kGather, OperationKind::kScatter,
-      OperationKind::kAllToAll,  OperationKind::kBarrier};
+  static const std::vector<CallKind> kKinds = {
+      CallKind::kAllReduce, CallKind::kAllReduce, CallKind::kReduce,  CallKind::kReduceScatter, CallKind::kBroadcast,
+      CallKind::kAllGather, CallKind::kGather,    CallKind::kScatter, CallKind::kAllToAll,      CallKind::kBarrier};
   Step step{dice.one_of(kKinds)};
   step.dtype = static_cast<DType>(dice.below(kNumDTypes));
   step.op = dice.one_of(reductions_of(step.dtype));
@@ -225,7 +224,7 @@ class Program {
   // One rank calls something else; nobody notices anything but the exception.
   void disagree() {
     Step step = draw_step(dice_, size());
-    step.kind = OperationKind::kAllReduce;
+    step.kind = CallKind::kAllReduce;
     step.counts = {1 + step.counts[0]};
     doing_ += "one rank differs in " + to_string(step);
     const bool differs = dice_.below(size()) == static_cast<std::size_t>(communicator_->rank());

@@ -21,19 +21,19 @@ class Part {
   // The number of elements that are not as they should be.
   std::size_t run() {
     switch (step_.kind) {
-      case OperationKind::kAllReduce:
-      case OperationKind::kReduce:
+      case CallKind::kAllReduce:
+      case CallKind::kReduce:
         return reduce();
-      case OperationKind::kReduceScatter:
+      case CallKind::kReduceScatter:
         return reduce_scatter();
-      case OperationKind::kBroadcast:
+      case CallKind::kBroadcast:
         return broadcast();
-      case OperationKind::kAllGather:
-      case OperationKind::kGather:
+      case CallKind::kAllGather:
+      case CallKind::kGather:
         return gather();
-      case OperationKind::kScatter:
+      case CallKind::kScatter:
         return scatter();
-      case OperationKind::kAllToAll:
+      case CallKind::kAllToAll:
         return all_to_all();
       default:
         communicator_.barrier(soon());
@@ -103,7 +103,7 @@ class Part {
 
   std::size_t reduce() {
     const MemoryView data = fill(take(count(0)), rank_, 0);
-    if (step_.kind == OperationKind::kAllReduce) {
+    if (step_.kind == CallKind::kAllReduce) {
       communicator_.all_reduce(data, reduction(), soon());
       return differences(data, Reduced<T>(step_, size_, 0));
     }
@@ -130,7 +130,7 @@ class Part {
   }
 
   std::size_t gather() {
-    const bool to_all = step_.kind == OperationKind::kAllGather;
+    const bool to_all = step_.kind == CallKind::kAllGather;
     const Views outputs = to_all || is_root_ ? take_row(step_.counts) : Views{};
     const bool in_place = step_.in_place && !outputs.empty();
     const MemoryView input = fill(in_place ? outputs[static_cast<std::size_t>(rank_)] : take(count(rank_)), rank_, 0);

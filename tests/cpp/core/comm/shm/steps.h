@@ -23,7 +23,7 @@ enum class Placement { kHeap, kShared, kKept };
 
 // One collective.
 struct Step {
-  OperationKind kind;
+  CallKind kind;
   DType dtype = DType::kInt32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
