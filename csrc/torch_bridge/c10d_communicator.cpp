@@ -41,7 +41,7 @@ C10dCommunicator::~C10dCommunicator() {
 void C10dCommunicator::run(const CallRecord& record, const Call& call, const std::function<void()>& body) {
   const std::lock_guard lock(mutex_);
   operation_ = {record.describe(), operation_.number + 1};
-  engine_->check_usable(operation_.text + " cannot run");
+  engine_->check_usable(operation_.text);
   try {
     if (check_calls_) {
       check_.check(record, call, [&](const std::string& own) { return exchange(own, call); });
@@ -49,12 +49,8 @@ void C10dCommunicator::run(const CallRecord& record, const Call& call, const std
     body();
   } catch (const MismatchedCollective&) {
     throw;
-  } catch (const std::exception& error) {
-    const std::string why = error.what();
-    engine_->fail(why.empty() ? operation_.text + " was interrupted" : why);
-    throw;
   } catch (...) {
-    engine_->fail(operation_.text + " was interrupted");
+    engine_->fail(reason_in_flight(operation_.text + " was interrupted"));
     throw;
   }
 }

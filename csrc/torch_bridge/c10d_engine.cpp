@@ -197,24 +197,28 @@ void C10dEngine::pause(::c10d::Work& work) const {
 }
 
 bool C10dEngine::is_usable() const {
-  return generation_ == fork_generation() && news_.failure().empty();
+  return generation_ == fork_generation() && !news_.failure().reason();
 }
 
-void C10dEngine::check_usable(const std::string& operation) const {
+void C10dEngine::check_process(const std::string& operation) const {
   if (generation_ != fork_generation()) {
     throw communicator_of_parent(operation, who());
   }
-  const std::string reason = news_.failure();
-  if (!reason.empty()) {
-    throw PeerLost(operation + " on " + who() + ": " + reason);
-  }
+}
+
+void C10dEngine::check_usable(const std::string& operation) const {
+  check_process(operation);
+  news_.failure().check(operation, known_as_);
 }
 
 void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
   hooks_.probe();
   news_.ask_now_and_then();
-  check_usable(operation.text);
+  check_process(operation.text);
   const std::string what = operation.text + " on " + who();
+  if (const auto reason = news_.failure().reason()) {
+    throw PeerLost(what + ": " + *reason);
+  }
   const auto departure = news_.departure();
   if (departure && departure->num_operations < operation.number) {
     throw PeerLost(what + ": " + departure->who + " has left the group without this operation");
@@ -234,14 +238,13 @@ void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
 std::exception_ptr C10dEngine::translated(const std::exception& error, const std::string& operation) {
   const auto give_up = steady_clock::now() + kWaitForReason;
   news_.ask();
-  while (news_.failure().empty() && steady_clock::now() < give_up) {
+  while (!news_.failure().reason() && steady_clock::now() < give_up) {
     std::this_thread::sleep_for(kSlice);
     hooks_.probe();
     news_.ask();
   }
-  const std::string reason = news_.failure();
-  return std::make_exception_ptr(PeerLost(operation + " on " + who() + ": " +
-                                          (reason.empty() ? "a rank was lost: " + first_line(error) : reason)));
+  const std::string reason = news_.failure().reason().value_or("a rank was lost: " + first_line(error));
+  return std::make_exception_ptr(PeerLost(operation + " on " + who() + ": " + reason));
 }
 
 void C10dEngine::fail(const std::string& reason) noexcept {

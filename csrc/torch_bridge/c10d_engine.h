@@ -92,7 +92,7 @@ class C10dEngine {
   void wait_in_background(::c10d::Work& work, const std::function<bool()>& stopped) const;
 
   bool is_usable() const;
-  // Throws PeerLost once this group has failed, InvalidArgument in a forked child; `operation` opens the message.
+  // Throws PeerLost once this group has failed, InvalidArgument in a forked child; `operation` was about to run.
   void check_usable(const std::string& operation) const;
   // Looks at everything that may end a wait that began with `deadline`; each wait calls it every 50 ms or so.
   void look_around(const Deadline& deadline, Operation& operation);
@@ -107,6 +107,7 @@ class C10dEngine {
   void leave(std::uint64_t num_operations, std::vector<std::uint64_t> num_messages) noexcept;
 
  private:
+  void check_process(const std::string& operation) const;
   void wait(::c10d::Work& work, const Deadline& deadline, Operation& operation);
   // Memory for so many bytes that nobody else uses; may be kept from an exchange before, whose pages are there already.
   at::Tensor take_memory(std::int64_t num_bytes);

@@ -15,25 +15,15 @@ const char* const kFirstDeparture = "left/first";
 
 C10dNews::C10dNews(StorePointer store, std::string group) : store_(std::move(store)), group_(std::move(group)) {}
 
-std::string C10dNews::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
-}
-
 std::optional<C10dNews::Departure> C10dNews::departure() const {
   const std::lock_guard lock(mutex_);
   return departure_;
 }
 
 void C10dNews::tell_failure(const std::string& who, const std::string& reason) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) {
-      return;
-    }
-    failure_ = reason;
+  if (failure_.set(reason)) {
+    tell(kFailure, who + " failed: " + reason);
   }
-  tell(kFailure, who + " failed: " + reason);
 }
 
 void C10dNews::tell_departure(int rank, const Departure& departure) noexcept {
@@ -71,12 +61,11 @@ void C10dNews::ask_now_and_then() noexcept {
 }
 
 void C10dNews::ask() noexcept {
-  const std::string failure = heard(kFailure);
+  if (const std::string failure = heard(kFailure); !failure.empty()) {
+    failure_.set(failure);
+  }
   const std::string first = heard(group_ + "/" + kFirstDeparture);
   const std::lock_guard lock(mutex_);
-  if (failure_.empty()) {
-    failure_ = failure;
-  }
   if (!departure_ && !first.empty()) {
     const std::size_t space = first.find(' ');
     departure_ = Departure{std::stoull(first.substr(0, space)), first.substr(space + 1)};

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/first_failure.h"
+
 namespace accelerate_cpp::comm {
 
 class C10dNews {
@@ -20,8 +22,8 @@ class C10dNews {
   // Failures are shared by all groups on `store`, departures by those of the same name.
   C10dNews(StorePointer store, std::string group);
 
-  // Of the rank that has told first; empty while there is none.
-  std::string failure() const;
+  // Of the rank that has told first.
+  const FirstFailure& failure() const { return failure_; }
   void tell_failure(const std::string& who, const std::string& reason) noexcept;
 
   struct Departure {
@@ -50,8 +52,8 @@ class C10dNews {
   const std::string group_;
   mutable std::mutex mutex_;
   Clock::time_point last_asked_{};
-  std::string failure_;
   std::optional<Departure> departure_;
+  FirstFailure failure_;
 };
 
 }  // namespace accelerate_cpp::comm

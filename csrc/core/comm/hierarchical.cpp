@@ -34,17 +34,6 @@ void run_among(const std::function<void()>& action, const Among& among) {
   }
 }
 
-// What the exception that is being handled says.
-std::string reason_in_flight() {
-  try {
-    throw;
-  } catch (const std::exception& error) {
-    return *error.what() == '\0' ? "interrupted" : error.what();
-  } catch (...) {
-    return "interrupted";
-  }
-}
-
 }  // namespace
 
 Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
@@ -94,7 +83,7 @@ void Hierarchical::run_alone(const CallRecord& record, const Action& action) {
   } catch (const MismatchedCollective&) {
     throw;
   } catch (...) {
-    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + reason_in_flight());
+    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + reason_in_flight("interrupted"));
     throw;
   }
 }
@@ -112,25 +101,14 @@ void Hierarchical::check_usable(const std::string& what) const {
   if (generation_ != fork_generation()) {
     throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
-  const std::lock_guard lock(failure_mutex_);
-  if (!failure_.empty()) {
-    throw PeerLost(what + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " + failure_);
-  }
-}
-
-bool Hierarchical::has_failed() const {
-  const std::lock_guard lock(failure_mutex_);
-  return !failure_.empty();
+  failure_.check(what, rank_);
 }
 
 void Hierarchical::fail(const std::string& reason) noexcept {
   if (generation_ != fork_generation()) {
     return;
   }
-  {
-    const std::lock_guard lock(failure_mutex_);
-    failure_ = failure_.empty() ? reason : failure_;
-  }
+  failure_.set(reason);
   // The other hosts first: on this one the next process may already end because of it.
   parts_.everyone->abort(reason);
   if (parts_.rail) {
@@ -219,7 +197,7 @@ void Hierarchical::all_reduce_by_rails(MemoryView data, const TwoReductions& red
     }
   } catch (...) {
     // What is under way works on `data`; it ends with the group.
-    fail("all_reduce failed on rank " + std::to_string(rank_) + ": " + reason_in_flight());
+    fail("all_reduce failed on rank " + std::to_string(rank_) + ": " + reason_in_flight("interrupted"));
     for (const OnRail& piece : under_way) {
       while (piece.pending && !piece.pending->ended()) {
         try {

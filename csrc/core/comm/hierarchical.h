@@ -17,6 +17,7 @@
 
 #include "core/comm/call_check.h"
 #include "core/comm/communicator.h"
+#include "core/comm/first_failure.h"
 #include "core/comm/host_layout.h"
 #include "core/comm/message_matcher.h"
 #include "core/comm/work_queue.h"
@@ -91,7 +92,6 @@ class Hierarchical final : public Communicator {
   void inside(const Action& action) const;
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;
-  bool has_failed() const;
   void fail(const std::string& reason) noexcept;
   std::string exchange(const std::string& own, const Call& call) const;
   bool agree(const CallDigest& own, const Call& call) const;
@@ -132,9 +132,7 @@ class Hierarchical final : public Communicator {
   std::shared_ptr<Buffer> scratch_;  // of inside
   std::size_t scratch_bytes_ = 0;
   WorkQueue rail_queue_;  // what the rail does while the host goes on
-
-  mutable std::mutex failure_mutex_;
-  std::string failure_;  // empty while usable
+  FirstFailure failure_;
 };
 
 }  // namespace accelerate_cpp::comm

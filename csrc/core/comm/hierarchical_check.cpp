@@ -21,7 +21,7 @@ std::vector<int> Hierarchical::meet(const std::string& topic, const Call& call) 
   Fingerprint fingerprint;
   fingerprint.mix(topic);
   record.count = fingerprint.value();
-  const bool had_failed = has_failed();
+  const bool had_failed = failure_.reason().has_value();
   std::vector<int> here;
   try {
     run_alone(record, [&] { here = check(record, call); });

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/first_failure.h"
 
 namespace accelerate_cpp::comm {
 
@@ -32,11 +33,10 @@ class SoloCommunicator final : public Communicator {
   void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
   void abort(const std::string& reason) noexcept override;
   // Throws PeerLost after abort().
-  void check_usable() const;
+  void check_usable(const char* operation) const;
 
  private:
-  bool aborted_ = false;
-  std::string reason_;
+  FirstFailure failure_;
 };
 
 }  // namespace accelerate_cpp::comm

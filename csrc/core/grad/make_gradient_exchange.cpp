@@ -1,5 +1,6 @@
 #include "core/grad/make_gradient_exchange.h"
 
+#include "core/comm/call_signature.h"
 #include "core/comm/ordered.h"
 #include "core/comm/solo.h"
 #include "core/grad/reduced_gradient_exchange.h"
@@ -19,7 +20,7 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(comm::Communicator& com
     return exchange;
   }
   if (auto* const solo = dynamic_cast<comm::SoloCommunicator*>(&communicator)) {
-    solo->check_usable();
+    solo->check_usable(comm::name(comm::CallKind::kGradients));
     return std::make_unique<SoloGradientExchange>(buckets);
   }
 #if defined(ACCELERATE_HAS_SHM)

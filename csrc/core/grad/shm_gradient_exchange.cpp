@@ -98,7 +98,7 @@ std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64
 }
 
 void ShmGradientExchange::start_round(Deadline deadline) {
-  group_->check_usable([](const char* text) { return std::string(text); }, "gradient averaging");
+  group_->check_usable([](CallKind kind) { return comm::name(kind); }, CallKind::kGradients);
   if (const std::uint64_t interruptions = group_->interruptions(); interruptions != interruptions_) {
     group_->await_interruptions(deadline);  // then no rank writes into the buckets for the sake of an older round
     round_ += interruptions - std::exchange(interruptions_, interruptions);

@@ -21,10 +21,10 @@ TEST(C10dNews, TellsTheFirstFailureToAllGroupsOnTheStore) {
   leaders.tell_failure("rank 2", "out of memory");
   everyone.tell_failure("rank 3", "out of disk");
   C10dNews other(store, "everyone");
-  EXPECT_EQ(other.failure(), "");
+  EXPECT_FALSE(other.failure().reason().has_value());
   other.ask();
-  EXPECT_EQ(other.failure(), "rank 2 failed: out of memory");
-  EXPECT_EQ(everyone.failure(), "out of disk");
+  EXPECT_EQ(other.failure().reason(), "rank 2 failed: out of memory");
+  EXPECT_EQ(everyone.failure().reason(), "out of disk");
 }
 
 TEST(C10dNews, TellsTheFirstDepartureToItsGroup) {
@@ -60,10 +60,10 @@ TEST(C10dNews, DoesNotMindThatTheStoreIsGone) {
   const auto store = c10::make_intrusive<LostStore>();
   C10dNews news(store, "everyone");
   news.ask();
-  EXPECT_EQ(news.failure(), "");
+  EXPECT_FALSE(news.failure().reason().has_value());
   EXPECT_FALSE(news.messages_of_departed(1, 0).has_value());
   news.tell_failure("rank 0", "why");
-  EXPECT_EQ(news.failure(), "why");
+  EXPECT_EQ(news.failure().reason(), "why");
 }
 
 TEST(C10dNews, AsksOnlyNowAndThen) {

@@ -11,6 +11,7 @@
 #include "core/base/check.h"
 #include "core/base/cores.h"
 #include "core/base/round_up.h"
+#include "core/comm/first_failure.h"
 #include "core/comm/shm/mesh.h"
 
 namespace accelerate_cpp::comm {
@@ -132,8 +133,7 @@ void Group::throw_unusable(const std::string& what) const {
   if (forked()) {
     throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
-  throw PeerLost(what + " cannot run: the group has failed on rank " + std::to_string(rank_) + ": " +
-                 control(rank_).failure);
+  throw group_failed(what, rank_, control(rank_).failure);
 }
 
 std::uint64_t* Group::counts(int rank, std::uint64_t sequence) const {

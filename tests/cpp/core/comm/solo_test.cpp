@@ -22,7 +22,9 @@ TEST(Solo, ConformsToCommunicator) {
 TEST(Solo, RefusesOperationsOnceAborted) {
   SoloCommunicator communicator;
   communicator.abort("the disk is full");
-  EXPECT_THAT([&] { communicator.barrier(soon()); }, ThrowsMessage<PeerLost>(HasSubstr("the disk is full")));
+  EXPECT_THAT([&] { communicator.barrier(soon()); },
+              ThrowsMessage<PeerLost>(AllOf(HasSubstr("barrier cannot run"), HasSubstr("the disk is full"))));
+  communicator.abort("out of memory");
   EXPECT_THAT([&] { communicator.all_reduce(Operand(1, DType::kInt8).view(), ReduceOp::kSum, soon()); },
               ThrowsMessage<PeerLost>(HasSubstr("the disk is full")));
 }
