@@ -44,7 +44,7 @@ void C10dCommunicator::run(const CallRecord& record, const Call& call, const std
   engine_->check_usable(operation_.text);
   try {
     if (check_calls_) {
-      check_.check(record, call, [&](const std::string& own) { return exchange(own, call); });
+      check_.check(record, call, [&](const std::string& own) { return all_gather_bytes(own, call); });
     }
     body();
   } catch (const MismatchedCollective&) {
@@ -57,14 +57,14 @@ void C10dCommunicator::run(const CallRecord& record, const Call& call, const std
 
 void C10dCommunicator::run_steps(const Plan& plan, const Call& call) {
   struct UnderWay {
-    Exchange exchange;
-    std::function<void(const Exchange& exchange)> take;
+    AllToAll blocks;
+    std::function<void(const AllToAll& blocks)> take;
   };
   std::deque<UnderWay> under_way;
   std::size_t taken = 0;
   const auto take_oldest = [&] {
-    under_way.front().exchange.finish(call.deadline, operation_);
-    under_way.front().take(under_way.front().exchange);
+    under_way.front().blocks.finish(call.deadline, operation_);
+    under_way.front().take(under_way.front().blocks);
     under_way.pop_front();
     ++taken;
   };
@@ -74,7 +74,7 @@ void C10dCommunicator::run_steps(const Plan& plan, const Call& call) {
     }
     Step step = planned.make();
     under_way.push_back(
-        {Exchange(*engine_, step.inputs, step.expected_bytes, call.deadline, operation_), std::move(step.take)});
+        {AllToAll(*engine_, step.inputs, step.expected_bytes, call.deadline, operation_), std::move(step.take)});
   }
   while (!under_way.empty()) {
     take_oldest();
@@ -82,12 +82,12 @@ void C10dCommunicator::run_steps(const Plan& plan, const Call& call) {
 }
 
 void C10dCommunicator::run_step(Step step, const Call& call) {
-  Exchange exchange(*engine_, step.inputs, step.expected_bytes, call.deadline, operation_);
-  exchange.finish(call.deadline, operation_);
-  step.take(exchange);
+  AllToAll blocks(*engine_, step.inputs, step.expected_bytes, call.deadline, operation_);
+  blocks.finish(call.deadline, operation_);
+  step.take(blocks);
 }
 
-std::string C10dCommunicator::exchange(const std::string& own, const Call& call) {
+std::string C10dCommunicator::all_gather_bytes(const std::string& own, const Call& call) {
   std::string all(own.size() * static_cast<std::size_t>(size_), '\0');
   std::vector<MemoryView> places;
   for (std::size_t r = 0; r < static_cast<std::size_t>(size_); ++r) {
@@ -109,17 +109,17 @@ std::vector<double> C10dCommunicator::factors(const Reduction& reduction, const 
   if (reduction.op != ReduceOp::kPreMulSum) {
     return {};
   }
-  const std::string all = exchange({reinterpret_cast<const char*>(&reduction.factor), sizeof(double)}, call);
+  const std::string all = all_gather_bytes({reinterpret_cast<const char*>(&reduction.factor), sizeof(double)}, call);
   std::vector<double> result(static_cast<std::size_t>(size_));
   std::memcpy(result.data(), all.data(), all.size());
   return result;
 }
 
-void C10dCommunicator::combine(const Exchange& exchange, ConstMemoryView own, MemoryView output,
+void C10dCommunicator::combine(const AllToAll& blocks, ConstMemoryView own, MemoryView output,
                                const Reduction& reduction, const std::vector<double>& factors) const {
   std::vector<const void*> sources;
   for (int r = 0; r < size_; ++r) {
-    sources.push_back(r == rank_ ? own.data : exchange.from(r));
+    sources.push_back(r == rank_ ? own.data : blocks.from(r));
   }
   void* destination = output.data;
   comm::reduce(output.dtype, reduction.op,
@@ -133,9 +133,9 @@ C10dCommunicator::Step C10dCommunicator::gather_step(ConstMemoryView input,
   for (const MemoryView& output : outputs) {
     step.expected_bytes.push_back(output.size_bytes());
   }
-  step.take = [this, input, outputs](const Exchange& exchange) {
+  step.take = [this, input, outputs](const AllToAll& blocks) {
     for (int r = 0; r < size_; ++r) {
-      copy_to(r == rank_ ? input.data : exchange.from(r), outputs[static_cast<std::size_t>(r)]);
+      copy_to(r == rank_ ? input.data : blocks.from(r), outputs[static_cast<std::size_t>(r)]);
     }
   };
   return step;
@@ -145,7 +145,7 @@ C10dCommunicator::Step C10dCommunicator::reduce_step(Inputs inputs, ConstMemoryV
                                                      const Reduction& reduction,
                                                      const std::vector<double>& factors) const {
   return {std::move(inputs), std::vector<std::size_t>(static_cast<std::size_t>(size_), output.size_bytes()),
-          [=, this, &factors](const Exchange& exchange) { combine(exchange, own, output, reduction, factors); }};
+          [=, this, &factors](const AllToAll& blocks) { combine(blocks, own, output, reduction, factors); }};
 }
 
 // For every part of `data` that is cut into one slice per rank: a step, and one that needs its result.
@@ -220,7 +220,7 @@ void C10dCommunicator::reduce(MemoryView data, int root, Reduction reduction, co
           return reduce_step(std::move(inputs), part, part, reduction, all_factors);
         }
         inputs[static_cast<std::size_t>(root)] = part;
-        return Step{std::move(inputs), no_bytes(), [](const Exchange&) {}};
+        return Step{std::move(inputs), no_bytes(), [](const AllToAll&) {}};
       }});
     }
     run_steps(plan, call);
@@ -257,10 +257,10 @@ void C10dCommunicator::broadcast(MemoryView data, int root, const Call& call) {
     // What the root gives to each rank, `slices[r]`, or the same to all.
     const auto from_root = [&](const std::vector<MemoryView>& slices) {
       Step step{rank_ == root ? Inputs(slices.begin(), slices.end()) : nothing(data.dtype), no_bytes(),
-                [](const Exchange&) {}};
+                [](const AllToAll&) {}};
       if (rank_ != root) {
         step.expected_bytes[from] = slices[own].size_bytes();
-        step.take = [to = slices[own], root](const Exchange& exchange) { copy_to(exchange.from(root), to); };
+        step.take = [to = slices[own], root](const AllToAll& blocks) { copy_to(blocks.from(root), to); };
       }
       return step;
     };

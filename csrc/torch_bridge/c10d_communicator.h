@@ -1,6 +1,6 @@
 // Any torch process group (Gloo, MPI, …) as a Communicator of ordinary memory: how ranks on other hosts are reached.
 //
-// Everything is made of one collective of the engine, an exchange of blocks between all pairs of ranks; values are
+// Everything is made of one collective of the engine, an all-to-all of blocks of bytes; values are
 // reduced here, in rank order, so results are bitwise equal on all ranks and every dtype and reduction works on every
 // engine. Since each rank deals with every other, the end of one shows on all of them.
 #pragma once
@@ -22,8 +22,8 @@ namespace accelerate_cpp::comm {
 
 class C10dCommunicator final : public Communicator {
  public:
-  // With `check_calls` ranks compare what they ask for before each operation, which takes one more exchange of 16
-  // bytes; without it the caller guarantees that they ask for the same, and a difference may crash the process.
+  // With `check_calls` ranks compare what they ask for before each operation, which takes one more all-to-all of
+  // 16 bytes; without it the caller guarantees that they ask for the same, and a difference may crash the process.
   explicit C10dCommunicator(std::shared_ptr<C10dEngine> engine, bool check_calls = true);
   ~C10dCommunicator() override;
   C10dCommunicator(const C10dCommunicator&) = delete;
@@ -53,14 +53,14 @@ class C10dCommunicator final : public Communicator {
   void abort(const std::string& reason) noexcept override;
 
  private:
-  using Exchange = C10dEngine::Exchange;
+  using AllToAll = C10dEngine::AllToAll;
   using Inputs = std::vector<ConstMemoryView>;
 
-  // One exchange of an operation, which may be made of many: what to give, what comes, what to do with it.
+  // One all-to-all of an operation, which may be made of many: what to give, what comes, what to do with it.
   struct Step {
     Inputs inputs;
     std::vector<std::size_t> expected_bytes;
-    std::function<void(const Exchange& exchange)> take;
+    std::function<void(const AllToAll& blocks)> take;
   };
   struct PlannedStep {
     std::function<Step()> make;
@@ -73,7 +73,7 @@ class C10dCommunicator final : public Communicator {
   // Runs the steps in order, two of them at a time.
   void run_steps(const Plan& plan, const Call& call);
   void run_step(Step step, const Call& call);
-  std::string exchange(const std::string& own, const Call& call);
+  std::string all_gather_bytes(const std::string& own, const Call& call);
 
   Inputs nothing(DType dtype) const { return Inputs(static_cast<std::size_t>(size_), {nullptr, 0, dtype}); }
   std::vector<std::size_t> no_bytes() const { return std::vector<std::size_t>(static_cast<std::size_t>(size_)); }
@@ -83,7 +83,7 @@ class C10dCommunicator final : public Communicator {
   // Every rank's factor for a pre-multiplied sum; empty for other reductions.
   std::vector<double> factors(const Reduction& reduction, const Call& call);
   // Reduces `own` and what came from the other ranks into `output`.
-  void combine(const Exchange& exchange, ConstMemoryView own, MemoryView output, const Reduction& reduction,
+  void combine(const AllToAll& blocks, ConstMemoryView own, MemoryView output, const Reduction& reduction,
                const std::vector<double>& factors) const;
   Step gather_step(ConstMemoryView input, const std::vector<MemoryView>& outputs) const;
   Step reduce_step(Inputs inputs, ConstMemoryView own, MemoryView output, const Reduction& reduction,

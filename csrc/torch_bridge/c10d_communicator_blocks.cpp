@@ -40,7 +40,7 @@ void C10dCommunicator::gather(ConstMemoryView input, const std::vector<MemoryVie
         }
         Inputs inputs = nothing(input.dtype);
         inputs[static_cast<std::size_t>(root)] = input;
-        run_step({std::move(inputs), no_bytes(), [](const Exchange&) {}}, call);
+        run_step({std::move(inputs), no_bytes(), [](const AllToAll&) {}}, call);
       });
 }
 
@@ -58,8 +58,8 @@ void C10dCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, Memor
       call, [&] {
         Step step{is_root ? inputs : nothing(output.dtype), no_bytes(), {}};
         step.expected_bytes[static_cast<std::size_t>(root)] = is_root ? 0 : output.size_bytes();
-        step.take = [&](const Exchange& exchange) {
-          copy_to(is_root ? inputs[static_cast<std::size_t>(rank_)].data : exchange.from(root), output);
+        step.take = [&](const AllToAll& blocks) {
+          copy_to(is_root ? inputs[static_cast<std::size_t>(rank_)].data : blocks.from(root), output);
         };
         run_step(std::move(step), call);
       });
@@ -83,7 +83,7 @@ void C10dCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, co
 void C10dCommunicator::barrier(const Call& call) {
   run({CallKind::kBarrier}, call, [&] {
     if (!check_calls_) {  // the check ends when every rank has entered it
-      exchange("x", call);
+      all_gather_bytes("x", call);
     }
   });
 }
@@ -101,7 +101,7 @@ std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key, const 
   std::shared_ptr<Communicator> result;
   run({CallKind::kSplit}, call, [&] {
     const std::vector<int> members =
-        agree_on_members({color, key}, [&](const std::string& own) { return exchange(own, call); });
+        agree_on_members({color, key}, [&](const std::string& own) { return all_gather_bytes(own, call); });
     const auto name = "split" + std::to_string(num_splits_++) + "/" + std::to_string(color);
     if (color < 0) {
       return;

@@ -26,7 +26,7 @@ constexpr milliseconds kWaitForReason{1500};
 constexpr milliseconds kMargin{10000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
 
-// A page that is new costs more than copying it. The memory of two exchanges under way, and of one that has ended, is
+// A page that is new costs more than copying it. The memory of two operations under way, and of one that has ended, is
 // kept.
 constexpr std::size_t kKeptMemory = 6;
 constexpr std::size_t kKeptBytes = std::size_t{8} << 20;
@@ -66,7 +66,7 @@ C10dEngine::~C10dEngine() {
   }
 }
 
-C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
+C10dEngine::AllToAll::AllToAll(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
                                const std::vector<std::size_t>& expected_bytes, const Deadline& deadline,
                                const Operation& operation)
     : engine_(engine) {
@@ -94,14 +94,14 @@ C10dEngine::Exchange::Exchange(C10dEngine& engine, const std::vector<ConstMemory
   });
 }
 
-C10dEngine::Exchange::~Exchange() {
+C10dEngine::AllToAll::~AllToAll() {
   if (ended_ && work_) {  // otherwise the engine may still use it
     engine_.give_memory(std::move(sent_));
     engine_.give_memory(std::move(received_));
   }
 }
 
-void C10dEngine::Exchange::finish(const Deadline& deadline, Operation& operation) {
+void C10dEngine::AllToAll::finish(const Deadline& deadline, Operation& operation) {
   engine_.wait(*work_, deadline, operation);
   ended_ = true;
 }
@@ -133,7 +133,7 @@ void C10dEngine::give_memory(at::Tensor memory) {
   memory_.push_back(std::move(memory));
 }
 
-const std::byte* C10dEngine::Exchange::from(int rank) const {
+const std::byte* C10dEngine::AllToAll::from(int rank) const {
   const auto first = received_bytes_.begin();
   return static_cast<const std::byte*>(received_.data_ptr()) + std::accumulate(first, first + rank, std::int64_t{0});
 }

@@ -60,17 +60,17 @@ class C10dEngine {
   };
 
   // Blocks of bytes from every rank to every other.
-  class Exchange {
+  class AllToAll {
    public:
     // Starts it: inputs[r] is copied and given to rank r, from which expected_bytes[r] come. Collective; what a pair
     // gives and expects must be equal. Nothing moves from this rank to itself.
-    Exchange(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
+    AllToAll(C10dEngine& engine, const std::vector<ConstMemoryView>& inputs,
              const std::vector<std::size_t>& expected_bytes, const Deadline& deadline, const Operation& operation);
-    // Memory of an exchange that has ended serves the next ones.
-    ~Exchange();
-    Exchange(Exchange&&) = default;
-    Exchange(const Exchange&) = delete;
-    Exchange& operator=(const Exchange&) = delete;
+    // Memory of an operation that has ended serves the next ones.
+    ~AllToAll();
+    AllToAll(AllToAll&&) = default;
+    AllToAll(const AllToAll&) = delete;
+    AllToAll& operator=(const AllToAll&) = delete;
 
     void finish(const Deadline& deadline, Operation& operation);
     // After finish(): what rank r gave, aligned as its size.
@@ -109,7 +109,8 @@ class C10dEngine {
  private:
   void check_process(const std::string& operation) const;
   void wait(::c10d::Work& work, const Deadline& deadline, Operation& operation);
-  // Memory for so many bytes that nobody else uses; may be kept from an exchange before, whose pages are there already.
+  // Memory for so many bytes that nobody else uses; may be kept from an operation before, whose pages are there
+  // already.
   at::Tensor take_memory(std::int64_t num_bytes);
   void give_memory(at::Tensor memory);
   void pause(::c10d::Work& work) const;

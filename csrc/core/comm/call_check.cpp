@@ -35,7 +35,8 @@ std::vector<int> first_meeting(const KnownCalls& calls) {
 
 }  // namespace
 
-std::vector<int> CallCheck::check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange) {
+std::vector<int> CallCheck::check(CallRecord record, const Call& call, const Agree& agree,
+                                  const AllGather& all_gather) {
   if (record.gives.empty()) {
     record.shape = call.shape;
   }
@@ -44,7 +45,7 @@ std::vector<int> CallCheck::check(CallRecord record, const Call& call, const Agr
     if (agree(CallDigest(record, rank_))) {
       return {};
     }
-    const KnownCalls calls = exchange_records(record, call, exchange);
+    const KnownCalls calls = gather_records(record, call, all_gather);
     std::vector<int> meeting = first_meeting(calls);
     if (meeting.empty()) {
       throw_mismatch(calls);
@@ -55,20 +56,20 @@ std::vector<int> CallCheck::check(CallRecord record, const Call& call, const Agr
   }
 }
 
-void CallCheck::check(CallRecord record, const Call& call, const Exchange& exchange) {
+void CallCheck::check(CallRecord record, const Call& call, const AllGather& all_gather) {
   const auto agree = [&](const CallDigest& own) {
-    return fit_together(values_of<CallDigest>(exchange(bytes_of(own))));
+    return fit_together(values_of<CallDigest>(all_gather(bytes_of(own))));
   };
-  check(std::move(record), call, agree, exchange);
+  check(std::move(record), call, agree, all_gather);
 }
 
-KnownCalls CallCheck::exchange_records(CallRecord record, const Call& call, const Exchange& exchange) const {
+KnownCalls CallCheck::gather_records(CallRecord record, const Call& call, const AllGather& all_gather) const {
   record.location = call.location.empty() ? call_site_() : std::string(call.location);
   std::string own = record.encode();
-  const auto lengths = values_of<std::uint64_t>(exchange(bytes_of(static_cast<std::uint64_t>(own.size()))));
+  const auto lengths = values_of<std::uint64_t>(all_gather(bytes_of(static_cast<std::uint64_t>(own.size()))));
   const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
   own.resize(longest);
-  const std::string all = exchange(own);
+  const std::string all = all_gather(own);
   KnownCalls calls;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
     calls.push_back(CallRecord::decode(all.substr(r * longest, lengths[r])));

@@ -16,7 +16,7 @@ class CallCheck {
  public:
   // Hands `own` to all ranks and returns what all ranks handed in, one after the other in rank order. All ranks pass
   // equally many bytes.
-  using Exchange = std::function<std::string(const std::string& own)>;
+  using AllGather = std::function<std::string(const std::string& own)>;
 
   // `call_site` is asked for the place of a call that has none, once a mismatch is to be reported.
   CallCheck(int rank, std::function<std::string()> call_site) : rank_(rank), call_site_(std::move(call_site)) {}
@@ -25,15 +25,16 @@ class CallCheck {
   using Agree = std::function<bool(const CallDigest& own)>;
 
   // Collective. Throws MismatchedCollective, with the same table on every rank, when the records do not fit together.
-  // Returns when every rank has entered it. While all is well it does nothing but `agree`, or exchange 16 bytes.
+  // Returns when every rank has entered it. While all is well it does nothing but `agree`, or gather 16 bytes of each
+  // rank.
   //
   // Where some ranks have a meeting, those of the one that the lowest rank has return who they are, and the others go
   // on waiting for all to agree. Empty where all agree.
-  std::vector<int> check(CallRecord record, const Call& call, const Agree& agree, const Exchange& exchange);
-  void check(CallRecord record, const Call& call, const Exchange& exchange);
+  std::vector<int> check(CallRecord record, const Call& call, const Agree& agree, const AllGather& all_gather);
+  void check(CallRecord record, const Call& call, const AllGather& all_gather);
 
  private:
-  KnownCalls exchange_records(CallRecord record, const Call& call, const Exchange& exchange) const;
+  KnownCalls gather_records(CallRecord record, const Call& call, const AllGather& all_gather) const;
   [[noreturn]] void throw_mismatch(const KnownCalls& calls) const;
 
   int rank_;

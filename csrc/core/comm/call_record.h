@@ -27,7 +27,7 @@ struct CallRecord : CallSignature {
   static std::optional<CallRecord> decode(const std::string& text);
 };
 
-// 16 bytes by which ranks find out whether their records fit together, without exchanging them.
+// 16 bytes by which ranks find out whether their records fit together, without sending them to each other.
 struct CallDigest {
   std::uint64_t common = 0;   // what all ranks must have equal
   std::uint64_t balance = 0;  // of what is given (added) and expected (subtracted); all ranks' together are zero

@@ -36,7 +36,7 @@ struct CallSignature {
   ReduceOp op = ReduceOp::kSum;
   std::int32_t root = -1;
   std::uint64_t count = 0;  // elements of this rank's operand; for kGradients the number of buckets
-  std::uint64_t round = 0;  // for kGradients: which exchange (upper half) and which of its rounds
+  std::uint64_t round = 0;  // for kGradients: which gradient exchange (upper half) and which of its rounds
   Shape shape;
 
   // When operands may differ in size (`sized`), their counts are compared by pairs of ranks, not here.

@@ -93,7 +93,7 @@ class Hierarchical final : public Communicator {
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;
   void fail(const std::string& reason) noexcept;
-  std::string exchange(const std::string& own, const Call& call) const;
+  std::string all_gather_bytes(const std::string& own, const Call& call) const;
   bool agree(const CallDigest& own, const Call& call) const;
 
   // The inner call has operands of other shapes.

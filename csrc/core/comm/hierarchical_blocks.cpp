@@ -203,7 +203,7 @@ std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call
   std::shared_ptr<Communicator> result;
   run({CallKind::kSplit}, call, [&] {
     const std::vector<int> members =
-        agree_on_members({color, key}, [&](const std::string& own) { return exchange(own, call); });
+        agree_on_members({color, key}, [&](const std::string& own) { return all_gather_bytes(own, call); });
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     std::vector<int> hosts;
     for (const int member : members) {

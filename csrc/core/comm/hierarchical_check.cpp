@@ -13,7 +13,7 @@ namespace accelerate_cpp::comm {
 std::vector<int> Hierarchical::check(const CallRecord& record, const Call& call) {
   return check_.check(
       record, call, [&](const CallDigest& own) { return agree(own, call); },
-      [&](const std::string& own) { return exchange(own, call); });
+      [&](const std::string& own) { return all_gather_bytes(own, call); });
 }
 
 std::vector<int> Hierarchical::meet(const std::string& topic, const Call& call) {
@@ -38,7 +38,7 @@ std::vector<int> Hierarchical::meet(const std::string& topic, const Call& call) 
   return here;
 }
 
-std::string Hierarchical::exchange(const std::string& own, const Call& call) const {
+std::string Hierarchical::all_gather_bytes(const std::string& own, const Call& call) const {
   const std::size_t length = own.size();
   const auto view = [length](std::string& text, std::size_t place) {
     return MemoryView{text.data() + place * length, length, DType::kUInt8};

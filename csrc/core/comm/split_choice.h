@@ -17,11 +17,11 @@ struct SplitChoice {
 // The ranks that have passed `color`, by key, then by rank; `choices` are in rank order.
 std::vector<int> members_of(const std::vector<SplitChoice>& choices, int color);
 
-// The same for this rank's own choice, which `exchange`, a function from the bytes of one rank to those of all ranks in
-// rank order, makes known. Collective.
-template <class Exchange>
-std::vector<int> agree_on_members(const SplitChoice& own, const Exchange& exchange) {
-  const std::string all = exchange(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
+// The same for this rank's own choice, which `all_gather`, a function from the bytes of one rank to those of all ranks
+// in rank order, makes known. Collective.
+template <class AllGather>
+std::vector<int> agree_on_members(const SplitChoice& own, const AllGather& all_gather) {
+  const std::string all = all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
   std::vector<SplitChoice> choices(all.size() / sizeof(SplitChoice));
   std::memcpy(choices.data(), all.data(), all.size());
   return members_of(choices, own.color);

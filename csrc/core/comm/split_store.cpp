@@ -12,7 +12,7 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// What one rank contributes to an exchange.
+// What one rank publishes at a time.
 struct Record {
   static constexpr std::size_t kTextBytes = 248;
 
@@ -39,7 +39,7 @@ SplitStore::SplitStore(Communicator& parent, int color, int key, const Call& cal
   new_rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), parent.rank()) - members_.begin());
 }
 
-void SplitStore::exchange(const std::string& key, const std::string& value) {
+void SplitStore::publish(const std::string& key, const std::string& value) {
   ACCELERATE_CHECK(key.size() + value.size() <= Record::kTextBytes, "an address for a new group is short: " + key);
   Record own{static_cast<std::uint32_t>(key.size()), static_cast<std::uint32_t>(value.size()), {}};
   std::memcpy(own.text, key.data(), key.size());
@@ -53,7 +53,7 @@ void SplitStore::exchange(const std::string& key, const std::string& value) {
 }
 
 void SplitStore::set(const std::string& key, const std::string& value) {
-  exchange(key, value);
+  publish(key, value);
 }
 
 std::string SplitStore::get(const std::string& key, Deadline) {

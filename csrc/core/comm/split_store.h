@@ -23,11 +23,11 @@ class SplitStore final : public Store {
   const std::vector<int>& members() const { return members_; }
 
   // Collective over `parent`: every rank, of whatever color, calls it, or set(), equally often.
-  void exchange(const std::string& key, const std::string& value);
+  void publish(const std::string& key, const std::string& value);
 
-  // As exchange().
+  // As publish().
   void set(const std::string& key, const std::string& value) override;
-  // What a rank of this color has set in one of the exchanges so far; never waits.
+  // What a rank of this color has set so far; never waits.
   std::string get(const std::string& key, Deadline deadline) override;
 
  private:

@@ -188,7 +188,7 @@ TEST_P(C10dCollectives, ReduceAndScatterListsOfDifferentSizes) {
   });
 }
 
-TEST_P(C10dCollectives, ExchangeRowsEvenlyUnevenlyAndInPlace) {
+TEST_P(C10dCollectives, SwapRowsEvenlyUnevenlyAndInPlace) {
   run_backends(2, [this](C10dBackend& backend, int rank) {
     const auto call = options<::c10d::AllToAllOptions>(asynchronous());
     std::vector<std::int64_t> none;
@@ -208,7 +208,7 @@ TEST_P(C10dCollectives, ExchangeRowsEvenlyUnevenlyAndInPlace) {
   });
 }
 
-TEST_P(C10dCollectives, ExchangeListsOfTensors) {
+TEST_P(C10dCollectives, SwapListsOfTensors) {
   run_backends(2, [this](C10dBackend& backend, int rank) {
     Tensors inputs = {filled(10 * rank, {rank + 1}), filled(10 * rank + 1, {3})};
     Tensors outputs = rank == 0 ? Tensors{filled(-1, {1}), filled(-1, {2})} : Tensors{filled(-1, {3}), filled(-1, {3})};

@@ -24,7 +24,7 @@ using testing::soon;
 class Engines : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(C10dEngine, Engines, ::testing::Values("gloo", "mpi"));
 
-TEST_P(Engines, ExchangeBlocksOfAnySizeAndNothingWithThemselves) {
+TEST_P(Engines, CarryBlocksOfAnySizeAndNothingWithThemselves) {
   Network network(GetParam());
   testing::run_engines(network, 3, [](const auto& engine) {
     const int rank = engine->rank();
@@ -37,11 +37,11 @@ TEST_P(Engines, ExchangeBlocksOfAnySizeAndNothingWithThemselves) {
       expected.push_back(static_cast<std::size_t>(4 * r + rank));
     }
     C10dEngine::Operation operation{"test", 1};
-    C10dEngine::Exchange exchange(*engine, inputs, expected, soon(), operation);
+    C10dEngine::AllToAll blocks(*engine, inputs, expected, soon(), operation);
     given.assign(given.size(), '?');  // it has been copied
-    exchange.finish(soon(), operation);
+    blocks.finish(soon(), operation);
     for (int r = 0; r < 3; ++r) {
-      const std::string text(reinterpret_cast<const char*>(exchange.from(r)),
+      const std::string text(reinterpret_cast<const char*>(blocks.from(r)),
                              r == rank ? 0 : static_cast<std::size_t>(4 * r + rank));
       EXPECT_EQ(text, std::string(text.size(), static_cast<char>('a' + r)));
     }

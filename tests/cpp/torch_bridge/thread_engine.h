@@ -108,7 +108,7 @@ class ThreadEngine final : public ::c10d::Backend {
                                                  std::vector<std::int64_t>& output_counts,
                                                  std::vector<std::int64_t>& input_counts,
                                                  const ::c10d::AllToAllOptions&) override {
-    const int tag = -1 - num_exchanges_++;
+    const int tag = -1 - num_all_to_alls_++;
     std::vector<std::pair<int, at::Tensor>> missing;
     std::int64_t sent = 0;
     std::int64_t received = 0;
@@ -150,7 +150,7 @@ class ThreadEngine final : public ::c10d::Backend {
 
   const std::shared_ptr<Wire> wire_;
   const std::string name_;
-  int num_exchanges_ = 0;
+  int num_all_to_alls_ = 0;
 };
 
 }  // namespace accelerate_cpp::comm::testing

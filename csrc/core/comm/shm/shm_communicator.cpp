@@ -143,8 +143,8 @@ void ShmCommunicator::reduce(MemoryView data, int root, Reduction reduction, con
                   reduction_scale(reduction.op, size()), factors(reduction)});
   };
   const bool is_root = rank() == root;
-  BlockExchange::run(*group_, staging_, operation,
-                     {{data}, takers(false, root), counts(everyone, is_root ? data.count : 0), combine}, call);
+  BlockCollective::run(*group_, staging_, operation,
+                       {{data}, takers(false, root), counts(everyone, is_root ? data.count : 0), combine}, call);
 }
 
 void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, Reduction reduction,
@@ -161,7 +161,7 @@ void ShmCommunicator::reduce_scatter(const std::vector<ConstMemoryView>& inputs,
                  {sources, size(), &destination, 1, length / element_size(output.dtype),
                   reduction_scale(reduction.op, size()), factors(reduction)});
   };
-  BlockExchange::run(*group_, staging_, operation, {inputs, {}, counts(everyone, output.count), combine}, call);
+  BlockCollective::run(*group_, staging_, operation, {inputs, {}, counts(everyone, output.count), combine}, call);
 }
 
 void ShmCommunicator::broadcast(MemoryView data, int root, const Call& call) {
@@ -177,8 +177,8 @@ void ShmCommunicator::broadcast(MemoryView data, int root, const Call& call) {
   };
   const std::vector<ConstMemoryView> given =
       is_root ? std::vector<ConstMemoryView>{data} : std::vector<ConstMemoryView>{};
-  BlockExchange::run(*group_, staging_, operation,
-                     {given, others, counts(takers(false, root), is_root ? 0 : data.count), take}, call);
+  BlockCollective::run(*group_, staging_, operation,
+                       {given, others, counts(takers(false, root), is_root ? 0 : data.count), take}, call);
 }
 
 namespace {
@@ -203,8 +203,8 @@ auto copy_into(const std::vector<MemoryView>& outputs) {
 
 void ShmCommunicator::all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) {
   check_parts("all_gather", "output", outputs, input.dtype, size());
-  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kAllGather, input, -1),
-                     {{input}, takers(true, 0), counts_of(outputs, size()), copy_into(outputs)}, call);
+  BlockCollective::run(*group_, staging_, describe_gather(CallKind::kAllGather, input, -1),
+                       {{input}, takers(true, 0), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
 void ShmCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root,
@@ -215,8 +215,8 @@ void ShmCommunicator::gather(ConstMemoryView input, const std::vector<MemoryView
   } else {
     check_no_parts("gather", "output", outputs.size(), root);
   }
-  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kGather, input, root),
-                     {{input}, takers(false, root), counts_of(outputs, size()), copy_into(outputs)}, call);
+  BlockCollective::run(*group_, staging_, describe_gather(CallKind::kGather, input, root),
+                       {{input}, takers(false, root), counts_of(outputs, size()), copy_into(outputs)}, call);
 }
 
 void ShmCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root,
@@ -233,8 +233,8 @@ void ShmCommunicator::scatter(const std::vector<ConstMemoryView>& inputs, Memory
       copy(output.bytes() + begin, sources[root], length, residency);
     }
   };
-  BlockExchange::run(*group_, staging_, describe_gather(CallKind::kScatter, output, root),
-                     {inputs, {}, counts(takers(false, root), output.count), take}, call);
+  BlockCollective::run(*group_, staging_, describe_gather(CallKind::kScatter, output, root),
+                       {inputs, {}, counts(takers(false, root), output.count), take}, call);
 }
 
 void ShmCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
@@ -246,7 +246,8 @@ void ShmCommunicator::all_to_all(const std::vector<ConstMemoryView>& inputs, con
   for (const ConstMemoryView& input : inputs) {
     operation.signature.count += input.count;
   }
-  BlockExchange::run(*group_, staging_, operation, {inputs, {}, counts_of(outputs, size()), copy_into(outputs)}, call);
+  BlockCollective::run(*group_, staging_, operation, {inputs, {}, counts_of(outputs, size()), copy_into(outputs)},
+                       call);
 }
 
 void ShmCommunicator::barrier(const Call& call) {
@@ -268,7 +269,7 @@ std::shared_ptr<Transfer> ShmCommunicator::receive(MemoryView data, int source, 
 std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const Call& call) {
   SplitStore store(*this, color, key, call);
   if (color < 0) {
-    store.exchange("", "");
+    store.publish("", "");
     return nullptr;
   }
   try {

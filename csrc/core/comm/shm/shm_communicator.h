@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "core/comm/shm/block_exchange.h"
+#include "core/comm/shm/block_collective.h"
 #include "core/comm/shm/group.h"
 #include "core/comm/shm/point_to_point.h"
 #include "core/comm/shm/staging.h"

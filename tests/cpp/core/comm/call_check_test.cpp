@@ -20,10 +20,10 @@ CallRecord all_reduce_of(std::uint64_t count) {
   return {CallKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, count};
 }
 
-// An exchange over the store of run_threads(), which counts the bytes that a rank hands in.
-class StoreExchange {
+// An all-gather over the store of run_threads(), which counts the bytes that a rank hands in.
+class StoreAllGather {
  public:
-  StoreExchange(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
+  StoreAllGather(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
 
   std::string operator()(const std::string& own) {
     const std::string round = std::to_string(++rounds) + "/";
@@ -45,24 +45,24 @@ class StoreExchange {
   int size_;
 };
 
-TEST(CallCheck, ExchangesSixteenBytesWhileAllIsWell) {
+TEST(CallCheck, GathersSixteenBytesWhileAllIsWell) {
   testing::run_threads(3, [](Store& store, int rank) {
-    StoreExchange exchange(store, rank, 3);
+    StoreAllGather all_gather(store, rank, 3);
     CallCheck check(rank, [] { return std::string(); });
-    check.check(all_reduce_of(5), testing::soon(), std::ref(exchange));
-    EXPECT_EQ(exchange.rounds, 1);
-    EXPECT_EQ(exchange.num_bytes, 16u);
+    check.check(all_reduce_of(5), testing::soon(), std::ref(all_gather));
+    EXPECT_EQ(all_gather.rounds, 1);
+    EXPECT_EQ(all_gather.num_bytes, 16u);
   });
 }
 
 TEST(CallCheck, GivesEveryRankTheTableOfAMismatch) {
   testing::run_threads(3, [](Store& store, int rank) {
-    StoreExchange exchange(store, rank, 3);
+    StoreAllGather all_gather(store, rank, 3);
     CallCheck check(rank, [rank] { return "train.py:" + std::to_string(10 + rank); });
-    check.check(all_reduce_of(5), testing::soon(), std::ref(exchange));
+    check.check(all_reduce_of(5), testing::soon(), std::ref(all_gather));
     const std::string message = message_of<MismatchedCollective>([&] {
       check.check(all_reduce_of(rank == 2 ? 8 : 6), Call(testing::soon(), {2, 3}, rank == 1 ? "eval.py:1" : ""),
-                  std::ref(exchange));
+                  std::ref(all_gather));
     });
     EXPECT_THAT(message, HasSubstr("operation #2"));
     EXPECT_THAT(message, HasSubstr("rank 0: all_reduce(sum) of [2, 3] float32 at train.py:10"));
@@ -73,28 +73,28 @@ TEST(CallCheck, GivesEveryRankTheTableOfAMismatch) {
 
 TEST(CallCheck, ComparesShapes) {
   testing::run_threads(2, [](Store& store, int rank) {
-    StoreExchange exchange(store, rank, 2);
+    StoreAllGather all_gather(store, rank, 2);
     CallCheck check(rank, [] { return std::string(); });
     const Shape shape = rank == 0 ? Shape{2, 3} : Shape{3, 2};
     EXPECT_THAT(message_of<MismatchedCollective>(
-                    [&] { check.check(all_reduce_of(6), Call(testing::soon(), shape), std::ref(exchange)); }),
+                    [&] { check.check(all_reduce_of(6), Call(testing::soon(), shape), std::ref(all_gather)); }),
                 HasSubstr("rank 1: all_reduce(sum) of [3, 2] float32"));
   });
 }
 
 TEST(CallCheck, ComparesWhatIsGivenWithWhatIsExpectedAndNotTheShapes) {
   testing::run_threads(2, [](Store& store, int rank) {
-    StoreExchange exchange(store, rank, 2);
+    StoreAllGather all_gather(store, rank, 2);
     CallCheck check(rank, [] { return std::string(); });
     const std::uint64_t own = rank == 0 ? 3 : 5;
     const Call call(testing::soon(), {static_cast<std::int64_t>(own)});
     const auto gather = [&](std::uint64_t from_0, std::uint64_t from_1) {
       return CallRecord{CallKind::kAllGather, DType::kInt8, ReduceOp::kSum, -1, own, {own, own}, {from_0, from_1}};
     };
-    check.check(gather(3, 5), call, std::ref(exchange));
-    EXPECT_THAT(
-        message_of<MismatchedCollective>([&] { check.check(gather(3, rank == 0 ? 4 : 5), call, std::ref(exchange)); }),
-        HasSubstr("disagree about a size"));
+    check.check(gather(3, 5), call, std::ref(all_gather));
+    EXPECT_THAT(message_of<MismatchedCollective>(
+                    [&] { check.check(gather(3, rank == 0 ? 4 : 5), call, std::ref(all_gather)); }),
+                HasSubstr("disagree about a size"));
   });
 }
 
@@ -106,16 +106,16 @@ CallRecord meeting_on(std::uint64_t topic) {
 
 TEST(CallCheck, TellsThoseWhoMeetWhoTheyAreWhileTheOthersGoOnWithWhatTheyAskFor) {
   testing::run_threads(4, [](Store& store, int rank) {
-    StoreExchange exchange(store, rank, 4);
+    StoreAllGather all_gather(store, rank, 4);
     CallCheck check(rank, [] { return std::string(); });
     const auto agree = [&](const CallDigest& own) {
-      std::string all = exchange(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
+      std::string all = all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
       std::vector<CallDigest> digests(4);
       std::memcpy(digests.data(), all.data(), all.size());
       return fit_together(digests);
     };
     const auto ask = [&](const CallRecord& record) {
-      return check.check(record, testing::soon(), agree, std::ref(exchange));
+      return check.check(record, testing::soon(), agree, std::ref(all_gather));
     };
     EXPECT_TRUE(ask(meeting_on(5)).empty());  // all agree
     if (rank == 1 || rank == 3) {

@@ -83,8 +83,8 @@ TEST(HierarchicalBlocks, RaiseOnEveryRankWhenTwoDisagreeAboutASize) {
   run_hosts({0, 0, 1, 1}, [](Hierarchical& communicator) {
     Parted inputs({1, 1, 1, 1});
     Parted outputs({1, communicator.rank() == 3 ? std::size_t{2} : 1, 1, 1});
-    const auto exchange = [&] { communicator.all_to_all(inputs.const_views(), outputs.views(), soon()); };
-    EXPECT_THAT(message_of<MismatchedCollective>(exchange),
+    const auto all_to_all = [&] { communicator.all_to_all(inputs.const_views(), outputs.views(), soon()); };
+    EXPECT_THAT(message_of<MismatchedCollective>(all_to_all),
                 HasSubstr("rank 1 and rank 3 disagree about a size: 1 elements are given, 2 expected"));
   });
 }

@@ -17,7 +17,7 @@ TEST(SplitChoices, OrderTheRanksByKeyThenByRank) {
   EXPECT_EQ(members_of(choices, 0), (std::vector<int>{3, 1, 0, 2}));
 }
 
-TEST(SplitChoices, AreExchangedAmongAllRanks) {
+TEST(SplitChoices, AreToldToAllRanks) {
   const SplitChoice others[] = {{7, 1}, {3, 0}};
   std::string given;
   const std::vector<int> members = agree_on_members({7, 0}, [&](const std::string& own) {

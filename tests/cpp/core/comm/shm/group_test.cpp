@@ -33,7 +33,7 @@ void run_groups(int size, const Body& body) {
 }
 
 // One operation in which this rank gives given[r] elements to and takes expected[r] from rank r.
-void exchange(Group& group, const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected) {
+void all_to_all(Group& group, const std::vector<std::uint64_t>& given, const std::vector<std::uint64_t>& expected) {
   Operation operation{{CallKind::kAllToAll, DType::kInt8}};
   operation.has_counts = true;
   group.run(operation, soon(), [&] {
@@ -104,7 +104,7 @@ TEST(Groups, ShowWhatEveryRankGivesToAndExpectsFromEveryOther) {
         given.push_back(round + between(group.rank(), rank));
         expected.push_back(round + between(rank, group.rank()));
       }
-      exchange(group, given, expected);
+      all_to_all(group, given, expected);
       for (int from = 0; from < 3; ++from) {
         for (int to = 0; to < 3; ++to) {
           EXPECT_EQ(group.given(from, to), round + between(from, to));
@@ -120,9 +120,9 @@ TEST(Groups, RaiseOnEveryRankWhenTwoOfThemDisagreeOnACountAndStayUsable) {
   run_groups(3, [](Group& group) {
     for (int round = 0; round < 3; ++round) {
       const std::uint64_t too_many = group.rank() == 1 ? 1 : 0;
-      EXPECT_THROW(exchange(group, {1, 1, 1 + too_many}, {1, 1, 1}), MismatchedCollective) << "given by rank 1";
-      EXPECT_THROW(exchange(group, {1, 1, 1}, {1, 1 + too_many, 1}), MismatchedCollective) << "expected by rank 1";
-      EXPECT_NO_THROW(exchange(group, {1, 1, 1}, {1, 1, 1}));
+      EXPECT_THROW(all_to_all(group, {1, 1, 1 + too_many}, {1, 1, 1}), MismatchedCollective) << "given by rank 1";
+      EXPECT_THROW(all_to_all(group, {1, 1, 1}, {1, 1 + too_many, 1}), MismatchedCollective) << "expected by rank 1";
+      EXPECT_NO_THROW(all_to_all(group, {1, 1, 1}, {1, 1, 1}));
     }
   });
 }

@@ -209,7 +209,7 @@ class Program {
         return disagree();
       case 2:
       case 3:
-        return exchange_messages();
+        return pass_messages_on();
       default:
         return run_collective();
     }
@@ -235,7 +235,7 @@ class Program {
     }
   }
 
-  void exchange_messages() {
+  void pass_messages_on() {
     const std::vector<Message> messages = draw_messages(dice_, size(), free_tag_);
     doing_ += std::to_string(messages.size()) + " messages, ";
     std::vector<Posted> posts = draw_posts(own_dice_, messages, communicator_->rank());

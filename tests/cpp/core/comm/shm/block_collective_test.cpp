@@ -1,5 +1,5 @@
 // The ways in which operands travel, at every size at which one gives way to another, compared with plain loops.
-#include "core/comm/shm/block_exchange.h"
+#include "core/comm/shm/block_collective.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ bool has_block_per_rank(CallKind kind) {
   return kind != CallKind::kAllReduce && !gives_one_block(kind);
 }
 
-class BlockExchanges : public ::testing::TestWithParam<int> {
+class BlockCollectives : public ::testing::TestWithParam<int> {
  protected:
   static std::size_t size() { return static_cast<std::size_t>(GetParam()); }
 
@@ -57,7 +57,7 @@ class BlockExchanges : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(BlockExchanges, AreRightAboutTheSizeUpToWhichEverythingFitsIntoASlot) {
+TEST_P(BlockCollectives, AreRightAboutTheSizeUpToWhichEverythingFitsIntoASlot) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       for (const Placement placement : {Placement::kHeap, Placement::kKept}) {
@@ -70,7 +70,7 @@ TEST_P(BlockExchanges, AreRightAboutTheSizeUpToWhichEverythingFitsIntoASlot) {
   });
 }
 
-TEST_P(BlockExchanges, AreRightAboutTheSizeFromWhichTheyWorkInPlace) {
+TEST_P(BlockCollectives, AreRightAboutTheSizeFromWhichTheyWorkInPlace) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       for (const int change : {-1, 0, 1}) {
@@ -81,7 +81,7 @@ TEST_P(BlockExchanges, AreRightAboutTheSizeFromWhichTheyWorkInPlace) {
   });
 }
 
-TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPieces) {
+TEST_P(BlockCollectives, AreRightAboutTheBoundariesOfPieces) {
   run_ranks([](const auto& check) {
     const std::size_t smallest = piece_bytes_for(1);
     for (const CallKind kind : kKinds) {
@@ -96,7 +96,7 @@ TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPieces) {
   });
 }
 
-TEST_P(BlockExchanges, AreRightWhenPiecesAreAsLargeAsTheirSlots) {
+TEST_P(BlockCollectives, AreRightWhenPiecesAreAsLargeAsTheirSlots) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       check(equal_step(kind, DType::kInt64, 8 * kPieceBytes + 64 * size(), 1, Placement::kHeap));
@@ -105,7 +105,7 @@ TEST_P(BlockExchanges, AreRightWhenPiecesAreAsLargeAsTheirSlots) {
 }
 
 // An all_reduce rounds its pieces down so that every rank's slice is a whole number of cache lines.
-TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPiecesThatAreReduced) {
+TEST_P(BlockCollectives, AreRightAboutTheBoundariesOfPiecesThatAreReduced) {
   run_ranks([](const auto& check) {
     const std::size_t piece = piece_bytes_for(1) / 64 / size() * 64 * size();
     for (const std::size_t pieces : {1u, 3u, 5u}) {
@@ -116,7 +116,7 @@ TEST_P(BlockExchanges, AreRightAboutTheBoundariesOfPiecesThatAreReduced) {
   });
 }
 
-TEST_P(BlockExchanges, AreRightWhenOnlySomeRanksHaveTheirOperandsInSharedMemory) {
+TEST_P(BlockCollectives, AreRightWhenOnlySomeRanksHaveTheirOperandsInSharedMemory) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       for (const std::size_t bytes : {kWorthInPlaceBytes + 64 * size(), 2 * kSmallBytes}) {
@@ -133,7 +133,7 @@ TEST_P(BlockExchanges, AreRightWhenOnlySomeRanksHaveTheirOperandsInSharedMemory)
   });
 }
 
-TEST_P(BlockExchanges, AreRightWhenBlocksDifferInSize) {
+TEST_P(BlockCollectives, AreRightWhenBlocksDifferInSize) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       for (const std::size_t longest : {100u, 5000u, 100000u}) {
@@ -153,7 +153,7 @@ TEST_P(BlockExchanges, AreRightWhenBlocksDifferInSize) {
   });
 }
 
-TEST_P(BlockExchanges, AreRightInPlaceAndFromEveryRoot) {
+TEST_P(BlockCollectives, AreRightInPlaceAndFromEveryRoot) {
   run_ranks([](const auto& check) {
     for (const CallKind kind : kKinds) {
       for (int root = 0; root < GetParam(); ++root) {
@@ -173,9 +173,9 @@ TEST_P(BlockExchanges, AreRightInPlaceAndFromEveryRoot) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, BlockExchanges, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Ranks, BlockCollectives, ::testing::Values(1, 2, 3));
 
-TEST(BlockExchangeKinds, GiveOneBlockToAllOrOneToEach) {
+TEST(BlockCollectiveKinds, GiveOneBlockToAllOrOneToEach) {
   for (const CallKind kind : {CallKind::kBroadcast, CallKind::kAllGather, CallKind::kGather, CallKind::kReduce}) {
     EXPECT_TRUE(gives_one_block(kind)) << name(kind);
   }
@@ -214,7 +214,7 @@ Ranges ranges_taken(const std::vector<std::size_t>& counts, bool shared) {
     Operation operation{{CallKind::kAllGather, DType::kUInt8}};
     operation.has_counts = true;
     const Blocks blocks{{{own, own_bytes, DType::kUInt8}}, {true, true}, {counts[0], counts[1]}, consume};
-    BlockExchange::run(group, staging, operation, blocks, soon());
+    BlockCollective::run(group, staging, operation, blocks, soon());
     testing::meet(group);
   });
   return ranges;
@@ -247,7 +247,7 @@ TEST(BlocksThatTravel, AreNotTakenWhenThereIsNothingOrWhenRanksDisagree) {
     operation.has_counts = true;
     const auto consume = [](const void* const*, std::size_t, std::size_t) { ADD_FAILURE() << "something was taken"; };
     const Blocks blocks{{{own.data(), own.size(), DType::kUInt8}}, {true, true}, {200000, 199999}, consume};
-    EXPECT_THROW(BlockExchange::run(group, staging, operation, blocks, soon()), MismatchedCollective);
+    EXPECT_THROW(BlockCollective::run(group, staging, operation, blocks, soon()), MismatchedCollective);
     EXPECT_EQ(staging.begin(kPieceBytes), 0u);
     testing::meet(group);
   });

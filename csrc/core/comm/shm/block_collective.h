@@ -37,17 +37,17 @@ struct Blocks {
 // Whether a rank gives one and the same block to all that take from it.
 bool gives_one_block(CallKind kind);
 
-class BlockExchange {
+class BlockCollective {
  public:
   // Runs `operation`, whose dtype and kind say how the blocks are to be read. Returns when this rank has taken
   // everything and what it gives may be overwritten.
   static void run(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks, const Call& call);
 
  private:
-  BlockExchange(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
-                const Deadline& deadline);
+  BlockCollective(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
+                  const Deadline& deadline);
 
-  void exchange();
+  void run();
   void set_counts();
   std::size_t bytes(int giver, int taker) const {
     return static_cast<std::size_t>(group_.given(giver, taker)) * element_bytes_;

@@ -1,4 +1,4 @@
-#include "core/comm/shm/block_exchange.h"
+#include "core/comm/shm/block_collective.h"
 
 #include <algorithm>
 #include <cstring>
@@ -33,15 +33,15 @@ bool gives_one_block(CallKind kind) {
          kind == CallKind::kReduce;
 }
 
-void BlockExchange::run(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
-                        const Call& call) {
+void BlockCollective::run(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
+                          const Call& call) {
   Operation placed = operation;
   place_row_in_arena(group, placed, blocks.given);
-  group.run(placed, call, [&] { BlockExchange(group, staging, placed, blocks, call.deadline).exchange(); });
+  group.run(placed, call, [&] { BlockCollective(group, staging, placed, blocks, call.deadline).run(); });
 }
 
-BlockExchange::BlockExchange(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
-                             const Deadline& deadline)
+BlockCollective::BlockCollective(Group& group, Staging& staging, const Operation& operation, const Blocks& blocks,
+                                 const Deadline& deadline)
     : group_(group),
       staging_(staging),
       operation_(operation),
@@ -51,7 +51,7 @@ BlockExchange::BlockExchange(Group& group, Staging& staging, const Operation& op
       one_block_(gives_one_block(operation.signature.kind)),
       sources_(static_cast<std::size_t>(group.size())) {}
 
-void BlockExchange::set_counts() {
+void BlockCollective::set_counts() {
   std::vector<std::uint64_t> given(static_cast<std::size_t>(group_.size()), 0);
   for (std::size_t r = 0; r < given.size() && !blocks_.given.empty(); ++r) {
     if (!one_block_) {
@@ -63,7 +63,7 @@ void BlockExchange::set_counts() {
   group_.set_counts(given, blocks_.taken);
 }
 
-void BlockExchange::exchange() {
+void BlockCollective::run() {
   set_counts();
   if (!operation_.in_arena) {
     copy_to_small();
@@ -80,7 +80,7 @@ void BlockExchange::exchange() {
   }
 }
 
-std::size_t BlockExchange::offset(int giver, int taker, std::size_t alignment) const {
+std::size_t BlockCollective::offset(int giver, int taker, std::size_t alignment) const {
   std::size_t result = 0;
   for (int r = 0; r < taker && !one_block_; ++r) {
     result += round_up(bytes(giver, r), alignment);
@@ -88,7 +88,7 @@ std::size_t BlockExchange::offset(int giver, int taker, std::size_t alignment) c
   return result;
 }
 
-std::size_t BlockExchange::small_bytes(int giver) const {
+std::size_t BlockCollective::small_bytes(int giver) const {
   std::size_t longest = 0;
   for (int r = 0; r < group_.size(); ++r) {
     longest = std::max(longest, bytes(giver, r));
@@ -96,7 +96,7 @@ std::size_t BlockExchange::small_bytes(int giver) const {
   return one_block_ ? longest : offset(giver, group_.size(), kLine);
 }
 
-void BlockExchange::copy_to_small() {
+void BlockCollective::copy_to_small() {
   std::size_t total = 0;
   for (const ConstMemoryView& block : blocks_.given) {
     total += round_up(block.size_bytes(), kLine);
@@ -114,7 +114,7 @@ void BlockExchange::copy_to_small() {
   }
 }
 
-bool BlockExchange::all_small() const {
+bool BlockCollective::all_small() const {
   for (int r = 0; r < group_.size(); ++r) {
     if (group_.announced(r).in_arena || small_bytes(r) > kSmallBytes) {
       return false;
@@ -123,7 +123,7 @@ bool BlockExchange::all_small() const {
   return true;
 }
 
-bool BlockExchange::all_in_arena() const {
+bool BlockCollective::all_in_arena() const {
   for (int r = 0; r < group_.size(); ++r) {
     if (!group_.announced(r).in_arena && small_bytes(r) > 0) {
       return false;
@@ -132,7 +132,7 @@ bool BlockExchange::all_in_arena() const {
   return true;
 }
 
-const void* BlockExchange::own_block(std::size_t begin) const {
+const void* BlockCollective::own_block(std::size_t begin) const {
   const std::size_t length = bytes(group_.rank(), group_.rank());
   if (begin >= length) {
     return nullptr;
@@ -140,7 +140,7 @@ const void* BlockExchange::own_block(std::size_t begin) const {
   return blocks_.given[one_block_ ? 0 : static_cast<std::size_t>(group_.rank())].bytes() + begin;
 }
 
-void BlockExchange::consume_small() {
+void BlockCollective::consume_small() {
   std::size_t longest = 0;
   for (int r = 0; r < group_.size(); ++r) {
     const std::size_t length = bytes(r, group_.rank());
@@ -154,7 +154,7 @@ void BlockExchange::consume_small() {
   }
 }
 
-void BlockExchange::consume_in_place() {
+void BlockCollective::consume_in_place() {
   std::size_t longest = 0;
   for (int r = 0; r < group_.size(); ++r) {
     const std::size_t length = bytes(r, group_.rank());
@@ -176,7 +176,7 @@ void BlockExchange::consume_in_place() {
   }
 }
 
-void BlockExchange::stage(std::size_t piece) {
+void BlockCollective::stage(std::size_t piece) {
   const std::size_t begin = piece * piece_bytes_;
   if (!blocks_.given.empty()) {
     staging_.await_free_input(first_ + piece, deadline_);
@@ -191,7 +191,7 @@ void BlockExchange::stage(std::size_t piece) {
   staging_.publish_staged(first_ + piece);
 }
 
-void BlockExchange::consume_piece(std::size_t piece) {
+void BlockCollective::consume_piece(std::size_t piece) {
   const std::size_t begin = piece * piece_bytes_;
   const int rank = group_.rank();
   const std::size_t slot_offset = one_block_ ? 0 : static_cast<std::size_t>(rank) * piece_bytes_;
@@ -214,7 +214,7 @@ void BlockExchange::consume_piece(std::size_t piece) {
   staging_.publish_consumed(first_ + piece);
 }
 
-void BlockExchange::run_staged() {
+void BlockCollective::run_staged() {
   for (int giver = 0; giver < group_.size(); ++giver) {
     for (int taker = 0; taker < group_.size(); ++taker) {
       longest_bytes_ = std::max(longest_bytes_, bytes(giver, taker));
