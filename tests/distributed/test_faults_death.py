@@ -188,13 +188,21 @@ def leave_early(wait: str, how: str) -> Raised | None:
 
 
 @pytest.mark.parametrize("wait", ["barrier", "accelerator_backward"])
-@pytest.mark.parametrize("how", ["exit", "abrupt exit", "exception", "destruction of the group"])
-def test_a_rank_that_leaves_is_named(wait: str, how: str, record_property: Record) -> None:
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("exit", "rank 1 has left the group"),
+        ("abrupt exit", "rank 1 has ended"),
+        ("exception", "rank 1 failed: its program ended with ValueError: an error of the script"),
+        ("destruction of the group", "rank 1 has left the group"),
+    ],
+)
+def test_a_rank_that_leaves_is_named(wait: str, how: str, told: str, record_property: Record) -> None:
     at = time.monotonic()
     failing = {1: 1} if how == "exception" else {}
     with Job(leave_early, 3, wait, how, finalize=True) as job:
         outcomes = job.finish(failing=failing)
-    check_lost(outcomes, at, record_property, text="rank 1 has ")
+    check_lost(outcomes, at, record_property, text=told)
 
 
 def die_in_backward(late: bool) -> Raised:

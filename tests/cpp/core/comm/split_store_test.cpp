@@ -61,7 +61,7 @@ TEST(SplitStores, CarryAnyBytes) {
   run_ranks(2, [](Communicator& parent) {
     SplitStore store(parent, 0, 0, soon());
     const std::string value("\0a\xff\n", 4);
-    store.exchange("key" + std::to_string(parent.rank()), parent.rank() == 0 ? value : "");
+    store.publish("key" + std::to_string(parent.rank()), parent.rank() == 0 ? value : "");
     EXPECT_EQ(store.get("key0", soon()), value);
     EXPECT_EQ(store.get("key1", soon()), "");
   });
