@@ -28,6 +28,13 @@ void check_root(const char* operation, int root, int size) {
   }
 }
 
+void check_peer(const char* operation, int peer, int rank, int size) {
+  if (peer < 0 || peer >= size || peer == rank) {
+    throw InvalidArgument(std::string(operation) + ": rank " + std::to_string(peer) +
+                          " is not another rank of this group of " + std::to_string(size));
+  }
+}
+
 void check_parts(const char* operation, const char* role, const std::vector<ConstMemoryView>& parts, DType dtype,
                  int size) {
   check_views(operation, role, parts, dtype, size);

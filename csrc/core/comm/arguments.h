@@ -1,4 +1,4 @@
-// Checks of the operands of collectives, shared by every Communicator. All throw InvalidArgument.
+// Checks of the arguments of operations, shared by every Communicator. All throw InvalidArgument.
 #pragma once
 
 #include <string>
@@ -10,6 +10,9 @@ namespace accelerate_cpp::comm {
 
 // `root` names a rank of the group.
 void check_root(const char* operation, int root, int size);
+
+// `peer` names another rank of the group than `rank`.
+void check_peer(const char* operation, int peer, int rank, int size);
 
 // There is one view per rank, each of `dtype`. `role` says what they are: "input" or "output".
 void check_parts(const char* operation, const char* role, const std::vector<ConstMemoryView>& parts, DType dtype,

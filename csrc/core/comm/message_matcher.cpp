@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/comm/arguments.h"
+#include "core/comm/transfer_text.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -86,12 +88,8 @@ class MessageMatcher::ReceivedMessage final : public Transfer {
   }
 
   bool takes_from(int rank) const { return wanted == Communicator::kAnySource || wanted == rank; }
-  std::string describe() const {
-    const std::string from = wanted == Communicator::kAnySource ? "any rank" : "rank " + std::to_string(wanted);
-    return "receive of " + std::to_string(data.count) + " " + accelerate_cpp::name(data.dtype) + " from " + from +
-           " with tag " + std::to_string(tag) + " on rank " + std::to_string(matcher->rank_) +
-           (location.empty() ? "" : " at " + location);
-  }
+  TransferText text() const { return {false, data.count, data.dtype, wanted, tag, matcher->rank_, location}; }
+  std::string describe() const { return text().describe(); }
 
   const std::shared_ptr<MessageMatcher> matcher;
   const MemoryView data;
@@ -115,16 +113,9 @@ std::size_t MessageMatcher::envelope_bytes() const {
   return sizeof(Envelope) + inline_bytes_;
 }
 
-void MessageMatcher::check_peer(const char* operation, int peer) const {
-  if (peer < 0 || peer >= static_cast<int>(ports_.size()) || peer == rank_) {
-    throw InvalidArgument(std::string(operation) + ": rank " + std::to_string(peer) +
-                          " is not another rank of this group of " + std::to_string(ports_.size()));
-  }
-}
-
 std::shared_ptr<Transfer> MessageMatcher::send(ConstMemoryView data, int destination, std::uint64_t tag,
                                                const Call& call) {
-  check_peer("send", destination);
+  check_peer("send", destination, rank_, static_cast<int>(ports_.size()));
   Port& port = *ports_[static_cast<std::size_t>(destination)];
   const bool fits = data.size_bytes() <= inline_bytes_;
   auto message = std::make_shared<SentMessage>();
@@ -149,7 +140,7 @@ std::shared_ptr<Transfer> MessageMatcher::send(ConstMemoryView data, int destina
 std::shared_ptr<Transfer> MessageMatcher::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
   const bool any = source == Communicator::kAnySource;
   if (!any) {
-    check_peer("receive", source);
+    check_peer("receive", source, rank_, static_cast<int>(ports_.size()));
   }
   auto message = std::make_shared<ReceivedMessage>(shared_from_this(), data, source, tag, call);
   const Lock lock(mutex_);
@@ -272,10 +263,7 @@ void MessageMatcher::bind(ReceivedMessage& receive, int source, const std::vecto
   try {
     if (envelope.dtype != receive.data.dtype || envelope.count != receive.data.count) {
       drain(source, envelope);
-      throw MismatchedCollective("rank " + std::to_string(source) + " sent " + std::to_string(envelope.count) + " " +
-                                 accelerate_cpp::name(envelope.dtype) + " with tag " + std::to_string(receive.tag) +
-                                 ", but the matching call was " + receive.describe() +
-                                 ". Send and receive tensors must have equal shapes and dtypes");
+      throw receive.text().mismatch(source, envelope.count, envelope.dtype);
     }
     const std::size_t size_bytes = receive.data.size_bytes();
     if (envelope.slot != kEnvelopeSlot) {

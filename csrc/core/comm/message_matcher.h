@@ -71,7 +71,6 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
     std::exception_ptr lost;             // why no further envelope can come
   };
 
-  void check_peer(const char* operation, int peer) const;
   std::size_t envelope_bytes() const;
   // All of these are called with the mutex held.
   bool wanted_from(int source) const;

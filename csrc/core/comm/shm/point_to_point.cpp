@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/comm/arguments.h"
 #include "core/comm/waiting_time.h"
 
 namespace accelerate_cpp::comm {
@@ -44,19 +45,15 @@ PointToPoint::PointToPoint(std::shared_ptr<Group> group, std::size_t pool_bytes)
 
 std::shared_ptr<Transfer> PointToPoint::send(ConstMemoryView data, int destination, std::uint64_t tag,
                                              const Call& call) {
-  if (destination < 0 || destination >= group_->size() || destination == group_->rank()) {
-    throw InvalidArgument("send: rank " + std::to_string(destination) + " is not another rank of this group of " +
-                          std::to_string(group_->size()));
-  }
+  check_peer("send", destination, group_->rank(), group_->size());
   auto* const bytes = const_cast<std::byte*>(data.bytes());
   return post(std::make_shared<Posted>(Posted{true, bytes, data.size_bytes(), data.count, data.dtype, destination, tag,
                                               call.deadline, std::string(call.location)}));
 }
 
 std::shared_ptr<Transfer> PointToPoint::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
-  if (source != Communicator::kAnySource && (source < 0 || source >= group_->size() || source == group_->rank())) {
-    throw InvalidArgument("receive: rank " + std::to_string(source) + " is not another rank of this group of " +
-                          std::to_string(group_->size()));
+  if (source != Communicator::kAnySource) {
+    check_peer("receive", source, group_->rank(), group_->size());
   }
   return post(std::make_shared<Posted>(Posted{false, data.bytes(), data.size_bytes(), data.count, data.dtype, source,
                                               tag, call.deadline, std::string(call.location)}));
@@ -110,8 +107,8 @@ void PointToPoint::pass_on_refusals() {
       return refused && (posted->peer == peer || posted->peer == Communicator::kAnySource);
     });
     if (concerned != posted_.end()) {
-      const std::string text = *std::exchange(refused, std::nullopt) + "; noticed in " + describe(**concerned) +
-                               ". Send and receive tensors must have equal shapes and dtypes";
+      const std::string text =
+          *std::exchange(refused, std::nullopt) + "; noticed in " + describe(**concerned) + kTransfersMustFit;
       fail(**concerned, std::make_exception_ptr(MismatchedCollective(text)));
       posted_.erase(concerned);
     }
@@ -150,11 +147,9 @@ bool PointToPoint::take_message(Posted& receive, int source) {
   }
   receive.source = source;
   if (message->dtype != receive.dtype || message->count != receive.count) {
-    const std::string report = "rank " + std::to_string(source) + " sent " + std::to_string(message->count) + " " +
-                               accelerate_cpp::name(message->dtype) + " with tag " + std::to_string(receive.tag) +
-                               ", but the matching call was " + describe(receive);
+    const MismatchedCollective mismatch = text_of(receive).mismatch(source, message->count, message->dtype);
     incoming_.refuse(*message, source, receive.count, receive.dtype);
-    throw MismatchedCollective(report + ". Send and receive tensors must have equal shapes and dtypes");
+    throw mismatch;
   }
   receive.message = message;
   return true;
@@ -357,12 +352,8 @@ void PointToPoint::fail(Posted& posted, std::exception_ptr error) {
   }
 }
 
-std::string PointToPoint::describe(const Posted& posted) const {
-  const std::string peer = posted.peer == Communicator::kAnySource ? "any rank" : "rank " + std::to_string(posted.peer);
-  return std::string(posted.is_send ? "send" : "receive") + " of " + std::to_string(posted.count) + " " +
-         accelerate_cpp::name(posted.dtype) + (posted.is_send ? " to " : " from ") + peer + " with tag " +
-         std::to_string(posted.tag) + " on rank " + std::to_string(group_->rank()) +
-         (posted.location.empty() ? "" : " at " + posted.location);
+TransferText PointToPoint::text_of(const Posted& posted) const {
+  return {posted.is_send, posted.count, posted.dtype, posted.peer, posted.tag, group_->rank(), posted.location};
 }
 
 }  // namespace accelerate_cpp::comm

@@ -26,6 +26,7 @@
 #include "core/comm/shm/incoming_messages.h"
 #include "core/comm/shm/outgoing_messages.h"
 #include "core/comm/shm/wait_graph.h"
+#include "core/comm/transfer_text.h"
 
 namespace accelerate_cpp::comm {
 
@@ -95,7 +96,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   void fail(Posted& posted, std::exception_ptr error);
   // As fail(), and nobody tries it again. Not for use while progress() goes through the list.
   void end(Posted& posted, std::exception_ptr error);
-  std::string describe(const Posted& posted) const;
+  TransferText text_of(const Posted& posted) const;
+  std::string describe(const Posted& posted) const { return text_of(posted).describe(); }
 
   const std::shared_ptr<Group> group_;
   OutgoingMessages outgoing_;

@@ -34,6 +34,14 @@ TEST(Arguments, RefuseARootOutsideTheGroup) {
   }
 }
 
+TEST(Arguments, RefuseAPeerThatIsNotAnotherRank) {
+  EXPECT_NO_THROW(check_peer("send", 2, 1, 3));
+  for (const int peer : {-1, 1, 3}) {
+    EXPECT_THAT([peer] { check_peer("send", peer, 1, 3); },
+                ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("send"), HasSubstr("rank " + std::to_string(peer)))));
+  }
+}
+
 TEST(Arguments, AcceptOneTensorPerRankOfWhateverSizes) {
   const std::vector<MemoryView> outputs = {view(4, DType::kInt16), view(0, DType::kInt16)};
   const std::vector<ConstMemoryView> inputs(outputs.begin(), outputs.end());
