@@ -7,7 +7,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -63,7 +62,7 @@ struct AheadCopies::Copies {
   const at::Device device;
   const c10::impl::VirtualGuardImpl guard;
   const c10::Stream stream;
-  const std::uint64_t generation = fork_generation();
+  const OwnerProcess process;
 
   std::mutex mutex;
   std::map<std::size_t, Made> made;  // by unit
@@ -109,7 +108,7 @@ AheadCopies::AheadCopies(std::vector<std::vector<Weight>> units, at::Device devi
           [copies = copies_](const AheadPlan::Step& step) { copies->make(step.unit); }, AtExit::kAwaited) {}
 
 std::vector<at::Tensor> AheadCopies::take(std::size_t unit) {
-  if (fork_generation() != copies_->generation) {  // the mutex may have been held
+  if (copies_->process.forked()) {  // the mutex may have been held
     return {};
   }
   worker_.arrive(unit);

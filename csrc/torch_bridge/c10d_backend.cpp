@@ -46,7 +46,6 @@ C10dBackend::C10dBackend(std::shared_ptr<Communicator> communicator, std::string
       communicator_(std::move(communicator)),
       options_(c10::make_intrusive<Options>(std::move(backend_name), timeout)),
       hooks_(std::move(hooks)),
-      generation_(fork_generation()),
       error_(std::make_shared<ErrorState>(::c10d::ErrorType::SUCCESS)),
       queue_(std::make_shared<WorkQueue>(hooks_.probe, grace(*communicator_))),
       ordered_(std::make_shared<OrderedCommunicator>(communicator_, queue_)) {
@@ -101,7 +100,7 @@ c10::intrusive_ptr<::c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<
 }
 
 void C10dBackend::shutdown() {
-  if (fork_generation() != generation_ || closed_.exchange(true)) {
+  if (process_.forked() || closed_.exchange(true)) {
     return;  // a forked child has no part in the group
   }
   const auto stop = [this] {
@@ -125,7 +124,7 @@ void C10dBackend::abort() {
 }
 
 void C10dBackend::leave(const std::string& reason) {
-  if (fork_generation() != generation_ || closed_.exchange(true)) {
+  if (process_.forked() || closed_.exchange(true)) {
     return;
   }
   if (!reason.empty()) {

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/comm/communicator.h"
 #include "core/comm/transfer_pump.h"
 #include "core/comm/work_queue.h"
@@ -161,7 +162,7 @@ class C10dBackend final : public ::c10d::Backend {
   const std::shared_ptr<Communicator> communicator_;
   const c10::intrusive_ptr<Options> options_;
   const BackendHooks hooks_;
-  const std::uint64_t generation_;
+  const OwnerProcess process_;
   // Outlives the backend in the operations under way.
   const std::shared_ptr<std::atomic<::c10d::ErrorType>> error_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -52,7 +52,6 @@ C10dEngine::C10dEngine(Connect connect, StorePointer store, const Place& place, 
     : connect_(std::move(connect)),
       store_(std::move(store)),
       hooks_(std::move(hooks)),
-      generation_(fork_generation()),
       backend_(connect_(c10::make_intrusive<::c10d::PrefixStore>(place.name, store_), place.rank, place.size)),
       known_as_(place.known_as),
       is_gloo_(backend_->getBackendName() == "gloo"),
@@ -197,11 +196,11 @@ void C10dEngine::pause(::c10d::Work& work) const {
 }
 
 bool C10dEngine::is_usable() const {
-  return generation_ == fork_generation() && !news_.failure().reason();
+  return !process_.forked() && !news_.failure().reason();
 }
 
 void C10dEngine::check_process(const std::string& operation) const {
-  if (generation_ != fork_generation()) {
+  if (process_.forked()) {
     throw communicator_of_parent(operation, who());
   }
 }
@@ -248,7 +247,7 @@ std::exception_ptr C10dEngine::translated(const std::exception& error, const std
 }
 
 void C10dEngine::fail(const std::string& reason) noexcept {
-  if (generation_ == fork_generation()) {
+  if (!process_.forked()) {
     news_.tell_failure(who(), reason);
   }
 }

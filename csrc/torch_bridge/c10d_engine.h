@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/base/deadline.h"
 #include "core/base/memory_view.h"
 #include "core/comm/options.h"
@@ -121,7 +122,7 @@ class C10dEngine {
   const Connect connect_;
   const StorePointer store_;
   const WaitHooks hooks_;
-  const std::uint64_t generation_;
+  const OwnerProcess process_;
   c10::intrusive_ptr<::c10d::Backend> backend_;
   const int known_as_;
   const bool is_gloo_;

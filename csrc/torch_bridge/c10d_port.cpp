@@ -13,8 +13,8 @@
 #include <string>
 #include <utility>
 
-#include "core/base/background.h"
 #include "core/base/error.h"
+#include "core/base/service_threads.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -30,7 +30,7 @@ class Waiter {
   explicit Waiter(std::shared_ptr<C10dEngine> engine) : state_(std::make_shared<State>(std::move(engine))) {}
 
   ~Waiter() {
-    if (state_->generation != fork_generation()) {
+    if (state_->threads.forked()) {
       return;
     }
     const std::lock_guard lock(state_->mutex);
@@ -56,10 +56,7 @@ class Waiter {
     const std::lock_guard lock(state_->mutex);
     state_->works.emplace_back(std::move(work), std::move(done));
     state_->changed.notify_all();
-    if (!started_) {
-      start_background_thread("accelerate-p2p", [state = state_] { state->run(); });
-      started_ = true;
-    }
+    state_->threads.require([state = state_] { state->run(); });
   }
 
  private:
@@ -71,7 +68,7 @@ class Waiter {
       while (true) {
         changed.wait(lock, [this] { return stopped || !works.empty(); });
         if (stopped) {
-          return;
+          return threads.end();
         }
         const WorkPointer work = works.front().first;
         lock.unlock();
@@ -94,15 +91,14 @@ class Waiter {
     }
 
     const std::shared_ptr<C10dEngine> engine;
-    const std::uint64_t generation = fork_generation();
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::pair<WorkPointer, Done>> works;  // the first one is being waited for
     std::atomic<bool> stopped{false};
+    ServiceThreads threads{"accelerate-p2p", AtExit::kLeft};
   };
 
   const std::shared_ptr<State> state_;
-  bool started_ = false;
 };
 
 // A message on its way into `target`: it arrives in memory of the engine and is copied by whoever polls or waits.

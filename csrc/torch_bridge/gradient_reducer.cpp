@@ -126,7 +126,7 @@ void GradientReducer::agree_on_kernels() {
 }
 
 void GradientReducer::check_process() const {
-  if (fork_generation() != fork_generation_) {
+  if (process_.forked()) {
     throw InvalidArgument(
         "this process was forked off after the model was prepared, and shares the memory of its gradients with the "
         "process that prepared it. Use the model under torch.no_grad() here, or a copy.deepcopy() of the module that "

@@ -159,7 +159,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::shared_ptr<comm::Communicator> communicator_;
   ReducerOptions options_;
   Rethrow rethrow_;
-  const std::uint64_t fork_generation_ = fork_generation();
+  const OwnerProcess process_;
   std::vector<Parameter> parameters_;  // those with dense gradients first
   std::size_t num_dense_ = 0;
   std::vector<at::Tensor> left_out_;

@@ -19,8 +19,19 @@ void start_background_thread(const char* name, std::function<void()> body, AtExi
 // Returns when none of the threads with AtExit::kAwaited is left in this process.
 void await_background_threads();
 
-// Changes in every forked child: what was started under another generation does not run in this process.
+// Changes in every forked child.
 std::uint64_t fork_generation();
+
+// The process in which an object was made. A forked child has the object's memory, but not its threads, and a mutex
+// that one of them held is never released there.
+class OwnerProcess {
+ public:
+  // Whether this process is a child that was forked later.
+  bool forked() const { return fork_generation() != generation_; }
+
+ private:
+  std::uint64_t generation_ = fork_generation();
+};
 
 // What a forked child throws from `operation` on a communicator that belongs to `owner`, e.g. "rank 1", its parent.
 InvalidArgument communicator_of_parent(const std::string& operation, const std::string& owner);

@@ -40,7 +40,6 @@ Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
     : layout_(std::move(layout)),
       parts_(std::move(parts)),
       rank_(parts_.everyone->rank()),
-      generation_(fork_generation()),
       hooks_(std::move(hooks)),
       check_(rank_, hooks_.call_site),
       rail_queue_(hooks_.probe, std::chrono::milliseconds(0)) {
@@ -98,14 +97,14 @@ void Hierarchical::between(const Action& action) const {
 }
 
 void Hierarchical::check_usable(const std::string& what) const {
-  if (generation_ != fork_generation()) {
+  if (process_.forked()) {
     throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
   failure_.check(what, rank_);
 }
 
 void Hierarchical::fail(const std::string& reason) noexcept {
-  if (generation_ != fork_generation()) {
+  if (process_.forked()) {
     return;
   }
   failure_.set(reason);

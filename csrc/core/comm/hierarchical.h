@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/comm/call_check.h"
 #include "core/comm/communicator.h"
 #include "core/comm/first_failure.h"
@@ -124,7 +125,7 @@ class Hierarchical final : public Communicator {
   const HostLayout layout_;
   const Parts parts_;
   const int rank_;
-  const std::uint64_t generation_;  // of the process, which may be forked
+  const OwnerProcess process_;
   const WaitHooks hooks_;
   CallCheck check_;
   std::shared_ptr<MessageMatcher> messages_;

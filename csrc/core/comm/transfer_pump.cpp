@@ -6,8 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/background.h"
-#include "core/comm/service_threads.h"
+#include "core/base/service_threads.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -19,7 +18,6 @@ constexpr std::chrono::milliseconds kSlice{50};
 // After its last transfer the thread looks for new ones this many times, once in a grace period, before it has to be
 // woken.
 constexpr int kIdleLooks = 20;
-constexpr const char* kThreadName = "accelerate-p2p";
 // How often the thread looks whether still somebody waits.
 constexpr std::chrono::milliseconds kWaiterPause{10};
 
@@ -67,14 +65,13 @@ struct TransferPump::State : std::enable_shared_from_this<State> {
   static void move_on(const std::vector<std::shared_ptr<Posted>>& transfers);
 
   const std::chrono::milliseconds grace;
-  const std::uint64_t generation = fork_generation();
   std::mutex mutex;
   std::condition_variable changed;  // for the thread, and for who waits for its end
   std::vector<std::shared_ptr<Posted>> pending;
   int waiters = 0;  // threads that wait for a transfer, and so move all of them on
   bool looking = false;
   bool closing = false;
-  ServiceThreads threads;
+  ServiceThreads threads{"accelerate-p2p", AtExit::kAwaited};
 };
 
 // While a service thread runs callbacks.
@@ -84,7 +81,7 @@ class TransferPump::HeldUp {
     if (state_ != nullptr) {
       served = nullptr;  // callbacks within callbacks hold up no further thread
       const std::lock_guard lock(state_->mutex);
-      state_->threads.hold_up(!state_->pending.empty(), kThreadName, state_->service());
+      state_->threads.hold_up(!state_->pending.empty(), state_->service());
     }
   }
   ~HeldUp() {
@@ -116,7 +113,7 @@ class TransferPump::Waiting {
 
  private:
   void count(int change) {
-    if (fork_generation() == state_.generation) {
+    if (!state_.threads.forked()) {
       const std::lock_guard lock(state_.mutex);
       state_.waiters += change;
     }
@@ -151,7 +148,7 @@ void TransferPump::Posted::wait(const std::optional<Deadline>& deadline) {
 }
 
 void TransferPump::Posted::hurry() noexcept {
-  if (ended() || fork_generation() != state_->generation) {
+  if (ended() || state_->threads.forked()) {
     return;
   }
   {
@@ -199,7 +196,6 @@ void TransferPump::State::move_on(const std::vector<std::shared_ptr<Posted>>& tr
 void TransferPump::State::serve() {
   std::unique_lock lock(mutex);
   HeldUp::served = this;
-  threads.begin();
   int idle_looks = 0;
   while (!closing && !threads.surplus()) {
     const bool idle = pending.empty();
@@ -229,7 +225,7 @@ void TransferPump::State::serve() {
 TransferPump::TransferPump(std::chrono::milliseconds grace) : state_(std::make_shared<State>(grace)) {}
 
 TransferPump::~TransferPump() {
-  if (fork_generation() != state_->generation) {
+  if (state_->threads.forked()) {
     return;  // the mutex may be held by a thread that this process does not have
   }
   {
@@ -248,14 +244,14 @@ TransferPump::~TransferPump() {
 std::shared_ptr<Pending> TransferPump::post(std::shared_ptr<Transfer> transfer, std::function<void()> finish) {
   State& state = *state_;
   auto posted = std::make_shared<Posted>(state_, std::move(transfer), std::move(finish), Clock::now() + state.grace);
-  if (posted->poll() || fork_generation() != state.generation) {
+  if (posted->poll() || state.threads.forked()) {
     return posted;
   }
   bool wake = false;
   {
     const std::lock_guard lock(state.mutex);
     if (!state.closing && !state.threads.serving()) {
-      state.threads.require(kThreadName, state.service());
+      state.threads.require(state.service());
     }
     state.pending.push_back(posted);
     wake = !state.looking;
@@ -268,7 +264,7 @@ std::shared_ptr<Pending> TransferPump::post(std::shared_ptr<Transfer> transfer, 
 
 void TransferPump::stop() {
   State& state = *state_;
-  if (fork_generation() != state.generation) {
+  if (state.threads.forked()) {
     return;
   }
   std::unique_lock lock(state.mutex);

@@ -9,9 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "core/base/background.h"
 #include "core/base/error.h"
-#include "core/comm/service_threads.h"
+#include "core/base/service_threads.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -21,7 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kProbeInterval{50};
 // After its last task the thread looks for new ones this many times, once in a grace period, before it has to be woken.
 constexpr int kIdleLooks = 20;
-constexpr const char* kThreadName = "accelerate-work";
 
 // Whether `error` concerns the thread in which it was raised rather than the operation.
 bool is_interrupt(const std::exception_ptr& error) {
@@ -62,7 +60,7 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
   using Lock = std::unique_lock<std::mutex>;
 
   void check_process() const {
-    if (fork_generation() != generation) {
+    if (threads.forked()) {
       throw InvalidArgument(
           "this process was forked off after the process group was created, which did not come along; create a new "
           "group in the child");
@@ -84,7 +82,6 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
 
   const InterruptProbe probe;
   const std::chrono::milliseconds grace;
-  const std::uint64_t generation = fork_generation();
   std::atomic<std::uint64_t> unfinished{0};  // kept above 0 once the queue is stopped
 
   std::mutex mutex;
@@ -96,7 +93,7 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
   std::uint64_t finished = 0;  // tasks end in order
   std::uint64_t hurried = 0;   // the thread may begin tasks up to this number at once
   bool looking = false;        // the thread sees new tasks without being woken
-  ServiceThreads threads;
+  ServiceThreads threads{"accelerate-work", AtExit::kAwaited};
   bool closing = false;
   std::exception_ptr stop_reason;
 };
@@ -121,7 +118,7 @@ std::exception_ptr WorkQueue::State::run_front(Lock& lock, bool by_service_threa
   const bool more = !waiting.empty();
   const bool held_up = by_service_thread && !callbacks.empty();
   if (held_up) {
-    threads.hold_up(more, kThreadName, service());
+    threads.hold_up(more, service());
   }
   lock.unlock();
   changed.notify_all();
@@ -180,7 +177,6 @@ void WorkQueue::State::hurry_until(std::uint64_t number) {
 
 void WorkQueue::State::serve() {
   Lock lock(mutex);
-  threads.begin();
   int idle_looks = 0;
   std::uint64_t seen = issued;
   while ((!closing || !waiting.empty()) && !threads.surplus()) {
@@ -219,7 +215,7 @@ void WorkQueue::Task::wait(const std::optional<Deadline>& deadline) {
 }
 
 void WorkQueue::Task::hurry() noexcept {
-  if (!ended() && fork_generation() == state_->generation) {
+  if (!ended() && !state_->threads.forked()) {
     state_->hurry_until(number_);
   }
 }
@@ -228,7 +224,7 @@ WorkQueue::WorkQueue(InterruptProbe probe, std::chrono::milliseconds grace)
     : state_(std::make_shared<State>(std::move(probe), grace)), unfinished_(state_->unfinished) {}
 
 WorkQueue::~WorkQueue() {
-  if (fork_generation() != state_->generation) {
+  if (state_->threads.forked()) {
     return;  // the mutex may be held by a thread that this process does not have
   }
   {
@@ -248,8 +244,8 @@ std::shared_ptr<Pending> WorkQueue::issue(Body body) {
     if (state.stop_reason) {
       std::rethrow_exception(state.stop_reason);
     }
-    if (!state.threads.serving()) {
-      state.threads.require(kThreadName, state.service());
+    if (!state.threads.serving()) {  // asked here, too: making the function costs something
+      state.threads.require(state.service());
     }
     task->number_ = ++state.issued;
     task->due_ = Clock::now() + state.grace;
@@ -279,7 +275,7 @@ void WorkQueue::drain_tasks() {
 
 void WorkQueue::stop(const std::exception_ptr& reason) {
   State& state = *state_;
-  if (fork_generation() != state.generation) {
+  if (state.threads.forked()) {
     return;
   }
   // Released and called without the lock: both may wait for other threads.

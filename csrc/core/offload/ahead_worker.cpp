@@ -1,27 +1,28 @@
 #include "core/offload/ahead_worker.h"
 
 #include <condition_variable>
-#include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/service_threads.h"
 
 namespace accelerate_cpp::offload {
 
 struct AheadWorker::State {
-  State(AheadPlan plan_, std::size_t piece_bytes_, Fetch fetch_, AtExit at_exit_)
-      : plan(std::move(plan_)), piece_bytes(piece_bytes_), fetch(std::move(fetch_)), at_exit(at_exit_) {}
+  State(AheadPlan plan_, std::size_t piece_bytes_, Fetch fetch_, AtExit at_exit)
+      : plan(std::move(plan_)),
+        piece_bytes(piece_bytes_),
+        fetch(std::move(fetch_)),
+        threads("accelerate-ahead", at_exit) {}
 
   AheadPlan plan;
   const std::size_t piece_bytes;
   const Fetch fetch;
-  const AtExit at_exit;
-  const std::uint64_t generation = fork_generation();
 
   std::mutex mutex;
   std::condition_variable changed;  // a step has ended, or the thread
-  bool serving = false;
+  ServiceThreads threads;
   bool closed = false;
   std::optional<std::size_t> fetching;  // the unit of the step that the thread is in
 };
@@ -30,22 +31,21 @@ AheadWorker::AheadWorker(AheadPlan plan, std::size_t piece_bytes, Fetch fetch, A
     : state_(std::make_shared<State>(std::move(plan), piece_bytes, std::move(fetch), at_exit)) {}
 
 AheadWorker::~AheadWorker() {
-  if (fork_generation() == state_->generation) {
+  if (!state_->threads.forked()) {
     const std::lock_guard lock(state_->mutex);
     state_->closed = true;
   }
 }
 
 bool AheadWorker::arrive(std::size_t unit) {
-  if (fork_generation() != state_->generation) {  // the thread did not come along, and may have held the mutex
+  if (state_->threads.forked()) {
     return false;
   }
   std::unique_lock lock(state_->mutex);
   const bool begun = state_->plan.arrive(unit);
-  if (!state_->serving && state_->plan.is_behind()) {
+  if (!state_->threads.serving() && state_->plan.is_behind()) {
     try {
-      start_background_thread("accelerate-ahead", [state = state_] { serve(state); }, state_->at_exit);
-      state_->serving = true;
+      state_->threads.require([state = state_] { serve(state); });
     } catch (const SystemFailure&) {  // it only would be faster
     }
   }
@@ -69,7 +69,7 @@ void AheadWorker::serve(const std::shared_ptr<State>& state) {
     state->fetching.reset();
     state->changed.notify_all();
   }
-  state->serving = false;
+  state->threads.end();
   state->changed.notify_all();
 }
 
@@ -80,7 +80,7 @@ bool AheadWorker::expects(std::size_t unit) const {
 
 void AheadWorker::await_idle() const {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return !state_->serving; });
+  state_->changed.wait(lock, [this] { return state_->threads.ended(); });
 }
 
 std::size_t AheadWorker::bytes_ahead() const {

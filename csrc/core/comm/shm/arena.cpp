@@ -23,7 +23,7 @@ Arena::Peer::~Peer() {
   }
 }
 
-Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : owner_pid_(::getpid()), peers_(channels.size()) {
+Arena::Arena(std::vector<std::unique_ptr<Channel>> channels) : peers_(channels.size()) {
   for (std::size_t r = 0; r < channels.size(); ++r) {
     peers_[r].channel = std::move(channels[r]);
   }
@@ -84,7 +84,7 @@ void Arena::release(std::uint32_t id) {
 }
 
 void Arena::let_go_locked() {
-  if (::getpid() != owner_pid_) {
+  if (process_.forked()) {
     return;  // a forked child must not empty the memory of its parent
   }
   for (Peer& peer : peers_) {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/comm/shm/channel.h"
 #include "core/comm/shm/segment.h"
 
@@ -101,7 +102,7 @@ class Arena {
   void drain_locked(Peer& peer);
   static std::shared_ptr<Segment> map_arrived(Peer& owner, Peer::Arrived::iterator arrived);
 
-  const pid_t owner_pid_;
+  const OwnerProcess process_;
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;
   std::uint32_t next_id_ = 0;

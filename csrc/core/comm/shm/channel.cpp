@@ -29,7 +29,7 @@ bool is_disconnect(int error) {
 
 }  // namespace
 
-Channel::Channel(int socket) : socket_(socket), owner_pid_(::getpid()), peer_pid_(0) {
+Channel::Channel(int socket) : socket_(socket), peer_pid_(0) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0) {
@@ -39,7 +39,7 @@ Channel::Channel(int socket) : socket_(socket), owner_pid_(::getpid()), peer_pid
 }
 
 Channel::~Channel() {
-  if (::getpid() == owner_pid_) {
+  if (!process_.forked()) {
     close_now(socket_);
   }
 }
@@ -67,7 +67,7 @@ bool Channel::hung_up() const {
 }
 
 void Channel::close_if_forked() {
-  if (::getpid() != owner_pid_) {
+  if (process_.forked()) {
     closed_ = drained_ = true;
   }
 }

@@ -12,6 +12,8 @@
 #include <deque>
 #include <functional>
 
+#include "core/base/background.h"
+
 namespace accelerate_cpp::comm {
 
 class Channel {
@@ -68,7 +70,7 @@ class Channel {
   void close_if_forked();
 
   int socket_;
-  pid_t owner_pid_;
+  const OwnerProcess process_;
   pid_t peer_pid_;
   bool closed_ = false;   // nothing can be sent any more
   bool drained_ = false;  // nothing can come any more

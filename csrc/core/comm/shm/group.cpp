@@ -51,7 +51,6 @@ int checked_rank(int rank, int size) {
 Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline deadline, WaitHooks hooks)
     : rank_(checked_rank(rank, size)),
       size_(size),
-      owner_pid_(::getpid()),
       hooks_(std::move(hooks)),
       control_bytes_(round_up(kCountsOffset + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size), 4096)),
       arena_(std::make_shared<Arena>(connect_mesh(store, rank, size, deadline, hooks_))),
@@ -64,7 +63,7 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
   segments_[static_cast<std::size_t>(rank)] = block.segment;
   // A segment is zero-filled, which is a fresh control block: peers may read it before this rank gets here.
   controls_[static_cast<std::size_t>(rank)] = reinterpret_cast<RankControl*>(block.segment->data());
-  own().pid = owner_pid_;
+  own().pid = ::getpid();
   for (int peer = 0; peer < size; ++peer) {
     watches_.emplace_back(peer == rank ? 0 : arena_->peer_pid(peer));
   }
@@ -119,10 +118,6 @@ bool Group::someone_has_left() {
     left = left || (peer != rank_ && control(peer).state.load(std::memory_order_acquire) == RankState::kLeft);
   }
   return left;
-}
-
-bool Group::forked() const {
-  return ::getpid() != owner_pid_;
 }
 
 bool Group::usable() const {

@@ -7,8 +7,6 @@
 // silence: a long wait is reported once, and whatever ends it says where every rank is.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/base/deadline.h"
 #include "core/base/error.h"
 #include "core/comm/call.h"
@@ -180,7 +179,7 @@ class Group {
   std::string standings() const;
 
   // Whether this is a child of the process that the group belongs to.
-  bool forked() const;
+  bool forked() const { return process_.forked(); }
 
   // Throws unless this process may use the group; `text` of `what` opens the message.
   template <class Text, class What>
@@ -259,7 +258,7 @@ class Group {
 
   const int rank_;
   const int size_;
-  const pid_t owner_pid_;
+  const OwnerProcess process_;
   const WaitHooks hooks_;
   const std::size_t control_bytes_;
   SpinLimits spin_limits_{};

@@ -80,7 +80,7 @@ std::shared_ptr<Buffer> SharedSegments::allocate(std::size_t size_bytes) {
     return std::make_shared<Part>(create_locked(size_bytes), 0, nullptr);
   }
   const std::size_t rounded = round_up(std::max(size_bytes, std::size_t{1}), kAlignment);
-  if (slab_.owner != ::getpid()) {
+  if (slab_.owner.forked()) {
     slab_ = {};
   }
   const bool unused = slab_.num_parts && slab_.num_parts->load(std::memory_order_acquire) == 0;
@@ -89,7 +89,7 @@ std::shared_ptr<Buffer> SharedSegments::allocate(std::size_t size_bytes) {
     slab_.used_bytes = 0;
   }
   if (!slab_.segment || rounded > kSlabBytes - slab_.used_bytes) {
-    slab_ = {create_locked(kSlabBytes), 0, ::getpid(), std::make_shared<std::atomic<int>>(0)};
+    slab_ = {create_locked(kSlabBytes), 0, {}, std::make_shared<std::atomic<int>>(0)};
   }
   const std::size_t offset = slab_.used_bytes;
   slab_.used_bytes += rounded;

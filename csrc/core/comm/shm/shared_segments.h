@@ -1,8 +1,6 @@
 // Shared memory that belongs to the process and to no group. Arenas find it by address and hand it to their own peers.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstddef>
 #include <deque>
@@ -10,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/base/background.h"
 #include "core/comm/communicator.h"
 #include "core/comm/shm/segment.h"
 
@@ -42,7 +41,7 @@ class SharedSegments {
   struct Slab {
     std::shared_ptr<Segment> segment;
     std::size_t used_bytes = 0;
-    pid_t owner = 0;  // a forked child shares the bytes with its parent, and must not hand them out again
+    OwnerProcess owner;  // a forked child shares the bytes with its parent, and must not hand them out again
     // Parts in use. The count of references to the segment does not order what their owners did before they let go.
     std::shared_ptr<std::atomic<int>> num_parts;
   };

@@ -69,6 +69,18 @@ TEST(BackgroundThread, IsNotAwaitedInAForkedChildWhichDoesNotHaveIt) {
   await_background_threads();
 }
 
+TEST(OwnerProcess, KnowsAChildThatWasForkedLater) {
+  const OwnerProcess owner;
+  EXPECT_FALSE(owner.forked());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(owner.forked() && !OwnerProcess().forked() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 TEST(ForkGeneration, IsAnotherInAChildAndStaysInTheParent) {
   const std::uint64_t own = fork_generation();
   const pid_t child = ::fork();

@@ -1,4 +1,4 @@
-#include "core/comm/service_threads.h"
+#include "core/base/service_threads.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <future>
 #include <memory>
 
-namespace accelerate_cpp::comm {
+namespace accelerate_cpp {
 namespace {
 
 // A thread that tells that it was started, and may outlive the test.
@@ -25,33 +25,33 @@ class Started {
 };
 
 TEST(ServiceThreads, AreStartedOnce) {
-  ServiceThreads threads;
+  ServiceThreads threads("test", AtExit::kLeft);
   EXPECT_FALSE(threads.serving());
   Started first;
-  threads.require("test", first.body());
+  threads.require(first.body());
   first.await();
   EXPECT_TRUE(threads.serving());
   EXPECT_FALSE(threads.surplus());
   Started second;
-  threads.require("test", second.body());
+  threads.require(second.body());
   EXPECT_FALSE(second.has_started());
 }
 
 TEST(ServiceThreads, AreReplacedWhileTheyAreHeldUpAndSomethingIsLeft) {
-  ServiceThreads threads;
+  ServiceThreads threads("test", AtExit::kLeft);
   Started first;
-  threads.require("test", first.body());
+  threads.require(first.body());
   first.await();
   Started nothing_left;
-  threads.hold_up(false, "test", nothing_left.body());
+  threads.hold_up(false, nothing_left.body());
   EXPECT_FALSE(threads.serving());
   EXPECT_FALSE(nothing_left.has_started());
   Started next;
-  threads.require("test", next.body());
+  threads.require(next.body());
   next.await();
   EXPECT_TRUE(threads.serving());
   Started third;
-  threads.hold_up(true, "test", third.body());
+  threads.hold_up(true, third.body());
   third.await();
   EXPECT_TRUE(threads.serving());
   threads.resume();
@@ -61,4 +61,4 @@ TEST(ServiceThreads, AreReplacedWhileTheyAreHeldUpAndSomethingIsLeft) {
 }
 
 }  // namespace
-}  // namespace accelerate_cpp::comm
+}  // namespace accelerate_cpp
