@@ -5,6 +5,8 @@ Import names from here, never from ``_C``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 try:
@@ -46,6 +48,7 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     copy_tensors,
     create_backend,
     create_hierarchical_backend,
+    create_segment,
     cuda_capabilities,
     hold_object_of_pass,
     is_shared_tensor,
@@ -63,6 +66,9 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     time_waited,
 )
 
+if TYPE_CHECKING:
+    from accelerate_cpp._C import Segment as Segment  # on Linux only
+
 __all__ = [
     "AheadCopies",
     "C10dBackend",
@@ -78,6 +84,7 @@ __all__ = [
     "copy_tensors",
     "create_backend",
     "create_hierarchical_backend",
+    "create_segment",
     "cuda_capabilities",
     "hold_object_of_pass",
     "is_shared_tensor",

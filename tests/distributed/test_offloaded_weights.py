@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,15 @@ def model() -> Any:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
 
-def mapped(word: str) -> dict[str, int]:
-    """Kilobytes of this process's mappings of files whose names have ``word`` in them: all, and its share of them."""
+def mapped(of: Callable[[str, range], bool]) -> dict[str, int]:
+    """Kilobytes of this process's mappings for whose line and addresses ``of`` is true: all, and its share of them."""
     found = {"Rss": 0, "Pss": 0, "files": 0}
     ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split(":")[0]
         if "-" in line.split(" ")[0]:
-            ours = word in line
+            begin, end = line.split(" ")[0].split("-")
+            ours = of(line, range(int(begin, 16), int(end, 16)))
             found["files"] += ours
         elif ours and first in ("Rss", "Pss"):
             found[first] += int(line.split()[1])
@@ -46,7 +48,7 @@ def offload_to_one_folder(folder: str) -> dict[str, int]:
     offloaded = disk_offload(model(), folder, execution_device="cpu")
     assert torch.equal(offloaded(torch.ones(1, WIDTH)), expected)
     accelerator.wait_for_everyone()
-    memory = mapped(".weight.dat")
+    memory = mapped(lambda line, _: ".weight.dat" in line)
     accelerator.wait_for_everyone()
     return memory
 
@@ -77,7 +79,7 @@ def share_weights() -> dict[str, int]:
     offloaded = cpu_offload(empty, execution_device="cpu", state_dict=weights)
     assert torch.equal(offloaded(torch.ones(1, WIDTH)), model()(torch.ones(1, WIDTH)))
     accelerator.wait_for_everyone()
-    memory = mapped("accelerate-cpp-weights")
+    memory = mapped(lambda _, addresses: weights["0.weight"].data_ptr() in addresses)
     accelerator.wait_for_everyone()
     weights["0.weight"].fill_(accelerator.process_index)
     accelerator.wait_for_everyone()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accelerate_cpp import _native
 from accelerate_cpp.comm.gather import all_gather_object
 from accelerate_cpp.comm.hosts import host_identity
 from accelerate_cpp.comm.topology import process_index, world_size
@@ -18,10 +20,11 @@ from accelerate_cpp.errors import InvalidArgument, SystemFailure
 __all__ = ["share_on_host"]
 
 _ALIGNMENT = 64
-_FILE_NAME = "accelerate-cpp-weights"
 
 # Of each tensor: name, dtype, shape, and where it begins.
 _Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
+# Of a file in memory: a descriptor of the process that made it, its device and inode.
+_File = tuple[int, int, int]
 
 
 def share_on_host(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -43,23 +46,23 @@ def share_on_host(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         SystemFailure: on all processes, if a host has too little memory.
     """
     tensors = {name: tensor.detach() for name, tensor in state_dict.items()}
-    if world_size() == 1 or not hasattr(os, "memfd_create"):
+    if world_size() == 1 or sys.platform != "linux":
         return tensors
     layout, total = _layout_of(tensors)
     wrong = next((name for name, tensor in tensors.items() if not _can_be_shared(tensor)), None)
     hosts = all_gather_object((host_identity(), layout, wrong), "share_on_host")
     _check(hosts)
     leader = [host for host, _, _ in hosts].index(host_identity())
-    file, error = _file_with(tensors, layout, total) if process_index() == leader else (None, None)
+    segment, error = _segment_with(tensors, layout, total) if process_index() == leader else (None, None)
     try:
-        offers = all_gather_object((os.getpid(), file, error), "share_on_host")
+        offers = all_gather_object((os.getpid(), segment and _file_of(segment), error), "share_on_host")
         _raise_first(offers)
-        pid, number, _ = offers[leader]
-        shared, error = _views(f"/proc/{pid}/fd/{number}", layout, total)
+        pid, file, _ = offers[leader]
+        assert file is not None
+        shared, error = _views(pid, file, layout, total)
         _raise_first(all_gather_object((pid, None, error), "share_on_host"))  # the file is open until all have it
     finally:
-        if file is not None:
-            os.close(file)
+        del segment
     return shared
 
 
@@ -92,25 +95,26 @@ def _check(hosts: list[tuple[str, _Layout, str | None]]) -> None:
             )
 
 
-def _file_with(tensors: Mapping[str, Tensor], layout: _Layout, total: int) -> tuple[int | None, OSError | None]:
-    """A memory file with the tensors, or why there is none."""
-    file = os.memfd_create(_FILE_NAME)
+def _segment_with(
+    tensors: Mapping[str, Tensor], layout: _Layout, total: int
+) -> tuple[_native.Segment | None, OSError | None]:
+    """Shared memory with the tensors, or why there is none."""
     try:
-        if total:
-            os.posix_fallocate(file, 0, total)
-        memory = _memory(f"/proc/self/fd/{file}", total, shared=True)
-        for (_, _, _, begin), tensor in zip(layout, tensors.values(), strict=True):
-            _part(memory, begin, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
-    except OSError as error:
-        os.close(file)
+        segment = _native.create_segment(total)
+    except SystemFailure as error:
         return None, error
-    except BaseException:
-        os.close(file)
-        raise
-    return file, None
+    memory = torch.frombuffer(segment, dtype=torch.uint8)
+    for (_, _, _, begin), tensor in zip(layout, tensors.values(), strict=True):
+        _part(memory, begin, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+    return segment, None
 
 
-def _raise_first(offers: list[tuple[int, int | None, OSError | None]]) -> None:
+def _file_of(segment: _native.Segment) -> _File:
+    status = os.fstat(segment.descriptor)
+    return segment.descriptor, status.st_dev, status.st_ino
+
+
+def _raise_first(offers: list[tuple[int, _File | None, OSError | None]]) -> None:
     for rank, (_, _, error) in enumerate(offers):
         if error is not None:
             raise SystemFailure(
@@ -120,21 +124,18 @@ def _raise_first(offers: list[tuple[int, int | None, OSError | None]]) -> None:
             )
 
 
-def _views(path: str, layout: _Layout, total: int) -> tuple[dict[str, Tensor], OSError | None]:
-    """The tensors in a file of another process, or why there are none."""
+def _views(pid: int, file: _File, layout: _Layout, total: int) -> tuple[dict[str, Tensor], OSError | None]:
+    """The tensors in a file of process ``pid``, or why there are none."""
+    path = f"/proc/{pid}/fd/{file[0]}"
     try:
-        if not os.readlink(path).startswith(f"/memfd:{_FILE_NAME}"):
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) != file[1:]:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     except OSError as error:
         return {}, error
-    memory = _memory(path, total, shared=False)
+    empty = torch.empty(0, dtype=torch.uint8)
+    memory = torch.from_file(path, shared=False, size=total, dtype=torch.uint8) if total else empty
     return {name: _part(memory, begin, dtype, shape) for name, dtype, shape, begin in layout}, None
-
-
-def _memory(path: str, total: int, shared: bool) -> Tensor:
-    if not total:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.from_file(path, shared=shared, size=total, dtype=torch.uint8)
 
 
 def _part(memory: Tensor, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

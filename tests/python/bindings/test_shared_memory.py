@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp._native import create_backend, is_shared_tensor, shared_empty
+from accelerate_cpp._native import create_backend, create_segment, is_shared_tensor, shared_empty
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -48,6 +49,18 @@ def test_a_shared_tensor_outlives_every_group_that_used_it() -> None:
         gc.collect()
     assert tensor.sum().item() == 7000
     assert not is_shared_tensor(tensor=tensor.clone())
+
+
+def test_a_segment_is_a_file_that_goes_with_it() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    segment = create_segment(size_bytes=100)
+    memory = torch.frombuffer(segment, dtype=torch.uint8)
+    assert memory.count_nonzero() == 0
+    memory[7] = 3
+    assert os.fstat(segment.descriptor).st_size == memory.numel() >= 100
+    assert os.pread(segment.descriptor, 1, 7) == b"\3"
+    del segment, memory
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("shape", [[-1], [2, -3], [1 << 62], [1 << 40, 1 << 40]])
