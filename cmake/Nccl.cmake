@@ -1,4 +1,4 @@
-# What the tests of NcclCommunicator need: doubles of NCCL and of the CUDA runtime; and, where they are found, the headers
+# What the tests of NcclComm need: doubles of NCCL and of the CUDA runtime; and, where they are found, the headers
 # of both, with which our declarations of their entry points are compared. The library itself needs none of this.
 
 find_path(ACCELERATE_CUDA_INCLUDE cuda_runtime_api.h
@@ -10,13 +10,16 @@ find_path(ACCELERATE_NCCL_INCLUDE nccl.h
           PATH_SUFFIXES include
           DOC "Folder of nccl.h (pip's nvidia-nccl-cu13 has it), for comparing declarations; may be missing")
 
-# Adds the tests in core/comm/nccl to `target`, and the executable nccl_device_tests, which is for machines with GPUs.
+# Adds the doubles, the tests in core/comm/nccl to `target`, and the executable nccl_device_tests, which is for machines
+# with GPUs.
 function(accelerate_add_nccl_tests target)
   set(here "${PROJECT_SOURCE_DIR}/tests/cpp/core/comm/nccl")
 
   add_library(cudart_double SHARED "${here}/cudart_double.cpp")
   add_library(nccl_double SHARED "${here}/nccl_double.cpp" "${here}/nccl_clique.cpp")
-  target_link_libraries(nccl_double PRIVATE cudart_double)
+  target_link_libraries(nccl_double PUBLIC cudart_double)
+  target_compile_definitions(nccl_double INTERFACE "ACCELERATE_NCCL_DOUBLE=\"$<TARGET_FILE:nccl_double>\""
+                                                   "ACCELERATE_CUDART_DOUBLE=\"$<TARGET_FILE:cudart_double>\"")
   foreach(double cudart_double nccl_double)
     target_include_directories(${double} PRIVATE "${PROJECT_SOURCE_DIR}/csrc" "${PROJECT_SOURCE_DIR}/tests/cpp")
     target_link_libraries(${double} PRIVATE accelerate_warnings)
@@ -25,9 +28,7 @@ function(accelerate_add_nccl_tests target)
   file(GLOB tests CONFIGURE_DEPENDS "${here}/*_test.cpp")
   list(FILTER tests EXCLUDE REGEX "(declarations|device)_test\\.cpp$")
   target_sources(${target} PRIVATE ${tests})
-  target_link_libraries(${target} PRIVATE nccl_double cudart_double)
-  target_compile_definitions(${target} PRIVATE "ACCELERATE_NCCL_DOUBLE=\"$<TARGET_FILE:nccl_double>\""
-                                               "ACCELERATE_CUDART_DOUBLE=\"$<TARGET_FILE:cudart_double>\"")
+  target_link_libraries(${target} PRIVATE nccl_double)
 
   if(ACCELERATE_CUDA_INCLUDE)
     add_library(cuda_declarations OBJECT "${here}/cuda_declarations_test.cpp"

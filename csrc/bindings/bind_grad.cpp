@@ -12,8 +12,10 @@
 
 #include "bindings/bindings.h"
 #include "core/base/error.h"
+#include "torch_bridge/c10d_store.h"
 #include "torch_bridge/device_kernels.h"
 #include "torch_bridge/gradient_reducers.h"
+#include "torch_bridge/nccl_device_group.h"
 
 namespace accelerate_cpp::bindings {
 
@@ -39,9 +41,10 @@ grad::CommHook comm_hook(const py::function& hook) {
 
 using Group = c10::intrusive_ptr<::c10d::ProcessGroup>;
 
-// The end of a group awaits threads that may need the interpreter's lock, so it must not hold it.
-std::shared_ptr<Group> ended_without_lock(Group group) {
-  return {new Group(std::move(group)), [](Group* held) {
+// The end of a group awaits threads that may need the interpreter's lock, or other ranks, so it must not hold it.
+template <class Pointer>
+std::shared_ptr<Pointer> ended_without_lock(Pointer pointer) {
+  return {new Pointer(std::move(pointer)), [](Pointer* held) {
             if (PyGILState_Check() != 0) {
               const py::gil_scoped_release release;
               delete held;
@@ -49,6 +52,20 @@ std::shared_ptr<Group> ended_without_lock(Group group) {
               delete held;
             }
           }};
+}
+
+// What Python holds of a communicator.
+struct HeldNccl {
+  std::shared_ptr<comm::NcclComm> comm;
+};
+
+// Called without the interpreter's lock.
+HeldNccl connect_nccl(const Group& group, const c10::Device& device, std::chrono::milliseconds timeout) {
+  comm::C10dStore store(group->getStore(), interrupt_probe());
+  const auto held = ended_without_lock(comm::NcclComm::connect(store, group->getRank(), group->getSize(),
+                                                               grad::nccl_on(device), Deadline::after(timeout),
+                                                               {"accelerate_cpp/nccl", timeout, interrupt_probe()}));
+  return {{held, held->get()}};
 }
 
 grad::DeviceGroup device_group(const Group& group, std::shared_ptr<const cuda::LoadedSlotKernels> kernels) {
@@ -84,7 +101,7 @@ void bind_reducer(py::module_& module) {
                        const std::vector<std::tuple<std::string, at::Tensor, bool>>& parameters,
                        std::vector<at::Tensor> left_out, std::size_t first_bucket_cap_bytes,
                        std::size_t bucket_cap_bytes, std::chrono::milliseconds timeout,
-                       const std::optional<Group>& group, bool device_kernels) {
+                       const std::optional<Group>& group, bool device_kernels, const HeldNccl* nccl) {
              auto kernels = group && device_kernels && !parameters.empty()
                                 ? kernels_or_warning(std::get<1>(parameters.front()).device())
                                 : nullptr;
@@ -92,15 +109,21 @@ void bind_reducer(py::module_& module) {
              for (const auto& [name, tensor, sparse_gradient] : parameters) {
                reduced.push_back({name, tensor, sparse_gradient});
              }
-             return GradientReducer::create(
-                 std::move(communicator), std::move(reduced), std::move(left_out),
-                 {first_bucket_cap_bytes, bucket_cap_bytes, timeout,
-                  group ? std::optional(device_group(*group, std::move(kernels))) : std::nullopt},
-                 rethrow_for_autograd);
+             grad::ReducerOptions options{first_bucket_cap_bytes, bucket_cap_bytes, timeout, {}};
+             if (nccl != nullptr) {
+               const int index = nccl->comm->context().device->index();
+               options.device_group = grad::nccl_device_group(
+                   nccl->comm, grad::current_stream_of_torch({c10::kCUDA, static_cast<c10::DeviceIndex>(index)}),
+                   std::move(kernels));
+             } else if (group) {
+               options.device_group = device_group(*group, std::move(kernels));
+             }
+             return GradientReducer::create(std::move(communicator), std::move(reduced), std::move(left_out),
+                                            std::move(options), rethrow_for_autograd);
            }),
            py::arg("communicator"), py::arg("parameters"), py::arg("left_out"), py::arg("first_bucket_cap_bytes"),
            py::arg("bucket_cap_bytes"), py::arg("timeout"), py::arg("device_group") = std::nullopt,
-           py::arg("device_kernels") = false, release)
+           py::arg("device_kernels") = false, py::arg("nccl") = nullptr, release)
       .def_property("synchronizing", &GradientReducer::synchronizing, &GradientReducer::set_synchronizing,
                     "Whether backward passes average gradients or leave them local.")
       .def("may_lack_parameters", &GradientReducer::may_lack_parameters,
@@ -126,9 +149,20 @@ void bind_reducer(py::module_& module) {
            "The other ranks raise PeerLost with the reason; gradients are cleared, and training can go on.");
 }
 
+void bind_nccl(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> release;
+  py::class_<HeldNccl>(module, "NcclComm", "NCCL for gradient buckets of one GPU (csrc/core/comm/nccl/nccl_comm.h).")
+      .def(py::init(&connect_nccl), py::arg("group"), py::arg("device"), py::arg("timeout"),
+           "Collective: connects the ranks of the process group, on whose store they find each other.", release);
+  module.def(
+      "open_nccl", [](const c10::Device& device) { grad::nccl_on(device); }, py::arg("device"), release,
+      "Throws where NcclComm finds no libraries for the device.");
+}
+
 }  // namespace
 
 void bind_grad(py::module_& module) {
+  bind_nccl(module);
   bind_reducer(module);
   module.def("note_registration", &grad::note_registration,
              "To be called when some module gets a parameter or a submodule.");

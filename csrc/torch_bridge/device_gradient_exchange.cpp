@@ -2,18 +2,15 @@
 
 #include <utility>
 
-#include "torch_bridge/bucket_memory.h"
-
 namespace accelerate_cpp::grad {
 
 DeviceGradientExchange::DeviceGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets,
                                                const std::vector<std::vector<at::Tensor>>& parameters,
-                                               SumOverRanks sum_over_ranks,
-                                               std::shared_ptr<const cuda::LoadedSlotKernels> kernels)
+                                               const DeviceGroup& group)
     : SequentialGradientExchange(communicator, std::move(buckets)),
-      sum_over_ranks_(std::move(sum_over_ranks)),
-      memory_(bucket_memories(this->buckets(), parameters)),
-      statistics_(this->buckets(), memory_, std::move(kernels)) {}
+      sum_over_ranks_(group.sum_over_ranks),
+      memory_(bucket_memories(this->buckets(), parameters, group.allocate)),
+      statistics_(this->buckets(), memory_, group.kernels) {}
 
 void DeviceGradientExchange::reset_round() {
   awaits_.clear();

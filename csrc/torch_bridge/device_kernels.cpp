@@ -11,9 +11,7 @@
 #include "core/base/error.h"
 
 namespace accelerate_cpp::grad {
-namespace {
 
-// The folder of the torch that is loaded.
 std::string folder_of_torch() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&at::globalContext), &info) == 0 || info.dli_fname == nullptr) {
@@ -21,8 +19,6 @@ std::string folder_of_torch() {
   }
   return std::filesystem::path(info.dli_fname).parent_path().parent_path().string();
 }
-
-}  // namespace
 
 cuda::KernelCompiler kernel_compiler(const std::string& path) {
   return cuda::KernelCompiler(path, folder_of_torch());

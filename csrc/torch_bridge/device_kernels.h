@@ -4,10 +4,14 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <string>
 
 #include "core/cuda/loaded_slot_kernels.h"
 
 namespace accelerate_cpp::grad {
+
+// The folder of the torch that is loaded, beside which pip puts NVIDIA's packages.
+std::string folder_of_torch();
 
 // Compiled and loaded once per device and process. Throws SystemFailure where that is not possible, and InvalidArgument
 // when the device is not CUDA's. Thread-safe.

@@ -177,8 +177,7 @@ std::unique_ptr<GradientExchange> GradientReducer::make_exchange(const std::vect
   if (hook_) {
     return std::make_unique<HookedGradientExchange>(*communicator_, buckets, std::move(tensors), hook_);
   }
-  auto exchange = std::make_unique<DeviceGradientExchange>(
-      *communicator_, buckets, tensors, options_.device_group->sum_over_ranks, options_.device_group->kernels);
+  auto exchange = std::make_unique<DeviceGradientExchange>(*communicator_, buckets, tensors, *options_.device_group);
   device_exchange_ = exchange.get();
   return exchange;
 }

@@ -15,8 +15,8 @@
 // gradient_as_bucket_view. One backward pass at a time. Sparse gradients have no slots: they are averaged one by one at
 // the end of the pass.
 //
-// Where the parameters are on an accelerator, buckets are, too, and a process group of torch sums them; what ranks have
-// to agree on goes through the communicator all the same.
+// Where the parameters are on an accelerator, buckets are, too, and a device group sums them; what ranks have to agree
+// on goes through the communicator all the same.
 //
 // Once statistics() has been asked for, the reduction also measures the averages, which spares a pass over their
 // memory. On an accelerator, the figures stay there.

@@ -20,7 +20,7 @@ def num_processes() -> int:
     return min(2, torch.cuda.device_count())
 
 
-def wrapped_on_gpu(module: Any, dtype_name: str, kernels: bool) -> Any:
+def wrapped_on_gpu(module: Any, dtype_name: str, kernels: bool, nccl: bool = False) -> Any:
     """``module`` in our wrapper, on this process's GPU."""
     import torch
     import torch.distributed as dist
@@ -40,6 +40,7 @@ def wrapped_on_gpu(module: Any, dtype_name: str, kernels: bool) -> Any:
         backend.timeout,
         make_device_group=device_group_maker(device, backend.timeout),
         device_kernels=kernels,
+        nccl=nccl,
     )
 
 
@@ -133,3 +134,32 @@ def test_the_kernels_find_what_the_host_finds(num_processes: int, dtype: str) ->
         for (squares, count), (expected, expected_count) in found:
             assert count == expected_count
             assert squares == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+def trained_over(nccl: bool) -> list[list[float]]:
+    """The parameters after three steps, with the sums of torch's process group or without it."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(5)
+    model = wrapped_on_gpu(
+        torch.nn.Sequential(torch.nn.Linear(37, 3001), torch.nn.Linear(3001, 5)), "float32", False, nccl
+    )
+    assert (model._nccl_comm is not None) is nccl, "NCCL was not opened: see the warning"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        data = torch.linspace(-1.0, 1.0, 8 * 37, device=model.device).reshape(8, 37) * (dist.get_rank() + step + 1)
+        model(data).pow(2).mean().backward()
+        optimizer.step()
+    weights = [parameter.flatten()[:100].tolist() for parameter in model.parameters()]
+    dist.destroy_process_group()
+    return weights
+
+
+def test_nccl_without_torchs_group_trains_alike(num_processes: int) -> None:
+    for own, of_torch in zip(
+        run_processes(trained_over, num_processes, True), run_processes(trained_over, num_processes, False), strict=True
+    ):
+        for weights, expected in zip(own, of_torch, strict=True):
+            assert weights == pytest.approx(expected, rel=1e-5, abs=1e-7)

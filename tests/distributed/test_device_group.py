@@ -92,6 +92,22 @@ def test_kernels_that_are_not_available_are_done_without_and_named():
     assert "found cpu" in message
 
 
+def averages_without_nccl() -> list[Any]:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with wrapped(nccl=True) as (model, rank):
+            average = backward_of(model, rank, None, late=False)
+            return [average, [str(warning.message) for warning in caught if "NCCL" in str(warning.message)]]
+
+
+def test_where_nccl_cannot_be_opened_the_process_group_sums_and_a_warning_says_so():
+    for average, [message] in run_processes(averages_without_nccl, 2):
+        assert average == [1.5] * 3
+        assert "torch's process group sums gradients instead: NCCL is for CUDA devices; found cpu" in message
+
+
 def operations_of_a_step() -> list[Any]:
     """Of a third step that un-scales, clips and steps fused: the norm, and what torch was asked to do."""
     import torch

@@ -44,8 +44,12 @@ Library::Library(std::string title, const std::vector<LibraryName>& names) : tit
                       ENOENT);
 }
 
+void* Library::find(const char* name) const {
+  return ::dlsym(handle_, name);
+}
+
 void* Library::symbol(const char* name) const {
-  void* const address = ::dlsym(handle_, name);
+  void* const address = find(name);
   if (address == nullptr) {
     throw SystemFailure(
         title_ + " at " + path_ + " has no entry point " + name + ": it is not that library, or a version too old",

@@ -27,8 +27,15 @@ class Library {
     function = reinterpret_cast<Function*>(symbol(name));
   }
 
+  // The same, but null when the library has no entry point of that name.
+  template <class Function>
+  void bind_if_there(Function*& function, const char* name) const {
+    function = reinterpret_cast<Function*>(find(name));
+  }
+
  private:
   void* symbol(const char* name) const;
+  void* find(const char* name) const;
 
   std::string title_;
   std::string path_;

@@ -231,6 +231,11 @@ CUDA_KERNELS = _flag(
     "let kernels of this package, instead of torch's operations, average and measure gradients on CUDA devices; "
     "experimental: they have run on no GPU yet",
 )
+NCCL = _flag(
+    "ACCELERATE_CPP_NCCL",
+    "let this package, instead of torch's process group, ask NCCL to sum gradients that its reducer averages on CUDA "
+    "devices; experimental: it has run on no GPU yet",
+)
 OFFLOAD_WINDOW = _text(
     "ACCELERATE_CPP_OFFLOAD_WINDOW",
     None,

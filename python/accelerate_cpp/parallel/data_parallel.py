@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,8 +14,15 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_cpp._native import C10dBackend, Communicator, GradientReducer, note_registration
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp._native import (
+    C10dBackend,
+    Communicator,
+    GradientReducer,
+    NcclComm,
+    note_registration,
+    open_nccl,
+)
+from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.parallel.compilation import interpreted
 
 _MEBIBYTE = 1 << 20
@@ -94,6 +102,27 @@ def device_group_maker(device: torch.device, timeout: timedelta) -> Callable[[],
     return make
 
 
+def connect_nccl(
+    group: dist.ProcessGroup, communicator: Communicator, device: torch.device, timeout: timedelta
+) -> NcclComm | None:
+    """NCCL without torch's process group, for the ranks of ``group``. Collective.
+
+    ``None`` if NCCL cannot be opened on some rank, which warns.
+    """
+    lacks = torch.zeros(1)
+    try:
+        open_nccl(device)
+    except (InvalidArgument, SystemFailure) as error:
+        warnings.warn(
+            f"NCCL cannot be asked directly, and torch's process group sums gradients instead: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        lacks.fill_(1)
+    communicator.all_reduce(lacks, dist.ReduceOp.MAX, timeout)
+    return None if lacks.item() else NcclComm(group, device, timeout)
+
+
 class DataParallel(torch.nn.Module, Joinable):
     """A model whose gradients are averaged over all ranks when ``backward()`` returns.
 
@@ -118,6 +147,9 @@ class DataParallel(torch.nn.Module, Joinable):
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
         device_kernels: whether kernels of ours average and measure gradients on a CUDA device, where they can be
             compiled on all ranks; otherwise torch's operations do. They have not been run on a GPU yet.
+        nccl: whether gradients on a CUDA device are summed by NCCL without the process group, which then carries only
+            parameters and buffers; if NCCL cannot be opened on all ranks, the group sums them. It has not been run on a
+            GPU yet.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
             training step.
     """
@@ -131,6 +163,7 @@ class DataParallel(torch.nn.Module, Joinable):
         broadcast_buffers: bool = True,
         make_device_group: Callable[[], dist.ProcessGroup] | None = None,
         device_kernels: bool = False,
+        nccl: bool = False,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -139,6 +172,7 @@ class DataParallel(torch.nn.Module, Joinable):
         self.require_backward_grad_sync = True
         self._bucket_cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
         self._device_kernels = device_kernels
+        self._nccl = nccl
         self._buffers_changed = False
         self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
         _notice_new_parameters()
@@ -153,12 +187,18 @@ class DataParallel(torch.nn.Module, Joinable):
         self._communicator: Communicator | None = communicator
         self._timeout = timeout
         self._make_device_group = make_device_group
-        self._device_group = None if make_device_group is None else make_device_group()
         self._interruptions = communicator.interruptions
         self._device = next(self.module.parameters()).device
+        self._make_groups()
         self.take_over_from(0)
         self._reduced: set[int] = set()  # identities of parameters, which the reducer keeps alive
         self._reducer: GradientReducer | None = self._make_reducer()
+
+    def _make_groups(self) -> None:
+        self._device_group = None if self._make_device_group is None else self._make_device_group()
+        self._nccl_comm: NcclComm | None = None
+        if self._nccl and self._device_group is not None:
+            self._nccl_comm = connect_nccl(self._device_group, self.communicator, self._device, self._timeout)
 
     def _make_reducer(self) -> GradientReducer:
         parameters = _parameters_to_reduce(self.module, self._reduced)
@@ -172,6 +212,7 @@ class DataParallel(torch.nn.Module, Joinable):
             timeout=self._timeout,
             device_group=self._device_group,
             device_kernels=self._device_kernels,
+            nccl=self._nccl_comm,
         )
         if self._comm_hook is not None:
             reducer.register_comm_hook(self._comm_hook, self._group_of_hooks())
@@ -190,7 +231,7 @@ class DataParallel(torch.nn.Module, Joinable):
         # Ranks that are elsewhere, or gone, show here.
         self.communicator.all_reduce(torch.zeros(1), dist.ReduceOp.SUM, self._timeout)
         self._interruptions = interruptions
-        self._device_group = self._make_device_group()
+        self._make_groups()
         self._reducer = self._make_reducer()
 
     def _take_in_new_parameters(self) -> None:
@@ -206,7 +247,7 @@ class DataParallel(torch.nn.Module, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         own = (
             *("_communicator", "_make_device_group", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook"),
-            *("_join_config", "_interruptions"),
+            *("_join_config", "_interruptions", "_nccl_comm"),
         )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -214,6 +255,7 @@ class DataParallel(torch.nn.Module, Joinable):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
         self._communicator = self._make_device_group = self._device_group = self._reducer = self._comm_hook = None
+        self._nccl_comm = None
         self._device = next(self.module.parameters()).device
         self._buffers_changed = False
 

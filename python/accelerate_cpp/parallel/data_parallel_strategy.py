@@ -150,6 +150,7 @@ class DataParallelStrategy(SingleStrategy):
             options = {name: self._ddp_kwargs[name] for name in known if name in self._ddp_kwargs}
             options["make_device_group"] = device_group_maker(self._device, backend.timeout)
             options["device_kernels"] = env_table.CUDA_KERNELS.get()
+            options["nccl"] = env_table.NCCL.get()
             wrapped = DataParallel(model, backend.communicator, backend.timeout, **options)
             self._wrapped.append(weakref.ref(wrapped, self._wrapped.remove))
         hook = hook_for(*self._hook_options)

@@ -30,17 +30,18 @@ at::Tensor parameter(std::int64_t count, at::ScalarType dtype = at::kFloat) {
   return at::full({count}, 1, dtype).set_requires_grad(true);
 }
 
-SumOverRanks sum_by(const Communicator& communicator) {
-  return [communicator](const at::Tensor& bucket) {
+DeviceGroup group_by(const Communicator& communicator, std::shared_ptr<const cuda::LoadedSlotKernels> kernels = {}) {
+  const auto sum = [communicator](const at::Tensor& bucket) {
     return [communicator, bucket] { communicator->all_reduce(view_of(bucket), comm::ReduceOp::kSum, soon()); };
   };
+  return {sum, [] {}, std::move(kernels)};
 }
 
 // Two buckets, of two parameters and of one.
 struct Exchange {
   explicit Exchange(Communicator communicator, std::shared_ptr<const cuda::LoadedSlotKernels> kernels = nullptr)
       : of(*communicator, {{DType::kFloat32, 32, {{0, 4}, {16, 2}}}, {DType::kFloat32, 16, {{0, 5}}}},
-           {{parameter(4), parameter(2)}, {parameter(5)}}, sum_by(communicator), std::move(kernels)) {}
+           {{parameter(4), parameter(2)}, {parameter(5)}}, group_by(communicator, std::move(kernels))) {}
 
   float& value(std::size_t bucket, std::size_t index) { return static_cast<float*>(of.bucket(bucket).data)[index]; }
 
@@ -108,7 +109,7 @@ TEST(DeviceGradientExchanges, AverageAndMeasureInOnePassWhereThereAreKernels) {
 TEST(DeviceGradientExchanges, DoNotSumHalvesThatAreNotYetDivided) {
   run_ranks(2, [&](const Communicator& communicator, int) {
     DeviceGradientExchange exchange(*communicator, {{DType::kFloat16, 32, {{0, 4}}}}, {{parameter(4, at::kHalf)}},
-                                    sum_by(communicator), kernels_of_double());
+                                    group_by(communicator, kernels_of_double()));
     auto* const values = static_cast<Float16*>(exchange.bucket(0).data);
     values[0] = to_float16(60000.0f);
     exchange.begin({{}, true}, soon());
@@ -143,7 +144,7 @@ TEST(DeviceGradientExchanges, ConformToGradientExchange) {
           {{parameter(33), parameter(50)},
            {parameter(1, at::kDouble), parameter(60000, at::kDouble), parameter(9992, at::kDouble)},
            {parameter(1)}},
-          sum_by(communicator));
+          group_by(communicator));
       comm::testing::check_gradient_exchange(exchange, rank, size);
     });
   }
@@ -153,11 +154,12 @@ TEST(DeviceGradientExchanges, StartBucketsInOrderWhicheverIsReadyFirst) {
   comm::testing::run_threads(1, [](comm::Store& store, int rank) {
     const Communicator communicator = comm::ShmCommunicator::connect(store, rank, 1, soon(), {});
     std::vector<std::int64_t> started;
+    const auto note = [&](const at::Tensor& bucket) {
+      started.push_back(bucket.numel());
+      return [] {};
+    };
     DeviceGradientExchange exchange(*communicator, {{DType::kFloat32, 16, {{0, 4}}}, {DType::kFloat64, 8, {{0, 5}}}},
-                                    {{parameter(4)}, {parameter(5, at::kDouble)}}, [&](const at::Tensor& bucket) {
-                                      started.push_back(bucket.numel());
-                                      return [] {};
-                                    });
+                                    {{parameter(4)}, {parameter(5, at::kDouble)}}, {note, [] {}, nullptr});
     exchange.publish(1);
     EXPECT_THAT(started, ElementsAre());
     exchange.publish(0);
@@ -172,8 +174,9 @@ TEST(DeviceGradientExchanges, StartBucketsInOrderWhicheverIsReadyFirst) {
 TEST(DeviceGradientExchanges, TellWhenOthersMayCompleteARoundThatThisRankCannot) {
   comm::testing::run_threads(1, [](comm::Store& store, int rank) {
     const Communicator communicator = comm::ShmCommunicator::connect(store, rank, 1, soon(), {});
+    const auto fail = [](const at::Tensor&) { return [] { throw SystemFailure("a sum", 5); }; };
     DeviceGradientExchange exchange(*communicator, {{DType::kFloat32, 16, {{0, 4}}}}, {{parameter(4)}},
-                                    [](const at::Tensor&) { return [] { throw SystemFailure("a sum", 5); }; });
+                                    {fail, [] {}, nullptr});
     exchange.publish(0);
     EXPECT_FALSE(exchange.completing());
     EXPECT_THROW(exchange.finish(soon()), SystemFailure);

@@ -75,6 +75,16 @@ def test_kernels_of_ours_for_gpus_are_had_by_asking_for_them(
     assert wrapped._device_kernels is expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [("", False), ("1", True)])
+def test_nccl_without_torchs_group_is_had_by_asking_for_it(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_CPP_NCCL", text)
+    _, wrapped = prepared(torch.nn.Linear(2, 2))
+    assert wrapped._nccl is expected
+    assert wrapped._nccl_comm is None, "it is for GPUs"
+
+
 @pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
 def test_a_model_with_nothing_to_train_is_wrapped_once_it_is_thawed_and_prepared_again() -> None:
     model = torch.nn.Linear(2, 2).requires_grad_(False)

@@ -16,14 +16,11 @@ CudaApi::CudaApi(const std::string& path_, const std::string& beside) {
   library.bind(get_device_count, "cudaGetDeviceCount");
   library.bind(get_device, "cudaGetDevice");
   library.bind(set_device, "cudaSetDevice");
+  library.bind(device_synchronize, "cudaDeviceSynchronize");
   library.bind(allocate, "cudaMalloc");
   library.bind(release, "cudaFree");
-  library.bind(allocate_host, "cudaMallocHost");
-  library.bind(release_host, "cudaFreeHost");
-  library.bind(copy_async, "cudaMemcpyAsync");
   library.bind(stream_create, "cudaStreamCreateWithFlags");
   library.bind(stream_destroy, "cudaStreamDestroy");
-  library.bind(stream_query, "cudaStreamQuery");
   library.bind(stream_wait_event, "cudaStreamWaitEvent");
   library.bind(event_create, "cudaEventCreateWithFlags");
   library.bind(event_destroy, "cudaEventDestroy");

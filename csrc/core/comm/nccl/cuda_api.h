@@ -1,5 +1,5 @@
-// The entry points of the CUDA runtime that NcclCommunicator uses. They are declared here, so that a build needs no
-// CUDA toolkit; where its headers are present, cuda_declarations_test.cpp compares. All of them exist unchanged since
+// The entry points of the CUDA runtime that NcclComm uses. They are declared here, so that a build needs no CUDA
+// toolkit; where its headers are present, cuda_declarations_test.cpp compares. All of them exist unchanged since
 // CUDA 11.
 #pragma once
 
@@ -9,7 +9,6 @@
 namespace accelerate_cpp::comm {
 
 enum class CudaStatus : int { kSuccess = 0, kMemoryAllocation = 2, kNotReady = 600 };
-enum class CudaCopyKind : int { kDefault = 4 };  // the direction follows from the addresses
 
 struct CudaStreamOpaque;
 struct CudaEventOpaque;
@@ -28,15 +27,11 @@ struct CudaApi {
   CudaStatus (*get_device_count)(int* count);
   CudaStatus (*get_device)(int* device);
   CudaStatus (*set_device)(int device);
+  CudaStatus (*device_synchronize)();
   CudaStatus (*allocate)(void** memory, std::size_t size_bytes);
   CudaStatus (*release)(void* memory);
-  CudaStatus (*allocate_host)(void** memory, std::size_t size_bytes);
-  CudaStatus (*release_host)(void* memory);
-  CudaStatus (*copy_async)(void* destination, const void* source, std::size_t size_bytes, CudaCopyKind kind,
-                           CudaStream stream);
   CudaStatus (*stream_create)(CudaStream* stream, unsigned flags);
   CudaStatus (*stream_destroy)(CudaStream stream);
-  CudaStatus (*stream_query)(CudaStream stream);
   CudaStatus (*stream_wait_event)(CudaStream stream, CudaEvent event, unsigned flags);
   CudaStatus (*event_create)(CudaEvent* event, unsigned flags);
   CudaStatus (*event_destroy)(CudaEvent event);

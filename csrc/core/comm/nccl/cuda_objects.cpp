@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -50,17 +50,6 @@ DeviceStream::~DeviceStream() {
   }
 }
 
-void DeviceStream::copy(void* destination, const void* source, std::size_t size_bytes) {
-  if (size_bytes > 0 && destination != source) {
-    device_->api().check(device_->api().copy_async(destination, source, size_bytes, CudaCopyKind::kDefault, stream_),
-                         "cudaMemcpyAsync");
-  }
-}
-
-bool DeviceStream::idle() const {
-  return device_->api().done(device_->api().stream_query(stream_), "cudaStreamQuery");
-}
-
 DeviceEvent::DeviceEvent(std::shared_ptr<const CudaDevice> device) : device_(std::move(device)) {
   const DeviceGuard guard(*device_);
   device_->api().check(device_->api().event_create(&event_, kCudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -82,40 +71,6 @@ bool DeviceEvent::passed() const {
 
 void DeviceEvent::hold_back(CudaStream stream) const {
   device_->api().check(device_->api().stream_wait_event(stream, event_, 0), "cudaStreamWaitEvent");
-}
-
-CudaMemory::CudaMemory(std::shared_ptr<const CudaDevice> device, MemoryKind kind, std::size_t size_bytes)
-    : device_(std::move(device)), kind_(kind), size_bytes_(size_bytes) {
-  const DeviceGuard guard(*device_);
-  const std::size_t some = std::max<std::size_t>(size_bytes, 1);  // an address also for nothing
-  const CudaApi& api = device_->api();
-  if (kind == MemoryKind::kDevice) {
-    api.check(api.allocate(&data_, some),
-              ("cudaMalloc of " + std::to_string(some) + " bytes on cuda:" + std::to_string(device_->index())).c_str());
-  } else {
-    api.check(api.allocate_host(&data_, some), ("cudaMallocHost of " + std::to_string(some) + " bytes").c_str());
-  }
-}
-
-CudaMemory::~CudaMemory() {
-  if (device_->in_forked_child()) {
-    return;
-  }
-  const DeviceGuard guard(*device_);
-  if (kind_ == MemoryKind::kDevice) {
-    device_->api().release(data_);
-  } else {
-    device_->api().release_host(data_);
-  }
-}
-
-std::byte* GrowingMemory::at_least(std::size_t size_bytes) {
-  const std::size_t now = memory_.empty() ? 0 : memory_.back()->size_bytes();
-  if (memory_.empty() || now < size_bytes) {
-    // Doubling bounds what is kept by twice what is in use.
-    memory_.push_back(std::make_unique<CudaMemory>(device_, kind_, std::max({size_bytes, 2 * now, kFirstBytes})));
-  }
-  return memory_.back()->data();
 }
 
 }  // namespace accelerate_cpp::comm

@@ -4,10 +4,7 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "core/comm/nccl/cuda_api.h"
 
@@ -51,17 +48,13 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   CudaStream get() const { return stream_; }
-  // Copies `size_bytes`, which may be 0, in the order of the stream.
-  void copy(void* destination, const void* source, std::size_t size_bytes);
-  // Whether all that was put into it has ended.
-  bool idle() const;
 
  private:
   std::shared_ptr<const CudaDevice> device_;
   CudaStream stream_ = nullptr;
 };
 
-// A point in the work of a stream.
+// A point in the work of a stream. Streams may be of any owner; null is the default stream.
 class DeviceEvent {
  public:
   explicit DeviceEvent(std::shared_ptr<const CudaDevice> device);
@@ -78,43 +71,6 @@ class DeviceEvent {
  private:
   std::shared_ptr<const CudaDevice> device_;
   CudaEvent event_ = nullptr;
-};
-
-enum class MemoryKind { kDevice, kPinned };
-
-// Memory of the device, or page-locked memory of the host, aligned to at least 256 bytes.
-class CudaMemory {
- public:
-  CudaMemory(std::shared_ptr<const CudaDevice> device, MemoryKind kind, std::size_t size_bytes);
-  ~CudaMemory();
-  CudaMemory(const CudaMemory&) = delete;
-  CudaMemory& operator=(const CudaMemory&) = delete;
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size_bytes() const { return size_bytes_; }
-
- private:
-  std::shared_ptr<const CudaDevice> device_;
-  MemoryKind kind_;
-  std::size_t size_bytes_;
-  void* data_ = nullptr;
-};
-
-// Memory that grows on demand. What it has outgrown is kept until the end: releasing memory of a device waits for all
-// work on it, also for a receive whose sender is waiting for us.
-class GrowingMemory {
- public:
-  GrowingMemory(std::shared_ptr<const CudaDevice> device, MemoryKind kind) : device_(std::move(device)), kind_(kind) {}
-
-  // At least `size_bytes`; the contents are kept only while it does not grow.
-  std::byte* at_least(std::size_t size_bytes);
-
- private:
-  static constexpr std::size_t kFirstBytes = 4096;
-
-  std::shared_ptr<const CudaDevice> device_;
-  MemoryKind kind_;
-  std::vector<std::unique_ptr<CudaMemory>> memory_;  // the last is in use
 };
 
 }  // namespace accelerate_cpp::comm

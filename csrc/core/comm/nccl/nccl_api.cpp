@@ -16,23 +16,18 @@ NcclApi::NcclApi(const std::string& path_, const std::string& beside) {
   library.bind(get_last_error, "ncclGetLastError");
   check(get_version(&version), "ncclGetVersion");
   if (version < kMinimumVersion) {
-    throw SystemFailure("NCCL " + version_text(version) + " at " + path + " is too old: " +
-                            version_text(kMinimumVersion) + " is the first with ncclCommSplit. Install a newer one",
+    throw SystemFailure("NCCL " + version_text(version) + " at " + path +
+                            " is too old: " + version_text(kMinimumVersion) +
+                            " is the oldest version whose settings are known here. Install a newer one",
                         ENOSYS);
   }
   library.bind(get_unique_id, "ncclGetUniqueId");
   library.bind(comm_init_rank_config, "ncclCommInitRankConfig");
-  library.bind(comm_split, "ncclCommSplit");
   library.bind(comm_finalize, "ncclCommFinalize");
   library.bind(comm_destroy, "ncclCommDestroy");
   library.bind(comm_abort, "ncclCommAbort");
   library.bind(comm_get_async_error, "ncclCommGetAsyncError");
-  library.bind(comm_count, "ncclCommCount");
-  library.bind(comm_user_rank, "ncclCommUserRank");
-  library.bind(redop_create_premul_sum, "ncclRedOpCreatePreMulSum");
-  library.bind(redop_destroy, "ncclRedOpDestroy");
   library.bind(all_reduce, "ncclAllReduce");
-  library.bind(reduce, "ncclReduce");
   library.bind(reduce_scatter, "ncclReduceScatter");
   library.bind(broadcast, "ncclBroadcast");
   library.bind(all_gather, "ncclAllGather");
@@ -40,6 +35,10 @@ NcclApi::NcclApi(const std::string& path_, const std::string& beside) {
   library.bind(receive, "ncclRecv");
   library.bind(group_start, "ncclGroupStart");
   library.bind(group_end, "ncclGroupEnd");
+  library.bind_if_there(mem_alloc, "ncclMemAlloc");
+  library.bind_if_there(mem_free, "ncclMemFree");
+  library.bind_if_there(comm_register, "ncclCommRegister");
+  library.bind_if_there(comm_deregister, "ncclCommDeregister");
 }
 
 void NcclApi::check(NcclResult result, const char* call) const {
@@ -66,9 +65,8 @@ void NcclApi::check(NcclResult result, const char* call) const {
 }
 
 std::string NcclApi::version_text(int version) {
-  const int major = version < 10000 ? version / 1000 : version / 10000;  // the coding changed with 2.9
-  const int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
 }
 
 }  // namespace accelerate_cpp::comm

@@ -1,4 +1,4 @@
-// The entry points of NCCL that NcclCommunicator uses. They are declared here, so that a build needs neither nccl.h nor
+// The entry points of NCCL that NcclComm uses. They are declared here, so that a build needs neither nccl.h nor
 // CUDA; where nccl.h is present (pip's nvidia-nccl-cu13 has it), nccl_declarations_test.cpp compares.
 #pragma once
 
@@ -22,30 +22,11 @@ enum class NcclResult : int {
   kTimeout = 8,
 };
 
-enum class NcclDataType : int {
-  kInt8 = 0,
-  kUint8 = 1,
-  kInt32 = 2,
-  kInt64 = 4,
-  kFloat16 = 6,
-  kFloat32 = 7,
-  kFloat64 = 8,
-  kBfloat16 = 9,
-};
-
-// Further values name operations that were created by redop_create_premul_sum.
-enum class NcclRedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
-
-enum class NcclScalarResidence : int { kHostImmediate = 1 };  // the factor is read during the call
-
-// The first error of the two, if there is one.
-inline NcclResult worse(NcclResult first, NcclResult second) {
-  const bool fine = first == NcclResult::kSuccess || first == NcclResult::kInProgress;
-  return fine ? second : first;
-}
+enum class NcclDataType : int { kUint8 = 1, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9 };
+enum class NcclRedOp : int { kSum = 0, kAvg = 4 };
 
 struct NcclCommOpaque;
-using NcclComm = NcclCommOpaque*;
+using NcclHandle = NcclCommOpaque*;
 
 struct NcclUniqueId {
   char bytes[128];
@@ -68,11 +49,8 @@ struct NcclConfig {
   int traffic_class = kUnset;  // padding in 2.18
 };
 
-inline constexpr int kNcclSplitNoColor = -1;
-
 struct NcclApi {
-  // 2.18.1 is the first version with ncclCommSplit; non-blocking initialisation (2.14) and the pre-multiplied sum
-  // (2.11) are older.
+  // Older versions have non-blocking communicators, too (from 2.14), but other settings than NcclConfig.
   static constexpr int kMinimumVersion = 21801;
 
   // Opens `path`, or libnccl.so.2 where nvidia_library_names() finds it. Throws SystemFailure when it is absent or
@@ -84,34 +62,36 @@ struct NcclApi {
 
   NcclResult (*get_version)(int* version);
   NcclResult (*get_unique_id)(NcclUniqueId* id);
-  NcclResult (*comm_init_rank_config)(NcclComm* comm, int size, NcclUniqueId id, int rank, NcclConfig* config);
-  NcclResult (*comm_split)(NcclComm comm, int color, int key, NcclComm* child, NcclConfig* config);
-  NcclResult (*comm_finalize)(NcclComm comm);
-  NcclResult (*comm_destroy)(NcclComm comm);
-  NcclResult (*comm_abort)(NcclComm comm);
-  NcclResult (*comm_get_async_error)(NcclComm comm, NcclResult* state);
-  NcclResult (*comm_count)(const NcclComm comm, int* size);
-  NcclResult (*comm_user_rank)(const NcclComm comm, int* rank);
+  NcclResult (*comm_init_rank_config)(NcclHandle* comm, int size, NcclUniqueId id, int rank, NcclConfig* config);
+  NcclResult (*comm_finalize)(NcclHandle comm);
+  NcclResult (*comm_destroy)(NcclHandle comm);
+  NcclResult (*comm_abort)(NcclHandle comm);
+  NcclResult (*comm_get_async_error)(NcclHandle comm, NcclResult* state);
   const char* (*get_error_string)(NcclResult result);
-  const char* (*get_last_error)(NcclComm comm);
-  NcclResult (*redop_create_premul_sum)(NcclRedOp* op, void* factor, NcclDataType type, NcclScalarResidence residence,
-                                        NcclComm comm);
-  NcclResult (*redop_destroy)(NcclRedOp op, NcclComm comm);
+  const char* (*get_last_error)(NcclHandle comm);
   NcclResult (*all_reduce)(const void* input, void* output, std::size_t count, NcclDataType type, NcclRedOp op,
-                           NcclComm comm, CudaStream stream);
-  NcclResult (*reduce)(const void* input, void* output, std::size_t count, NcclDataType type, NcclRedOp op, int root,
-                       NcclComm comm, CudaStream stream);
+                           NcclHandle comm, CudaStream stream);
   NcclResult (*reduce_scatter)(const void* input, void* output, std::size_t output_count, NcclDataType type,
-                               NcclRedOp op, NcclComm comm, CudaStream stream);
+                               NcclRedOp op, NcclHandle comm, CudaStream stream);
   NcclResult (*broadcast)(const void* input, void* output, std::size_t count, NcclDataType type, int root,
-                          NcclComm comm, CudaStream stream);
-  NcclResult (*all_gather)(const void* input, void* output, std::size_t input_count, NcclDataType type, NcclComm comm,
+                          NcclHandle comm, CudaStream stream);
+  NcclResult (*all_gather)(const void* input, void* output, std::size_t input_count, NcclDataType type, NcclHandle comm,
                            CudaStream stream);
-  NcclResult (*send)(const void* data, std::size_t count, NcclDataType type, int peer, NcclComm comm,
+  NcclResult (*send)(const void* data, std::size_t count, NcclDataType type, int peer, NcclHandle comm,
                      CudaStream stream);
-  NcclResult (*receive)(void* data, std::size_t count, NcclDataType type, int peer, NcclComm comm, CudaStream stream);
+  NcclResult (*receive)(void* data, std::size_t count, NcclDataType type, int peer, NcclHandle comm, CudaStream stream);
   NcclResult (*group_start)();
   NcclResult (*group_end)();
+
+  // From 2.19 on; null where the library does not have them.
+  NcclResult (*mem_alloc)(void** memory, std::size_t size_bytes) = nullptr;
+  NcclResult (*mem_free)(void* memory) = nullptr;
+  NcclResult (*comm_register)(const NcclHandle comm, void* memory, std::size_t size_bytes,
+                              void** registration) = nullptr;
+  NcclResult (*comm_deregister)(const NcclHandle comm, void* registration) = nullptr;
+  bool registers() const {
+    return mem_alloc != nullptr && mem_free != nullptr && comm_register != nullptr && comm_deregister != nullptr;
+  }
 
   // Throws unless `result` is success or in progress: PeerLost for an error of another rank, InvalidArgument for NCCL's
   // refusals, Timeout for its own, SystemFailure for the rest. `call` names the entry point.

@@ -71,6 +71,9 @@ TEST(Library, SaysWhichEntryPointIsMissing) {
     library.bind(function, "ncclMakesCoffee");
   });
   EXPECT_THAT(message, AllOf(HasSubstr("The double at "), HasSubstr("ncclMakesCoffee")));
+  void (*function)() = [] {};
+  library.bind_if_there(function, "ncclMakesCoffee");
+  EXPECT_EQ(function, nullptr);
 }
 
 }  // namespace

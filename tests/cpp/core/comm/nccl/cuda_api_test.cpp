@@ -27,27 +27,20 @@ TEST_F(CudaApiTest, BindsEveryEntryPointToItsOwnFunction) {
   void* memory = nullptr;
   api_.check(api_.allocate(&memory, 8), "cudaMalloc");
   api_.check(api_.release(memory), "cudaFree");
-  void* pinned = nullptr;
-  api_.check(api_.allocate_host(&pinned, 8), "cudaMallocHost");
-  api_.check(api_.release_host(pinned), "cudaFreeHost");
   CudaStream stream = nullptr;
   CudaEvent event = nullptr;
   api_.check(api_.stream_create(&stream, kCudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   api_.check(api_.event_create(&event, kCudaEventDisableTiming), "cudaEventCreateWithFlags");
-  int from = 7;
-  int to = 0;
-  api_.check(api_.copy_async(&to, &from, sizeof(from), CudaCopyKind::kDefault, stream), "cudaMemcpyAsync");
   api_.check(api_.event_record(event, stream), "cudaEventRecord");
   api_.check(api_.stream_wait_event(stream, event, 0), "cudaStreamWaitEvent");
   EXPECT_TRUE(api_.done(api_.event_query(event), "cudaEventQuery"));
-  EXPECT_TRUE(api_.done(api_.stream_query(stream), "cudaStreamQuery"));
-  EXPECT_EQ(to, 7);
+  api_.check(api_.device_synchronize(), "cudaDeviceSynchronize");
   api_.check(api_.event_destroy(event), "cudaEventDestroy");
   api_.check(api_.stream_destroy(stream), "cudaStreamDestroy");
   for (const char* const call :
-       {"cudaGetDeviceCount", "cudaSetDevice", "cudaGetDevice", "cudaMalloc", "cudaFree", "cudaMallocHost",
-        "cudaFreeHost", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord",
-        "cudaStreamWaitEvent", "cudaEventQuery", "cudaStreamQuery", "cudaEventDestroy", "cudaStreamDestroy"}) {
+       {"cudaGetDeviceCount", "cudaSetDevice", "cudaGetDevice", "cudaMalloc", "cudaFree", "cudaStreamCreateWithFlags",
+        "cudaEventCreateWithFlags", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventQuery", "cudaDeviceSynchronize",
+        "cudaEventDestroy", "cudaStreamDestroy"}) {
     EXPECT_EQ(gpu_double().count_calls(call), 1u) << call;
   }
 }

@@ -15,14 +15,11 @@ namespace {
 ACCELERATE_SAME(get_device_count, cudaGetDeviceCount);
 ACCELERATE_SAME(get_device, cudaGetDevice);
 ACCELERATE_SAME(set_device, cudaSetDevice);
+ACCELERATE_SAME(device_synchronize, cudaDeviceSynchronize);
 ACCELERATE_SAME(allocate, cudaMalloc);
 ACCELERATE_SAME(release, cudaFree);
-ACCELERATE_SAME(allocate_host, cudaMallocHost);
-ACCELERATE_SAME(release_host, cudaFreeHost);
-ACCELERATE_SAME(copy_async, cudaMemcpyAsync);
 ACCELERATE_SAME(stream_create, cudaStreamCreateWithFlags);
 ACCELERATE_SAME(stream_destroy, cudaStreamDestroy);
-ACCELERATE_SAME(stream_query, cudaStreamQuery);
 ACCELERATE_SAME(stream_wait_event, cudaStreamWaitEvent);
 ACCELERATE_SAME(event_create, cudaEventCreateWithFlags);
 ACCELERATE_SAME(event_destroy, cudaEventDestroy);
@@ -34,7 +31,6 @@ ACCELERATE_SAME(get_error_string, cudaGetErrorString);
 static_assert(static_cast<int>(CudaStatus::kSuccess) == cudaSuccess);
 static_assert(static_cast<int>(CudaStatus::kMemoryAllocation) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaStatus::kNotReady) == cudaErrorNotReady);
-static_assert(static_cast<int>(CudaCopyKind::kDefault) == cudaMemcpyDefault);
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
 

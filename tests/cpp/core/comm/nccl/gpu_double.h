@@ -1,6 +1,6 @@
 // A stand-in for the CUDA runtime: its devices are this process, their memory is memory of the host, and streams are
 // lists of work that move on whenever anybody asks how far they are. So everything is as asynchronous as on a GPU, but
-// repeatable. Copies and NCCL operations reach device memory only through here, so that a wrong address is noticed.
+// repeatable. NCCL operations reach device memory only through here, so that a wrong address is noticed.
 //
 // Built as a shared library that has CUDA's entry points; tests reach into it through gpu_double().
 #pragma once
@@ -48,6 +48,10 @@ class __attribute__((visibility("default"))) GpuDouble {
   // Stops the stream at this point until release() of the returned flag.
   std::shared_ptr<bool> hold(CudaStream stream);
   void release(const std::shared_ptr<bool>& held);
+  // Puts `work` onto the stream, as a kernel; it is tried until it returns true.
+  void enqueue(CudaStream stream, std::function<bool()> work);
+  // Lets all streams do what they can; whether `stream` has nothing left.
+  bool idle(CudaStream stream);
 
   // What was done wrong: foreign addresses, streams destroyed at work, objects of other devices.
   std::vector<std::string> problems;
@@ -63,7 +67,6 @@ class __attribute__((visibility("default"))) GpuDouble {
 
   // For the doubles' entry points, with the mutex held.
   int enter(const std::string& call);  // records the call; the status that was ordered for it, or 0
-  void enqueue(CudaStream stream, std::function<bool()> work);
   void advance();
   CudaStreamOpaque& resolve(CudaStream stream);  // the default stream for null
   bool owns(const void* memory, std::size_t size_bytes, int device) const;
@@ -71,8 +74,11 @@ class __attribute__((visibility("default"))) GpuDouble {
 
   struct Allocation {
     std::size_t size_bytes;
-    int device;  // -1: of the host
+    int device;
+    bool by_nccl;
   };
+  void* allocate(std::size_t size_bytes, bool by_nccl);
+  bool release(void* memory, bool by_nccl);
   std::map<const std::byte*, Allocation> allocations;
   std::set<CudaStream> streams;
   std::set<CudaEvent> events;

@@ -9,12 +9,12 @@
 
 namespace accelerate_cpp::comm::testing {
 
-std::string Clique::join(NcclComm comm) {
-  NcclComm& place = members_[static_cast<std::size_t>(comm->rank)];
+std::string Clique::join(NcclHandle comm) {
+  NcclHandle& place = members_[static_cast<std::size_t>(comm->rank)];
   if (place != nullptr) {
     return "two members with rank " + std::to_string(comm->rank);
   }
-  for (const NcclComm other : members_) {
+  for (const NcclHandle other : members_) {
     if (other != nullptr && other->device == comm->device) {
       return "Duplicate GPU detected: rank " + std::to_string(comm->rank) + " and rank " + std::to_string(other->rank) +
              " both on device " + std::to_string(comm->device);
@@ -26,7 +26,7 @@ std::string Clique::join(NcclComm comm) {
 }
 
 void Clique::leave(int rank, bool in_order) {
-  NcclComm& place = members_[static_cast<std::size_t>(rank)];
+  NcclHandle& place = members_[static_cast<std::size_t>(rank)];
   place = nullptr;
   dead_ = dead_ || !in_order;
 }
@@ -37,7 +37,7 @@ bool Clique::complete() const {
 
 bool Clique::all_finalized() const {
   return std::all_of(members_.begin(), members_.end(),
-                     [](NcclComm comm) { return comm == nullptr || comm->finalized; }) &&
+                     [](NcclHandle comm) { return comm == nullptr || comm->finalized; }) &&
          joined_ == members_.size();
 }
 
@@ -46,7 +46,7 @@ bool Clique::alike(const Task& a, const Task& b) {
 }
 
 void Clique::enqueue(const std::vector<Task>& tasks) {
-  NcclComm const comm = tasks.front().comm;
+  NcclHandle const comm = tasks.front().comm;
   struct State {
     bool started = false;
     std::vector<Flag> messages;
@@ -113,10 +113,8 @@ void Clique::meet(Meeting& meeting) {
   const Task& first = *meeting.tasks.front();
   const std::size_t bytes = first.count * size_of(first.type);
   std::vector<const std::byte*> inputs;
-  std::vector<double> factors;
   for (const auto& task : meeting.tasks) {
     inputs.push_back(task->input);
-    factors.push_back(task->factor);
   }
   // Results are complete before the first is written: outputs may be inputs.
   std::vector<std::vector<std::byte>> results;
@@ -134,45 +132,11 @@ void Clique::meet(Meeting& meeting) {
       for (const std::byte*& input : from) {
         input += first.kind == Task::Kind::kReduceScatter ? r * bytes : 0;
       }
-      results.push_back(reduce_plainly(first.type, first.op, from, factors, first.count));
+      results.push_back(reduce_plainly(first.type, first.op, from, first.count));
     }
   }
   for (std::size_t r = 0; r < meeting.tasks.size(); ++r) {
-    if (first.kind != Task::Kind::kReduce || static_cast<int>(r) == first.peer) {
-      std::memcpy(meeting.tasks[r]->output, results[r].data(), results[r].size());
-    }
-  }
-}
-
-void Clique::ask_for_split(std::size_t index, int rank, const SplitRequest& request) {
-  Division& division = divisions_[index];
-  division.requests.emplace(rank, request);
-  if (!dead_ && division.requests.size() == members_.size()) {
-    divide(division);
-  }
-}
-
-void Clique::divide(Division& division) {
-  division.over = true;
-  std::map<int, std::vector<std::pair<int, int>>> parts;  // by color: key and rank
-  for (const auto& [rank, request] : division.requests) {
-    *request.place = nullptr;
-    if (request.color != kNcclSplitNoColor) {
-      parts[request.color].push_back({request.key, rank});
-    }
-  }
-  for (auto& [color, members] : parts) {
-    std::sort(members.begin(), members.end());
-    auto part = std::make_shared<Clique>(static_cast<int>(members.size()));
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      const NcclComm parent = members_[static_cast<std::size_t>(members[i].second)];
-      auto* const comm = new NcclCommOpaque{part, static_cast<int>(i), parent->device};
-      comm->polls_left = nccl_double().polls_until_enqueued;
-      comm->joining = [part] { return part->complete(); };
-      part->join(comm);
-      nccl_double().comms.insert(comm);
-      *division.requests.at(members[i].second).place = comm;
-    }
+    std::memcpy(meeting.tasks[r]->output, results[r].data(), results[r].size());
   }
 }
 

@@ -19,7 +19,7 @@ class Clique;
 
 // What one rank asks of one operation.
 struct Task {
-  enum class Kind { kAllReduce, kReduce, kReduceScatter, kBroadcast, kAllGather, kSend, kReceive };
+  enum class Kind { kAllReduce, kReduceScatter, kBroadcast, kAllGather, kSend, kReceive };
 
   Kind kind;
   const std::byte* input = nullptr;
@@ -27,18 +27,11 @@ struct Task {
   std::size_t count = 0;
   NcclDataType type = NcclDataType::kUint8;
   NcclRedOp op = NcclRedOp::kSum;
-  double factor = 1;
   int peer = -1;  // or the root
-  NcclComm comm = nullptr;
+  NcclHandle comm = nullptr;
   CudaStream stream = nullptr;
 
   bool is_collective() const { return kind != Kind::kSend && kind != Kind::kReceive; }
-};
-
-struct SplitRequest {
-  int color;
-  int key;
-  NcclComm* place;  // where the new communicator is to be put
 };
 
 }  // namespace testing
@@ -49,11 +42,10 @@ struct NcclCommOpaque {
   int device = 0;
   int polls_left = 0;                          // until `deferred` happens
   std::deque<std::function<void()>> deferred;  // what was asked and is not on its stream yet
-  std::function<bool()> joining;               // whether initialisation or a split has ended; null: none is under way
+  std::function<bool()> joining;               // whether initialisation has ended; null: it has, or the farewell
   bool finalized = false;
   std::size_t next_collective = 0;
-  std::size_t next_split = 0;
-  std::map<int, double> factors;  // of its own operations
+  std::map<void*, std::pair<const std::byte*, std::size_t>> registrations;  // of memory
 };
 
 namespace testing {
@@ -64,17 +56,13 @@ class Clique {
 
   int size() const { return static_cast<int>(members_.size()); }
   // Empty, or why `comm` cannot be a member.
-  std::string join(NcclComm comm);
+  std::string join(NcclHandle comm);
   void leave(int rank, bool in_order);
   bool complete() const;
   bool all_finalized() const;
 
   // Puts the tasks of one group onto the stream.
   static void enqueue(const std::vector<Task>& tasks);
-
-  // What `rank` wants of split number `index`, and whether that has happened.
-  void ask_for_split(std::size_t index, int rank, const SplitRequest& request);
-  bool has_split(std::size_t index) { return divisions_[index].over; }
 
  private:
   // An operation in which all ranks meet.
@@ -91,22 +79,16 @@ class Clique {
     std::deque<Message> sends;
     std::deque<Message> receives;
   };
-  struct Division {
-    std::map<int, SplitRequest> requests;
-    bool over = false;
-  };
 
   void meet(Meeting& meeting);
   void pass_messages(Box& box);
-  void divide(Division& division);
   static bool alike(const Task& a, const Task& b);
 
-  std::vector<NcclComm> members_;  // by rank; null: not there yet, or gone
+  std::vector<NcclHandle> members_;  // by rank; null: not there yet, or gone
   std::size_t joined_ = 0;
   bool dead_ = false;  // a member was aborted: nothing happens any more
   std::map<std::size_t, Meeting> meetings_;
   std::map<std::pair<int, int>, Box> boxes_;  // by source and destination
-  std::map<std::size_t, Division> divisions_;
 };
 
 }  // namespace testing

@@ -15,19 +15,13 @@ namespace {
 ACCELERATE_SAME(get_version, ncclGetVersion);
 ACCELERATE_SAME(get_unique_id, ncclGetUniqueId);
 ACCELERATE_SAME(comm_init_rank_config, ncclCommInitRankConfig);
-ACCELERATE_SAME(comm_split, ncclCommSplit);
 ACCELERATE_SAME(comm_finalize, ncclCommFinalize);
 ACCELERATE_SAME(comm_destroy, ncclCommDestroy);
 ACCELERATE_SAME(comm_abort, ncclCommAbort);
 ACCELERATE_SAME(comm_get_async_error, ncclCommGetAsyncError);
-ACCELERATE_SAME(comm_count, ncclCommCount);
-ACCELERATE_SAME(comm_user_rank, ncclCommUserRank);
 ACCELERATE_SAME(get_error_string, ncclGetErrorString);
 ACCELERATE_SAME(get_last_error, ncclGetLastError);
-ACCELERATE_SAME(redop_create_premul_sum, ncclRedOpCreatePreMulSum);
-ACCELERATE_SAME(redop_destroy, ncclRedOpDestroy);
 ACCELERATE_SAME(all_reduce, ncclAllReduce);
-ACCELERATE_SAME(reduce, ncclReduce);
 ACCELERATE_SAME(reduce_scatter, ncclReduceScatter);
 ACCELERATE_SAME(broadcast, ncclBroadcast);
 ACCELERATE_SAME(all_gather, ncclAllGather);
@@ -35,6 +29,12 @@ ACCELERATE_SAME(send, ncclSend);
 ACCELERATE_SAME(receive, ncclRecv);
 ACCELERATE_SAME(group_start, ncclGroupStart);
 ACCELERATE_SAME(group_end, ncclGroupEnd);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+ACCELERATE_SAME(mem_alloc, ncclMemAlloc);
+ACCELERATE_SAME(mem_free, ncclMemFree);
+ACCELERATE_SAME(comm_register, ncclCommRegister);
+ACCELERATE_SAME(comm_deregister, ncclCommDeregister);
+#endif
 
 #define ACCELERATE_EQUAL(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 
@@ -49,21 +49,13 @@ ACCELERATE_EQUAL(NcclResult::kInProgress, ncclInProgress);
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
 ACCELERATE_EQUAL(NcclResult::kTimeout, ncclTimeout);
 #endif
-ACCELERATE_EQUAL(NcclDataType::kInt8, ncclInt8);
 ACCELERATE_EQUAL(NcclDataType::kUint8, ncclUint8);
-ACCELERATE_EQUAL(NcclDataType::kInt32, ncclInt32);
-ACCELERATE_EQUAL(NcclDataType::kInt64, ncclInt64);
 ACCELERATE_EQUAL(NcclDataType::kFloat16, ncclFloat16);
 ACCELERATE_EQUAL(NcclDataType::kFloat32, ncclFloat32);
 ACCELERATE_EQUAL(NcclDataType::kFloat64, ncclFloat64);
 ACCELERATE_EQUAL(NcclDataType::kBfloat16, ncclBfloat16);
 ACCELERATE_EQUAL(NcclRedOp::kSum, ncclSum);
-ACCELERATE_EQUAL(NcclRedOp::kProd, ncclProd);
-ACCELERATE_EQUAL(NcclRedOp::kMax, ncclMax);
-ACCELERATE_EQUAL(NcclRedOp::kMin, ncclMin);
 ACCELERATE_EQUAL(NcclRedOp::kAvg, ncclAvg);
-ACCELERATE_EQUAL(NcclScalarResidence::kHostImmediate, ncclScalarHostImmediate);
-ACCELERATE_EQUAL(kNcclSplitNoColor, NCCL_SPLIT_NOCOLOR);
 ACCELERATE_EQUAL(NcclConfig::kUnset, NCCL_CONFIG_UNDEF_INT);
 static_assert(sizeof(NcclUniqueId) == NCCL_UNIQUE_ID_BYTES);
 

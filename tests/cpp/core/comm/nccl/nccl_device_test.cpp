@@ -1,5 +1,6 @@
 // On the real NCCL and on real GPUs, one rank per GPU, ranks being threads; skipped where either is missing. The
 // variables ACCELERATE_TEST_NCCL and ACCELERATE_TEST_CUDART may name the files of the libraries.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,11 +9,11 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
-#include "core/comm/nccl/nccl_communicator.h"
-#include "core/comm/nccl/nccl_conformance.h"
-#include "core/comm/nccl/staged_communicator.h"
+#include "core/comm/nccl/nccl_comm.h"
+#include "core/comm/ranks.h"
 
 #if !defined(ACCELERATE_TEST_BESIDE)
 #define ACCELERATE_TEST_BESIDE ""
@@ -23,30 +24,41 @@ namespace {
 
 using ::testing::HasSubstr;
 
-NcclOptions real_options(int device) {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  NcclOptions options;
-  options.device = device;
-  options.nccl_path = variable("ACCELERATE_TEST_NCCL");
-  options.cudart_path = variable("ACCELERATE_TEST_CUDART");
-  options.beside = ACCELERATE_TEST_BESIDE;
-  return options;
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::shared_ptr<const NcclApi> real_nccl() {
+  return std::make_shared<const NcclApi>(variable("ACCELERATE_TEST_NCCL"), ACCELERATE_TEST_BESIDE);
+}
+
+std::shared_ptr<const CudaApi> real_cuda() {
+  return std::make_shared<const CudaApi>(variable("ACCELERATE_TEST_CUDART"), ACCELERATE_TEST_BESIDE);
+}
+
+NcclContext real_context(int device) {
+  return {real_nccl(), std::make_shared<const CudaDevice>(real_cuda(), device)};
 }
 
 // Why the real libraries cannot be used here; empty when they can. `gpus` becomes the number of GPUs.
 std::string obstacle(int& gpus) {
-  const NcclOptions options = real_options(0);
   try {
-    const NcclApi nccl(options.nccl_path, options.beside);
-    const CudaApi cuda(options.cudart_path, options.beside);
-    cuda.check(cuda.get_device_count(&gpus), "cudaGetDeviceCount");
+    real_nccl();
+    const auto cuda = real_cuda();
+    cuda->check(cuda->get_device_count(&gpus), "cudaGetDeviceCount");
   } catch (const SystemFailure& error) {
     return error.what();
   }
   return gpus == 0 ? "there is no GPU" : "";
+}
+
+// cudaMemcpy, which only a test needs: 4 as the kind is cudaMemcpyDefault. It waits for no other stream.
+void copy(const CudaApi& cuda, void* destination, const void* source, std::size_t size_bytes) {
+  void* const library = ::dlopen(cuda.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  auto* const copies =
+      reinterpret_cast<CudaStatus (*)(void*, const void*, std::size_t, int)>(::dlsym(library, "cudaMemcpy"));
+  cuda.check(copies(destination, source, size_bytes, 4), "cudaMemcpy");
 }
 
 class NcclOnGpus : public ::testing::Test {
@@ -62,32 +74,19 @@ class NcclOnGpus : public ::testing::Test {
       GTEST_SKIP() << "needs " << gpus << " GPUs, found " << gpus_;
     }
   }
-  static std::shared_ptr<Store> borrowed(Store& store) { return {std::shared_ptr<Store>(), &store}; }
-  static std::shared_ptr<const CudaDevice> device(int index) {
-    return std::make_shared<const CudaDevice>(
-        std::make_shared<const CudaApi>(real_options(0).cudart_path, ACCELERATE_TEST_BESIDE), index);
-  }
-  void check_conformance(int size, bool check_calls) const {
-    run_threads(size, [&](Store& store, int rank) {
-      NcclOptions options = real_options(rank);
-      options.check_calls = check_calls;
-      StagedCommunicator communicator(NcclCommunicator::connect(borrowed(store), rank, size, options, soon()),
-                                      device(rank));
-      check_all_of_nccl(communicator);
-    });
-  }
 
   int gpus_ = 0;
 };
 
 TEST(RealNccl, IsNewEnoughAndMakesIds) {
-  std::unique_ptr<NcclApi> api;
+  std::shared_ptr<const NcclApi> api;
   try {
-    api = std::make_unique<NcclApi>(real_options(0).nccl_path, real_options(0).beside);
+    api = real_nccl();
   } catch (const SystemFailure& error) {
     GTEST_SKIP() << "NCCL cannot be opened here: " << error.what();
   }
   EXPECT_GE(api->version, NcclApi::kMinimumVersion);
+  EXPECT_EQ(api->registers(), api->version >= 21903);
   NcclUniqueId first{};
   NcclUniqueId second{};
   api->check(api->get_unique_id(&first), "ncclGetUniqueId");
@@ -98,68 +97,69 @@ TEST(RealNccl, IsNewEnoughAndMakesIds) {
 
 TEST(RealNccl, IsRefusedCleanlyWhereThereIsNoGpu) {
   int gpus = 0;
-  const std::string reason = obstacle(gpus);
-  if (reason.empty()) {
+  if (obstacle(gpus).empty()) {
     GTEST_SKIP() << "there are " << gpus << " GPUs";
   }
-  MemoryStore store;
-  const std::shared_ptr<Store> borrowed(std::shared_ptr<Store>(), &store);
-  EXPECT_THROW(NcclCommunicator::connect(borrowed, 0, 1, real_options(0), soon()), Error);
+  EXPECT_THROW(real_context(0), Error);
 }
 
-TEST_F(NcclOnGpus, ConformsWithOneRank) {
-  check_conformance(1, true);
-}
-
-TEST_F(NcclOnGpus, ConformsWithTwoRanks) {
-  need(2);
-  check_conformance(2, true);
-}
-
-TEST_F(NcclOnGpus, ConformsWithARankOnEveryGpu) {
-  need(2);
-  check_conformance(std::min(gpus_, 8), true);
-}
-
-TEST_F(NcclOnGpus, ConformsWithoutComparingCalls) {
-  check_conformance(std::min(gpus_, 8), false);
+TEST_F(NcclOnGpus, SumsRegisteredAndOtherMemoryWithoutTheHost) {
+  run_threads(std::min(gpus_, 8), [this](Store& store, int rank) {
+    const int size = std::min(gpus_, 8);
+    const auto comm = NcclComm::connect(store, rank, size, real_context(rank), soon());
+    const CudaApi& cuda = comm->context().device->api();
+    const DeviceGuard guard(*comm->context().device);
+    DeviceStream stream(comm->context().device);
+    DeviceEvent done(comm->context().device);
+    for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{10000019}}) {
+      std::vector<float> values(count, static_cast<float>(rank + 1));
+      const auto registered = comm->allocate(count * sizeof(float));
+      void* plain = nullptr;
+      cuda.check(cuda.allocate(&plain, count * sizeof(float)), "cudaMalloc");
+      for (void* const memory : {static_cast<void*>(registered->data()), plain}) {
+        copy(cuda, memory, values.data(), count * sizeof(float));
+        comm->all_reduce({memory, count, DType::kFloat32}, ReduceOp::kSum, stream.get());
+        done.record(stream.get());
+        comm->wait(done, soon());
+        std::vector<float> sums(count);
+        copy(cuda, sums.data(), memory, count * sizeof(float));
+        EXPECT_EQ(sums, std::vector<float>(count, static_cast<float>(size * (size + 1)) / 2)) << count;
+      }
+      cuda.check(cuda.release(plain), "cudaFree");
+    }
+  });
 }
 
 TEST_F(NcclOnGpus, TimesOutWhenARankNeverJoins) {
   MemoryStore store;
-  EXPECT_THAT(message_of<Timeout>([&] {
-                NcclCommunicator::connect(borrowed(store), 0, 2, real_options(0),
-                                          Deadline::after(std::chrono::seconds(3)));
-              }),
-              HasSubstr("as rank 0 of 2"));
+  EXPECT_THAT(message_of<Timeout>(
+                  [&] { NcclComm::connect(store, 0, 2, real_context(0), Deadline::after(std::chrono::seconds(3))); }),
+              HasSubstr("rank 0 of 2"));
 }
 
 TEST_F(NcclOnGpus, TimesOutWhenARankNeverComesAndStopsTheKernel) {
   need(2);
   run_threads(2, [](Store& store, int rank) {
-    const auto communicator = NcclCommunicator::connect(borrowed(store), rank, 2, real_options(rank), soon());
-    const auto buffer = communicator->allocate(4);
-    const MemoryView data{buffer->data(), 1, DType::kFloat32};
-    communicator->all_reduce(data, ReduceOp::kMax, soon());
+    const auto comm = NcclComm::connect(store, rank, 2, real_context(rank), soon());
+    DeviceStream stream(comm->context().device);
+    DeviceEvent done(comm->context().device);
+    const auto memory = comm->allocate(4);
+    const MemoryView data{memory->data(), 1, DType::kFloat32};
+    comm->all_reduce(data, ReduceOp::kSum, stream.get());
+    done.record(stream.get());
+    comm->wait(done, soon());
     if (rank == 0) {
-      EXPECT_THROW(communicator->all_reduce(data, ReduceOp::kMax, Deadline::after(std::chrono::seconds(3))), Timeout);
+      comm->all_reduce(data, ReduceOp::kSum, stream.get());
+      done.record(stream.get());
+      EXPECT_THROW(comm->wait(done, Deadline::after(std::chrono::seconds(3))), Timeout);
+      store.set("given up", "");
+      const CudaApi& cuda = comm->context().device->api();
+      const DeviceGuard guard(*comm->context().device);
+      cuda.check(cuda.device_synchronize(), "cudaDeviceSynchronize");
     } else {
-      while (!GroupBoard(borrowed(store), "nccl", rank).failure().has_value()) {
-        std::this_thread::yield();
-      }
+      store.get("given up", soon());
+      comm->abort("the other rank has given up");
     }
-    EXPECT_THROW(communicator->barrier(soon()), PeerLost);
-  });
-}
-
-TEST_F(NcclOnGpus, RaisesOnBothRanksWhenTheirCallsDiffer) {
-  need(2);
-  run_threads(2, [](Store& store, int rank) {
-    const auto communicator = NcclCommunicator::connect(borrowed(store), rank, 2, real_options(rank), soon());
-    const auto buffer = communicator->allocate(8);
-    const MemoryView data{buffer->data(), 2, DType::kFloat32};
-    const MemoryView half{buffer->data(), 1, DType::kFloat32};
-    EXPECT_THROW(communicator->all_reduce(rank == 0 ? data : half, ReduceOp::kMax, soon()), MismatchedCollective);
   });
 }
 

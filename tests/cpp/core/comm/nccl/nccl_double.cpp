@@ -26,7 +26,7 @@ NcclResult wrong(const std::string& what, NcclResult result = NcclResult::kInval
 
 // Does `body` unless another result was ordered for this call; `comm` may be null.
 template <class Body>
-NcclResult entry(const char* name, NcclComm comm, const Body& body) {
+NcclResult entry(const char* name, NcclHandle comm, const Body& body) {
   GpuDouble& gpu = gpu_double();
   const GpuDouble::Lock lock(gpu.mutex);
   if (comm != nullptr && nccl_double().comms.count(comm) == 0) {
@@ -36,11 +36,11 @@ NcclResult entry(const char* name, NcclComm comm, const Body& body) {
   return ordered != 0 ? static_cast<NcclResult>(ordered) : body();
 }
 
-bool busy(NcclComm comm) {
+bool busy(NcclHandle comm) {
   return comm->joining != nullptr || !comm->deferred.empty();
 }
 
-NcclResult begin_step(NcclComm comm) {
+NcclResult begin_step(NcclHandle comm) {
   comm->polls_left = nccl_double().polls_until_enqueued;
   return NcclResult::kInProgress;
 }
@@ -62,13 +62,9 @@ NcclResult take(const char* name, Task task) {
     if (gpu_double().resolve(task.stream).device != device) {
       return wrong(std::string(name) + " on a stream of another device");
     }
-    if (static_cast<int>(task.op) > static_cast<int>(NcclRedOp::kAvg)) {
-      const auto factor = task.comm->factors.find(static_cast<int>(task.op));
-      if (factor == task.comm->factors.end()) {
-        return wrong(std::string(name) + " with an operation that does not exist");
-      }
-      task.factor = factor->second;
-      task.op = NcclRedOp::kSum;
+    const std::byte* const operand = task.input == nullptr ? task.output : task.input;
+    for (const auto& [key, memory] : task.comm->registrations) {
+      nccl_double().registered_operands += operand >= memory.first && operand < memory.first + memory.second ? 1 : 0;
     }
     if (t_group_depth == 0) {
       return wrong(std::string(name) + " outside of a group", NcclResult::kInvalidUsage);
@@ -79,7 +75,7 @@ NcclResult take(const char* name, Task task) {
 }
 
 NcclResult end_group() {
-  std::map<NcclComm, std::vector<Task>> by_comm;
+  std::map<NcclHandle, std::vector<Task>> by_comm;
   for (const Task& task : std::exchange(t_group, {})) {
     by_comm[task.comm].push_back(task);
   }
@@ -91,9 +87,9 @@ NcclResult end_group() {
   return result;
 }
 
-NcclResult remove(NcclComm comm, bool in_order) {
-  if (in_order && !comm->factors.empty()) {
-    wrong("a communicator has ended with operations that were not released");
+NcclResult remove(NcclHandle comm, bool in_order) {
+  if (in_order && !comm->registrations.empty()) {
+    wrong("a communicator has ended before its registrations");
   }
   comm->clique->leave(comm->rank, in_order);
   nccl_double().comms.erase(comm);
@@ -102,7 +98,7 @@ NcclResult remove(NcclComm comm, bool in_order) {
   return NcclResult::kSuccess;
 }
 
-NcclResult state_of(NcclComm comm) {
+NcclResult state_of(NcclHandle comm) {
   const auto broken = nccl_double().broken.find(comm->rank);
   if (broken != nccl_double().broken.end()) {
     return broken->second;
@@ -138,6 +134,7 @@ void NcclDouble::reset() {
   version = 22703;
   polls_until_enqueued = 2;
   last_error.clear();
+  registered_operands = 0;
   broken.clear();
   comms.clear();
   open_groups = 0;
@@ -172,7 +169,7 @@ DOUBLE_ENTRY NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   });
 }
 
-DOUBLE_ENTRY NcclResult ncclCommInitRankConfig(NcclComm* comm, int size, NcclUniqueId id, int rank,
+DOUBLE_ENTRY NcclResult ncclCommInitRankConfig(NcclHandle* comm, int size, NcclUniqueId id, int rank,
                                                NcclConfig* config) {
   return entry("ncclCommInitRankConfig", nullptr, [&] {
     if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 0) {
@@ -197,19 +194,7 @@ DOUBLE_ENTRY NcclResult ncclCommInitRankConfig(NcclComm* comm, int size, NcclUni
   });
 }
 
-DOUBLE_ENTRY NcclResult ncclCommSplit(NcclComm comm, int color, int key, NcclComm* child, NcclConfig* config) {
-  return entry("ncclCommSplit", comm, [&] {
-    if (busy(comm) || config->blocking != 0) {
-      return wrong("a communicator is split while it is busy, or into a blocking one");
-    }
-    const std::size_t index = comm->next_split++;
-    comm->clique->ask_for_split(index, comm->rank, {color, key, child});
-    comm->joining = [clique = comm->clique, index] { return clique->has_split(index); };
-    return begin_step(comm);
-  });
-}
-
-DOUBLE_ENTRY NcclResult ncclCommFinalize(NcclComm comm) {
+DOUBLE_ENTRY NcclResult ncclCommFinalize(NcclHandle comm) {
   return entry("ncclCommFinalize", comm, [&] {
     if (busy(comm) || comm->finalized) {
       return wrong("a communicator is finalized while it is busy, or twice");
@@ -220,33 +205,19 @@ DOUBLE_ENTRY NcclResult ncclCommFinalize(NcclComm comm) {
   });
 }
 
-DOUBLE_ENTRY NcclResult ncclCommDestroy(NcclComm comm) {
+DOUBLE_ENTRY NcclResult ncclCommDestroy(NcclHandle comm) {
   return entry("ncclCommDestroy", comm, [&] {
     return comm->finalized && !busy(comm) ? remove(comm, true) : wrong("a communicator is destroyed before its end");
   });
 }
 
-DOUBLE_ENTRY NcclResult ncclCommAbort(NcclComm comm) {
+DOUBLE_ENTRY NcclResult ncclCommAbort(NcclHandle comm) {
   return entry("ncclCommAbort", comm, [&] { return remove(comm, false); });
 }
 
-DOUBLE_ENTRY NcclResult ncclCommGetAsyncError(NcclComm comm, NcclResult* state) {
+DOUBLE_ENTRY NcclResult ncclCommGetAsyncError(NcclHandle comm, NcclResult* state) {
   return entry("ncclCommGetAsyncError", comm, [&] {
     *state = state_of(comm);
-    return NcclResult::kSuccess;
-  });
-}
-
-DOUBLE_ENTRY NcclResult ncclCommCount(NcclComm comm, int* size) {
-  return entry("ncclCommCount", comm, [&] {
-    *size = comm->clique->size();
-    return NcclResult::kSuccess;
-  });
-}
-
-DOUBLE_ENTRY NcclResult ncclCommUserRank(NcclComm comm, int* rank) {
-  return entry("ncclCommUserRank", comm, [&] {
-    *rank = comm->rank;
     return NcclResult::kSuccess;
   });
 }
@@ -255,70 +226,44 @@ DOUBLE_ENTRY const char* ncclGetErrorString(NcclResult result) {
   return result == NcclResult::kSystemError ? "unhandled system error" : "an error of the double";
 }
 
-DOUBLE_ENTRY const char* ncclGetLastError(NcclComm) {
+DOUBLE_ENTRY const char* ncclGetLastError(NcclHandle) {
   return nccl_double().last_error.c_str();
 }
 
-DOUBLE_ENTRY NcclResult ncclRedOpCreatePreMulSum(NcclRedOp* op, void* factor, NcclDataType type,
-                                                 NcclScalarResidence residence, NcclComm comm) {
-  return entry("ncclRedOpCreatePreMulSum", comm, [&] {
-    if (busy(comm) || residence != NcclScalarResidence::kHostImmediate) {
-      return wrong("an operation is made while its communicator is busy, or of a factor on the device");
-    }
-    const int made = comm->factors.empty() ? 5 : comm->factors.rbegin()->first + 1;
-    comm->factors[made] = load_number(type, factor);
-    *op = static_cast<NcclRedOp>(made);
-    return NcclResult::kSuccess;
-  });
-}
-
-DOUBLE_ENTRY NcclResult ncclRedOpDestroy(NcclRedOp op, NcclComm comm) {
-  return entry("ncclRedOpDestroy", comm, [&] {
-    const bool there = !busy(comm) && comm->factors.erase(static_cast<int>(op)) == 1;
-    return there ? NcclResult::kSuccess : wrong("an operation is released too early, or twice");
-  });
-}
-
 DOUBLE_ENTRY NcclResult ncclAllReduce(const void* input, void* output, std::size_t count, NcclDataType type,
-                                      NcclRedOp op, NcclComm comm, CudaStream stream) {
+                                      NcclRedOp op, NcclHandle comm, CudaStream stream) {
   return take("ncclAllReduce", {Task::Kind::kAllReduce, static_cast<const std::byte*>(input),
-                                static_cast<std::byte*>(output), count, type, op, 1, -1, comm, stream});
-}
-
-DOUBLE_ENTRY NcclResult ncclReduce(const void* input, void* output, std::size_t count, NcclDataType type, NcclRedOp op,
-                                   int root, NcclComm comm, CudaStream stream) {
-  return take("ncclReduce", {Task::Kind::kReduce, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
-                             count, type, op, 1, root, comm, stream});
+                                static_cast<std::byte*>(output), count, type, op, -1, comm, stream});
 }
 
 DOUBLE_ENTRY NcclResult ncclReduceScatter(const void* input, void* output, std::size_t count, NcclDataType type,
-                                          NcclRedOp op, NcclComm comm, CudaStream stream) {
+                                          NcclRedOp op, NcclHandle comm, CudaStream stream) {
   return take("ncclReduceScatter", {Task::Kind::kReduceScatter, static_cast<const std::byte*>(input),
-                                    static_cast<std::byte*>(output), count, type, op, 1, -1, comm, stream});
+                                    static_cast<std::byte*>(output), count, type, op, -1, comm, stream});
 }
 
 DOUBLE_ENTRY NcclResult ncclBroadcast(const void* input, void* output, std::size_t count, NcclDataType type, int root,
-                                      NcclComm comm, CudaStream stream) {
+                                      NcclHandle comm, CudaStream stream) {
   return take("ncclBroadcast", {Task::Kind::kBroadcast, static_cast<const std::byte*>(input),
-                                static_cast<std::byte*>(output), count, type, NcclRedOp::kSum, 1, root, comm, stream});
+                                static_cast<std::byte*>(output), count, type, NcclRedOp::kSum, root, comm, stream});
 }
 
 DOUBLE_ENTRY NcclResult ncclAllGather(const void* input, void* output, std::size_t count, NcclDataType type,
-                                      NcclComm comm, CudaStream stream) {
+                                      NcclHandle comm, CudaStream stream) {
   return take("ncclAllGather", {Task::Kind::kAllGather, static_cast<const std::byte*>(input),
-                                static_cast<std::byte*>(output), count, type, NcclRedOp::kSum, 1, -1, comm, stream});
+                                static_cast<std::byte*>(output), count, type, NcclRedOp::kSum, -1, comm, stream});
 }
 
-DOUBLE_ENTRY NcclResult ncclSend(const void* data, std::size_t count, NcclDataType type, int peer, NcclComm comm,
+DOUBLE_ENTRY NcclResult ncclSend(const void* data, std::size_t count, NcclDataType type, int peer, NcclHandle comm,
                                  CudaStream stream) {
   return take("ncclSend", {Task::Kind::kSend, static_cast<const std::byte*>(data), nullptr, count, type,
-                           NcclRedOp::kSum, 1, peer, comm, stream});
+                           NcclRedOp::kSum, peer, comm, stream});
 }
 
-DOUBLE_ENTRY NcclResult ncclRecv(void* data, std::size_t count, NcclDataType type, int peer, NcclComm comm,
+DOUBLE_ENTRY NcclResult ncclRecv(void* data, std::size_t count, NcclDataType type, int peer, NcclHandle comm,
                                  CudaStream stream) {
   return take("ncclRecv", {Task::Kind::kReceive, nullptr, static_cast<std::byte*>(data), count, type, NcclRedOp::kSum,
-                           1, peer, comm, stream});
+                           peer, comm, stream});
 }
 
 DOUBLE_ENTRY NcclResult ncclGroupStart() {
@@ -333,5 +278,44 @@ DOUBLE_ENTRY NcclResult ncclGroupEnd() {
   return entry("ncclGroupEnd", nullptr, [] {
     --nccl_double().open_groups;
     return --t_group_depth == 0 ? end_group() : NcclResult::kSuccess;
+  });
+}
+
+DOUBLE_ENTRY NcclResult ncclMemAlloc(void** memory, std::size_t size_bytes) {
+  return entry("ncclMemAlloc", nullptr, [&] {
+    *memory = gpu_double().allocate(size_bytes, true);
+    return NcclResult::kSuccess;
+  });
+}
+
+DOUBLE_ENTRY NcclResult ncclMemFree(void* memory) {
+  return entry("ncclMemFree", nullptr, [&] {
+    for (const NcclHandle comm : nccl_double().comms) {
+      for (const auto& [key, registered] : comm->registrations) {
+        if (registered.first == memory) {
+          wrong("memory is released while it is registered");
+        }
+      }
+    }
+    return gpu_double().release(memory, true) ? NcclResult::kSuccess : NcclResult::kInvalidArgument;
+  });
+}
+
+DOUBLE_ENTRY NcclResult ncclCommRegister(const NcclHandle comm, void* memory, std::size_t size_bytes,
+                                         void** registration) {
+  return entry("ncclCommRegister", comm, [&] {
+    if (busy(comm) || !gpu_double().owns(memory, size_bytes, comm->device)) {
+      return wrong("memory is registered while its communicator is busy, or is not of its device");
+    }
+    *registration = memory;
+    comm->registrations[memory] = {static_cast<const std::byte*>(memory), size_bytes};
+    return NcclResult::kSuccess;
+  });
+}
+
+DOUBLE_ENTRY NcclResult ncclCommDeregister(const NcclHandle comm, void* registration) {
+  return entry("ncclCommDeregister", comm, [&] {
+    const bool there = !busy(comm) && comm->registrations.erase(registration) == 1;
+    return there ? NcclResult::kSuccess : wrong("what is not registered is deregistered, or too early");
   });
 }

@@ -30,8 +30,11 @@ class __attribute__((visibility("default"))) NcclDouble {
   // Communicators that were neither destroyed nor aborted, as text; empty: none.
   std::string leaks();
 
+  // Operands of operations that lay in memory registered for their communicator.
+  std::size_t registered_operands = 0;
+
   std::map<int, NcclResult> broken;
-  std::set<NcclComm> comms;  // all that exist
+  std::set<NcclHandle> comms;  // all that exist
   int open_groups = 0;
 };
 

@@ -4,13 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/comm/nccl/gpu_double.h"
-#include "core/comm/nccl/nccl_communicator.h"
+#include "core/comm/nccl/nccl_comm.h"
 #include "core/comm/nccl/nccl_double.h"
 #include "core/comm/ranks.h"
 
@@ -39,52 +40,39 @@ class OnDoubles : public ::testing::Test {
   static NcclContext context(int index = 0) {
     return {std::make_shared<const NcclApi>(ACCELERATE_NCCL_DOUBLE), device(index)};
   }
-  // Of rank `rank`, on the device of the same number. Ranks look at each other's calls at once.
-  static NcclOptions options(int rank) {
-    NcclOptions options;
-    options.device = rank;
-    options.nccl_path = ACCELERATE_NCCL_DOUBLE;
-    options.cudart_path = ACCELERATE_CUDART_DOUBLE;
-    options.stall_after = std::chrono::milliseconds(1);
-    return options;
-  }
 
-  using Body = std::function<void(NcclCommunicator&)>;
-  using Change = std::function<void(NcclOptions&)>;
-
-  // Runs `body` in each rank of a group; `change` may alter the options.
-  static void run_ranks(int size, const Body& body, const Change& change = [](NcclOptions&) {}) {
+  // Runs `body` in each rank, on the device of the same number, with a stream of that device.
+  using Body = std::function<void(NcclComm& comm, CudaStream stream)>;
+  static void run_ranks(int size, const Body& body, const NcclOptions& options = {}) {
     run_threads(size, [&](Store& store, int rank) {
-      NcclOptions of_rank = options(rank);
-      change(of_rank);
-      body(*NcclCommunicator::connect(borrowed(store), rank, size, of_rank, soon()));
+      const auto comm = NcclComm::connect(store, rank, size, context(rank), soon(), options);
+      DeviceStream stream(comm->context().device);
+      body(*comm, stream.get());
     });
   }
 
-  // A store that outlives who uses it.
-  static std::shared_ptr<Store> borrowed(Store& store) { return {std::shared_ptr<Store>(), &store}; }
+  // Waits for all that is on `stream`.
+  static void finish(NcclComm& comm, CudaStream stream, Deadline deadline = soon()) {
+    DeviceEvent event(comm.context().device);
+    event.record(stream);
+    comm.wait(event, deadline);
+  }
 };
 
 // Memory of the device with numbers in it, seen from the host once the device is idle.
 template <class T>
 class Numbers {
  public:
-  Numbers(Communicator& communicator, std::vector<T> values, DType dtype = DType::kFloat32)
-      : buffer_(communicator.allocate(values.size() * sizeof(T))), count_(values.size()), dtype_(dtype) {
-    std::copy(values.begin(), values.end(), static_cast<T*>(buffer_->data()));  // the doubles' memory is the host's
+  Numbers(NcclComm& comm, std::vector<T> values, DType dtype = DType::kFloat32)
+      : memory_(comm.allocate(values.size() * sizeof(T))), count_(values.size()), dtype_(dtype) {
+    std::copy(values.begin(), values.end(), data());  // the doubles' memory is the host's
   }
-  MemoryView view() const { return {buffer_->data(), count_, dtype_}; }
-  // Elements [first, first + count).
-  MemoryView part(std::size_t first, std::size_t count) const {
-    return {static_cast<T*>(buffer_->data()) + first, count, dtype_};
-  }
-  std::vector<T> values() const {
-    const auto* const first = static_cast<const T*>(buffer_->data());
-    return std::vector<T>(first, first + count_);
-  }
+  T* data() const { return reinterpret_cast<T*>(memory_->data()); }
+  MemoryView view() const { return {data(), count_, dtype_}; }
+  std::vector<T> values() const { return std::vector<T>(data(), data() + count_); }
 
  private:
-  std::shared_ptr<Buffer> buffer_;
+  std::shared_ptr<NcclMemory> memory_;
   std::size_t count_;
   DType dtype_;
 };
