@@ -1,4 +1,4 @@
-// C++ errors become the classes of accelerate_cpp.errors.
+// Translates C++ errors into the classes of accelerate_cpp.errors.
 #include <torch/csrc/Exceptions.h>
 
 #include <exception>
@@ -52,7 +52,7 @@ bool set_python_error(const std::exception_ptr& exception) {
   return true;
 }
 
-// torch's carrier of a Python exception, which always says what it is: other ranks are told.
+// torch's carrier of a Python exception, with a message that names its type, since other ranks are sent that message.
 struct NamedPythonError : python_error {
   NamedPythonError() {
     persist();

@@ -21,7 +21,7 @@ namespace accelerate_cpp::bindings {
 
 namespace {
 
-// Python functions are called, and let go of, with the interpreter's lock.
+// Python functions are called and released with the interpreter's lock held.
 std::shared_ptr<py::object> shared(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
             const py::gil_scoped_acquire gil;

@@ -22,7 +22,7 @@ namespace {
 using comm::C10dBackend;
 using std::chrono::milliseconds;
 
-// Once the interpreter ends, a thread that asks for its lock never returns.
+// Once the interpreter is ending, a thread that asks for its lock never returns.
 bool interpreter_lives() {
 #if PY_VERSION_HEX >= 0x030d0000
   return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
@@ -49,7 +49,7 @@ std::string call_site() {
         .get_stored()()
         .cast<std::string>();
   } catch (const std::exception&) {
-    return {};  // the place is only ever part of a message about something else
+    return {};  // the place is only a detail of another message
   }
 }
 
@@ -73,7 +73,7 @@ void rethrow() {
   rethrow_for_autograd();
 }
 
-// The backends that there are. Weak references would keep their memory, and thereby their place in the group, alive.
+// All existing backends. Weak references would keep their memory, and with it their place in the group, alive.
 struct Backends {
   std::mutex mutex;
   std::set<C10dBackend*> all;
@@ -106,13 +106,13 @@ std::string reason_of(const py::object& error) {
   return "its program ended with " + kind + (text.empty() ? "" : ": " + text.substr(0, text.find('\n')));
 }
 
-// Threads of ours may need the interpreter, which is about to end: those of backends that are gone, too.
+// Our threads, even those of backends that are gone, may need the interpreter, which is about to end.
 void leave_groups(const py::object& error) {
   const std::string reason = reason_of(error);
   const py::gil_scoped_release release;
   program_is_ending = true;
   {
-    const std::lock_guard lock(backends().mutex);  // none of them ends meanwhile
+    const std::lock_guard lock(backends().mutex);  // keeps all of them alive meanwhile
     for (C10dBackend* const backend : backends().all) {
       backend->leave(reason);
     }
@@ -120,14 +120,14 @@ void leave_groups(const py::object& error) {
   await_background_threads();
 }
 
-// Python keeps the exception that ended the program there.
+// Where Python keeps the exception that ended the program.
 void leave_groups_at_exit() {
   leave_groups(py::getattr(py::module_::import("sys"), "last_value", py::none()));
 }
 
-// torch keeps a Python object with each backward pass, and Gloo's work of the pass refers to it. A thread of Gloo that
-// is the last to let go of it asks for the interpreter; where that is ending, the process ends by SIGABRT. So a pass
-// gives the object to this function, which holds it until nothing else does.
+// torch keeps a Python object with each backward pass, and Gloo's work of the pass refers to it. If a thread of Gloo
+// holds the last reference while the interpreter is ending, releasing it ends the process with SIGABRT. So a pass gives
+// the object to this function, which holds it until nothing else does.
 void hold_object_of_pass() {
   using Objects = at::impl::ThreadLocalPythonObjects;
   static auto* const held = new std::vector<std::shared_ptr<c10::SafePyObject>>;  // the interpreter ends before these

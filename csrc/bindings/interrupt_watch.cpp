@@ -17,7 +17,7 @@ namespace {
 namespace py = pybind11;
 using Clock = std::chrono::steady_clock;
 
-// How long the main thread has to answer by itself.
+// How long the main thread has to handle the signal by itself.
 constexpr std::chrono::milliseconds kPatience{40};
 
 struct sigaction python_action;

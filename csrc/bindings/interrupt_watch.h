@@ -4,12 +4,11 @@
 
 namespace accelerate_cpp::bindings {
 
-// From now on this process keeps count of Ctrl-C, as long as Python's own handler is in charge of it. May be called
-// again.
+// From now on this process counts Ctrl-C, as long as Python's own handler handles it. May be called again.
 void watch_interrupts();
 
-// For threads that Python does not know. Throws what becomes KeyboardInterrupt when Ctrl-C was pressed a while ago and
-// the main thread has been asleep since.
+// For threads that Python does not know. If Ctrl-C was pressed a while ago and the main thread has been asleep since,
+// throws an error that becomes KeyboardInterrupt.
 void check_unanswered_interrupt();
 
 }  // namespace accelerate_cpp::bindings

@@ -18,7 +18,7 @@ namespace {
 
 struct Made {
   std::vector<at::Tensor> tensors;
-  std::vector<std::uint32_t> versions;  // of what they are copies of
+  std::vector<std::uint32_t> versions;  // of the copied tensors
   c10::Event done;                      // on the stream of the copies
 };
 
@@ -49,7 +49,7 @@ struct AheadCopies::Copies {
         stream(guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false)) {
     for (std::vector<Weight>& weights : units) {
       for (Weight& weight : weights) {
-        weight.tensor = weight.tensor.detach();  // nothing that a thread releases belongs to the interpreter
+        weight.tensor = weight.tensor.detach();  // so that threads release nothing that belongs to the interpreter
       }
     }
   }

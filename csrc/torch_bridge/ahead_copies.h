@@ -19,8 +19,8 @@ struct Weight {
 
 class AheadCopies {
  public:
-  // At most `window_bytes` on `device` are of units after the present one. Copies are made in a thread and on a stream
-  // of their own. Throws c10::Error for a device without streams, as the CPU is.
+  // Units after the present one take at most `window_bytes` on `device`. Copies are made in a thread and on a stream of
+  // their own. Throws c10::Error for a device without streams, such as the CPU.
   AheadCopies(std::vector<std::vector<Weight>> units, at::Device device, std::size_t window_bytes);
 
   // The computation needs `unit` now: the copies of its weights, in their order, once they are under way; what follows
@@ -30,7 +30,7 @@ class AheadCopies {
   std::vector<at::Tensor> take(std::size_t unit);
 
   void await_idle() const { worker_.await_idle(); }
-  // What there is on the device of units after the present one.
+  // Bytes on the device that belong to units after the present one.
   std::size_t bytes_ahead() const { return worker_.bytes_ahead(); }
 
  private:

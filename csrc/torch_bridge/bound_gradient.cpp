@@ -9,7 +9,7 @@ namespace {
 // The slot and tensor_.
 constexpr std::size_t kHolders = 2;
 
-// Versions of torch differ in what they call the question.
+// The name of this method depends on the version of torch.
 template <class PyObjectSlot>
 bool has_python_object(const PyObjectSlot& slot) {
   if constexpr (requires { slot.load_pyobj(); }) {

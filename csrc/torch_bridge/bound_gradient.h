@@ -1,8 +1,8 @@
-// What the .grad of a parameter is while it lies in a slot; and its statistics, for as long as nobody can have changed
-// it since they were taken.
+// The .grad of a parameter while it lies in a slot, and its statistics, which hold as long as nothing can have changed
+// it.
 //
-// In-place operations show in the version of a tensor. What Python can do besides (p.grad.data.mul_(), NumPy, DLPack)
-// does not; but Python has to take hold of the tensor first, and that shows, too.
+// In-place operations show in the version of a tensor. Other changes from Python (p.grad.data.mul_(), NumPy, DLPack) do
+// not, but Python must take a reference to the tensor first, which shows too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace accelerate_cpp::grad {
 
-// What a gradient is like: numbers, or what its device knows.
+// Statistics of a gradient: as numbers, or as a row on its device.
 using Measurement = std::variant<amp::GradientStatistics, DeviceRow>;
 
 class BoundGradient {
@@ -33,7 +33,7 @@ class BoundGradient {
 
   bool has_measurement() const { return statistics_.has_value(); }
 
-  // If they were given, and are true still.
+  // The statistics, if there are any and they still hold.
   std::optional<Measurement> statistics() const;
 
  private:

@@ -1,4 +1,4 @@
-// What the operations of c10d are given, as the communicators take it.
+// Converts the arguments of c10d operations for communicators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace accelerate_cpp::comm {
 
-// The only one. The list arguments of c10d date from processes that drive several devices; ours drive one. Throws
+// The only element. The list arguments of c10d date from processes that drive several devices; ours drive one. Throws
 // InvalidArgument for any other number.
 template <class T>
 T& single(std::vector<T>& list, const char* operation) {

@@ -33,7 +33,7 @@ void note(ErrorState& state, const std::exception_ptr& error) {
   state.compare_exchange_strong(none, found);
 }
 
-// With cores to spare, the thread of the queue takes none from a rank that computes.
+// With cores to spare, the queue's thread does not slow down a rank that computes.
 std::chrono::milliseconds grace(const Communicator& communicator) {
   return communicator.cores_per_rank() >= 2.0 ? std::chrono::milliseconds(0) : WorkQueue::kGrace;
 }
@@ -61,7 +61,7 @@ std::chrono::milliseconds C10dBackend::effective_timeout(std::chrono::millisecon
 }
 
 WorkPointer C10dBackend::enqueue(const Order& order, std::uint64_t sequence, Tensors results, Operation operation) {
-  // The timeout counts from when its turn has come: operations before it have theirs.
+  // The timeout starts when it is the operation's turn: earlier ones have their own.
   auto task = [communicator = communicator_, error = error_, title = order.title,
                timeout = effective_timeout(order.timeout), shape = order.shape, location = hooks_.call_site(),
                operation = std::move(operation)] {

@@ -1,9 +1,9 @@
 // A Communicator as a torch.distributed backend.
 //
 // A synchronous call runs in the caller and is complete when it returns. An asynchronous one goes into a WorkQueue and
-// is run, in the order of issue, by whoever waits for it, or by the queue's thread. Sends and receives are posted at
-// once, independently of collectives; a TransferPump moves them on. Tensors stay alive until their operation has ended,
-// whether or not anybody holds its Work.
+// is run, in the order of issue, by a thread that waits for it or by the queue's thread. Sends and receives are posted
+// at once, independently of collectives; a TransferPump makes progress on them. Tensors stay alive until their
+// operation has ended, whether or not anybody holds its Work.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -27,14 +27,14 @@ namespace accelerate_cpp::comm {
 
 class C10dBackend;
 
-// What a backend asks of the program around it.
+// The callbacks of a backend into the program.
 struct BackendHooks {
   // Called every 50 ms within waits; throws to end them.
   InterruptProbe probe = [] {};
   // The place in the user's program, "train.py:88". Asked for when an asynchronous operation is issued.
   std::function<std::string()> call_site = [] { return std::string(); };
   Rethrow rethrow = [] { throw; };
-  // Told of the beginning and of the end of each backend that has these hooks.
+  // Called at the beginning and at the end of each backend that has these hooks.
   std::function<void(C10dBackend&)> remember = [](C10dBackend&) {};
   std::function<void(C10dBackend&)> forget = [](C10dBackend&) {};
 };
@@ -46,12 +46,12 @@ class C10dBackend final : public ::c10d::Backend {
 
   ~C10dBackend() override;
 
-  // For operations that do not go through the backend: they, too, wait for the asynchronous ones issued before them.
+  // For operations that do not go through the backend. They also wait for the asynchronous ones issued before them.
   const std::shared_ptr<Communicator>& communicator() const { return ordered_; }
   std::chrono::milliseconds timeout() const { return options_->timeout; }
 
-  // Gives up whatever is under way, ends the threads, for the interpreter, which they may need, is about to end, and
-  // leaves the group. Where there is a `reason`, or something was under way, peers take this rank for failed.
+  // Gives up whatever is under way, ends the threads, and leaves the group: for use before the interpreter ends, which
+  // the threads may need. With a `reason`, or if something was under way, peers treat this rank as failed.
   void leave(const std::string& reason = "");
 
   const std::string getBackendName() const override { return options_->backend; }
@@ -71,10 +71,9 @@ class C10dBackend final : public ::c10d::Backend {
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<::c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
 
-  // Calls are collected between the two, into one Work; they run as they would otherwise. False all the same: given
-  // true, torch's batch_isend_irecv opens a coalescing window that an exception never closes, after which torch
-  // silently drops the collectives of the group. For the same reason no call throws within a window: the Work of the
-  // window does.
+  // Calls between the two are collected into one Work; they run as usual. This still returns false: given true, torch's
+  // batch_isend_irecv opens a coalescing window that an exception never closes, after which torch silently drops the
+  // collectives of the group. For the same reason no call throws within a window: the Work of the window does.
   bool supportsCoalescing() const override { return false; }
   void startCoalescing() override;
   WorkPointer endCoalescing() override;
@@ -125,7 +124,7 @@ class C10dBackend final : public ::c10d::Backend {
   };
   using Operation = std::function<void(Communicator& communicator, const Call& call)>;
 
-  // `action` checks what a call was given and returns what became of it.
+  // `action` checks the arguments of a call and returns its Work.
   template <class Action>
   WorkPointer issue(::c10d::OpType type, const Action& action) {
     try {
@@ -151,7 +150,7 @@ class C10dBackend final : public ::c10d::Backend {
 
   WorkPointer enqueue(const Order& order, std::uint64_t sequence, Tensors results, Operation operation);
   WorkPointer receive(::c10d::OpType type, Tensors& tensors, int source, int tag);
-  // What the caller asked for, or else what the group was made with.
+  // The timeout that the caller asked for, else that of the group.
   std::chrono::milliseconds effective_timeout(std::chrono::milliseconds requested) const;
   Deadline deadline(std::chrono::milliseconds requested) const { return Deadline::after(effective_timeout(requested)); }
   // Adds the work to the coalescing window of this thread, if there is one.

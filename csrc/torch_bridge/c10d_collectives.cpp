@@ -1,4 +1,4 @@
-// The collectives of C10dBackend: each checks what it was given, in the caller, and submits what works on it.
+// The collectives of C10dBackend. Each checks its arguments in the caller's thread and submits the operation.
 #include <ATen/MemoryOverlap.h>
 
 #include <string>

@@ -1,8 +1,8 @@
 // Any torch process group (Gloo, MPI, …) as a Communicator of ordinary memory: how ranks on other hosts are reached.
 //
-// Everything is made of one collective of the engine, an all-to-all of blocks of bytes; values are
-// reduced here, in rank order, so results are bitwise equal on all ranks and every dtype and reduction works on every
-// engine. Since each rank deals with every other, the end of one shows on all of them.
+// Every operation is built from one collective of the engine, an all-to-all of blocks of bytes. Values are reduced
+// here, in rank order, so results are bitwise equal on all ranks, and every dtype and reduction works on every engine.
+// Since each rank talks to every other, the end of one shows on all of them.
 #pragma once
 
 #include <atomic>
@@ -39,7 +39,7 @@ class C10dCommunicator final : public Communicator {
   void all_gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, const Call& call) override;
   void gather(ConstMemoryView input, const std::vector<MemoryView>& outputs, int root, const Call& call) override;
   void scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, int root, const Call& call) override;
-  // As gather and scatter it works on the whole operands at once, since no rank knows the sizes of all pairs.
+  // Like gather and scatter, it takes the operands whole, since no rank knows the sizes of all pairs.
   void all_to_all(const std::vector<ConstMemoryView>& inputs, const std::vector<MemoryView>& outputs,
                   const Call& call) override;
   void barrier(const Call& call) override;
@@ -47,7 +47,7 @@ class C10dCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
-  // Waits a while until what this rank has sent has left it.
+  // Waits briefly until everything that this rank has sent is out.
   void leave() noexcept override;
   bool someone_has_left() override;
   void abort(const std::string& reason) noexcept override;
@@ -68,7 +68,8 @@ class C10dCommunicator final : public Communicator {
   };
   using Plan = std::vector<PlannedStep>;
 
-  // Runs `body` as one operation: alone in this process, after the check, its failure made known to all ranks.
+  // Runs `body` as one operation: one at a time in this process, after the check, and with failures reported to all
+  // ranks.
   void run(const CallRecord& record, const Call& call, const std::function<void()>& body);
   // Runs the steps in order, two of them at a time.
   void run_steps(const Plan& plan, const Call& call);

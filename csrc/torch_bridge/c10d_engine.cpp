@@ -26,8 +26,7 @@ constexpr milliseconds kWaitForReason{1500};
 constexpr milliseconds kMargin{10000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
 
-// A page that is new costs more than copying it. The memory of two operations under way, and of one that has ended, is
-// kept.
+// A fresh page takes longer to get than to copy. So memory is kept for two operations under way and one that has ended.
 constexpr std::size_t kKeptMemory = 6;
 constexpr std::size_t kKeptBytes = std::size_t{8} << 20;
 constexpr std::size_t kWorthKeepingBytes = std::size_t{64} << 10;

@@ -1,5 +1,5 @@
-// A torch process group (Gloo, MPI, …) as a carrier of bytes in ordinary memory, and what waiting for it takes:
-// interrupts, deadlines, and the news that a rank has failed, which its ranks tell each other through a store.
+// A torch process group (Gloo, MPI, …) that carries bytes in ordinary memory, and how to wait for it: with interrupts,
+// deadlines, and the news that a rank has failed, which ranks tell each other through a store.
 //
 // The engine only ever works on memory of its own: an operation that is given up (Ctrl-C, a timeout) cannot write into
 // the caller's memory later.
@@ -97,20 +97,19 @@ class C10dEngine {
   void check_usable(const std::string& operation) const;
   // Looks at everything that may end a wait that began with `deadline`; each wait calls it every 50 ms or so.
   void look_around(const Deadline& deadline, Operation& operation);
-  // The PeerLost for a failure of the engine itself; asks whether a rank has told why.
+  // The PeerLost for a failure of the engine itself; looks whether some rank has told the reason.
   std::exception_ptr translated(const std::exception& error, const std::string& operation);
 
   // Makes this group fail, here and, within moments, on all ranks. Never throws; the first reason stays.
   void fail(const std::string& reason) noexcept;
 
-  // Tells the others that this rank, which took part in so many collectives and has sent so many messages to each rank,
-  // takes part in no more.
+  // Tells the others that this rank has left, after so many collectives and so many messages to each rank.
   void leave(std::uint64_t num_operations, std::vector<std::uint64_t> num_messages) noexcept;
 
  private:
   void check_process(const std::string& operation) const;
   void wait(::c10d::Work& work, const Deadline& deadline, Operation& operation);
-  // Memory for so many bytes that nobody else uses; may be kept from an operation before, whose pages are there
+  // Memory for `num_bytes` that nothing else uses; if possible, kept from an earlier operation, so that its pages exist
   // already.
   at::Tensor take_memory(std::int64_t num_bytes);
   void give_memory(at::Tensor memory);

@@ -1,5 +1,5 @@
-// What ranks of a group tell each other through a store, because an engine only notices processes that end: that one
-// has failed and why, or that it takes part no more. Thread-safe.
+// What ranks of a group tell each other through a store, because an engine only notices processes that end: that a rank
+// has failed and why, or that it has left. Thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -22,14 +22,14 @@ class C10dNews {
   // Failures are shared by all groups on `store`, departures by those of the same name.
   C10dNews(StorePointer store, std::string group);
 
-  // Of the rank that has told first.
+  // The failure of the rank that reported first.
   const FirstFailure& failure() const { return failure_; }
   void tell_failure(const std::string& who, const std::string& reason) noexcept;
 
   struct Departure {
     std::uint64_t num_operations;  // in which the rank took part; no rank that left took part in fewer
     std::string who;
-    std::vector<std::uint64_t> num_messages = {};  // that it has sent to each rank; not told of the first departure
+    std::vector<std::uint64_t> num_messages = {};  // that it has sent to each rank; unknown for the first departure
   };
   std::optional<Departure> departure() const;
   void tell_departure(int rank, const Departure& departure) noexcept;
@@ -43,9 +43,9 @@ class C10dNews {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Empty when nobody has told, or the host of the store is gone, of which the engine will tell.
+  // Empty if nobody has set it, or if the host of the store is gone, which the engine will report.
   std::string heard(const std::string& key) const noexcept;
-  // Unless somebody has told before.
+  // Sets the key unless it is set already.
   void tell(const std::string& key, const std::string& text) const noexcept;
 
   const StorePointer store_;

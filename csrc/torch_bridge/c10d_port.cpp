@@ -24,7 +24,7 @@ using WorkPointer = C10dEngine::WorkPointer;
 // Waits for works in the order in which it is given them, in a thread that the first one starts.
 class Waiter {
  public:
-  // Called in the thread once a work has ended; not once the Waiter has gone.
+  // Called in the thread once a work has ended, unless the Waiter has gone.
   using Done = std::function<void(const std::exception_ptr& error)>;
 
   explicit Waiter(std::shared_ptr<C10dEngine> engine) : state_(std::make_shared<State>(std::move(engine))) {}
@@ -101,7 +101,7 @@ class Waiter {
   const std::shared_ptr<State> state_;
 };
 
-// A message on its way into `target`: it arrives in memory of the engine and is copied by whoever polls or waits.
+// A message on its way into `target`: it arrives in memory of the engine; a thread that polls or waits copies it.
 class Arrival final : public Transfer {
  public:
   // `number` counts the envelopes from `source`, from 1 on; none for data, which was sent together with its envelope.
@@ -233,7 +233,7 @@ class WaitingPort final : public C10dPort {
     if (slot == MessageMatcher::kEnvelopeSlot) {
       count(num_sent_, destination);
     }
-    // The tensor lives until the message has left; that it could not leave shows in whatever this rank does next.
+    // Keeps the tensor alive until the message has left. If it cannot leave, this rank's next operation fails.
     waiter(kSent).add(work, [copy](const std::exception_ptr&) {});
     return std::make_shared<SentAtOnce>();
   }

@@ -19,7 +19,7 @@ class C10dPort : public MessageMatcher::Port {
   // Data that is sent is copied and complete at once.
   static std::shared_ptr<C10dPort> make(std::shared_ptr<C10dEngine> engine);
 
-  // Returns when everything that was sent has left, or whether it has when `deadline` passes first.
+  // Waits until everything that was sent has left, at most until `deadline`. Returns whether it has.
   virtual bool flush(Deadline deadline) = 0;
 
   // Envelopes that were sent to each rank.

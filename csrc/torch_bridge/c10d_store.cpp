@@ -10,8 +10,8 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// Between two looks for a key. (Store::wait() is no help: a FileStore looks at its timeout once a second and throws
-// what cannot be told from other errors, and a TCPStore complains in the log.)
+// Between two looks for a key. (Store::wait() does not help: a FileStore checks its timeout once a second and throws an
+// error like any other, and a TCPStore writes to the log.)
 constexpr std::chrono::milliseconds kLookInterval{5};
 
 }  // namespace

@@ -142,7 +142,7 @@ class CoalescedWork final : public NumberedWork {
       : NumberedWork(::c10d::OpType::COALESCED, 0, {}), works_(std::move(works)) {}
 
   bool isCompleted() override {
-    // No short cut: each of them is moved on.
+    // No short-circuit: each of them must make progress.
     return std::count_if(works_.begin(), works_.end(), [](const auto& work) { return !work->isCompleted(); }) == 0;
   }
   bool isSuccess() const override {

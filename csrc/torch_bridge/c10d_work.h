@@ -16,10 +16,10 @@ namespace accelerate_cpp::comm {
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<::c10d::Work>;
 
-// Called within a catch block: throws the exception in flight as one whose type survives torch.
+// Called within a catch block: rethrows the exception in a form whose type survives torch.
 using Rethrow = std::function<void()>;
 
-// `error` as `rethrow` makes it.
+// `error` as `rethrow` would throw it.
 std::exception_ptr translated(const std::exception_ptr& error, const Rethrow& rethrow);
 
 // An operation that has already finished.

@@ -30,7 +30,7 @@ void DeviceGradientExchange::start(std::size_t index) {
 }
 
 double DeviceGradientExchange::complete(MemoryView used, Deadline deadline) {
-  // First, since a rank that has failed says so here, and would be waited for there.
+  // First, because a failed rank is noticed here, but would be waited for there.
   reduce_used(used, deadline);
   completing_ = true;
   statistics_.begin_round();

@@ -26,7 +26,7 @@ cuda::KernelCompiler kernel_compiler(const std::string& path) {
 
 std::shared_ptr<const cuda::LoadedSlotKernels> slot_kernels_on(const c10::Device& device) {
   static std::mutex mutex;
-  // Never destroyed: when static objects are, the driver may be gone.
+  // Never destroyed: the driver may be gone before static objects are.
   static auto* const loaded = new std::map<std::string, std::shared_ptr<const cuda::LoadedSlotKernels>>;
   const std::lock_guard lock(mutex);
   if (!device.is_cuda()) {

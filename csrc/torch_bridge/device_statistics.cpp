@@ -109,7 +109,7 @@ void DeviceStatistics::measure(std::size_t index, double factor) {
 }
 
 void DeviceStatistics::run_kernels(const Bucket& bucket, const at::Tensor& rows, double factor) const {
-  // Given back to the allocator before it is used, which is right for memory of the current stream.
+  // Freed before the device uses it, which is fine for memory of the current stream.
   const at::Tensor partials = at::empty({bucket.num_chunks * static_cast<std::int64_t>(sizeof(cuda::Partial))},
                                         bucket.memory.options().dtype(at::kByte));
   cuda::SlotPass pass{};

@@ -1,10 +1,10 @@
-// What the slots of gradient buckets are like, measured on the device that has them. The host starts the work, on the
-// device's current stream, and waits for nothing.
+// Statistics of the slots of gradient buckets, measured on their device. The host starts the work on the device's
+// current stream and never waits.
 //
 // The kernels of core/cuda average and measure in one pass over a bucket, and sum in double. Without them ATen takes
 // the norms, as torch.nn.utils.clip_grad_norm_ does: on accelerators it sums in the precision of the elements'
-// arithmetic (float32 for halves). A sum that is not finite then counts as one element that is not, be there more or be
-// the sum too large: with a loss scale, either calls for a smaller one.
+// arithmetic (float32 for halves). A sum that is not finite then counts as one such element, whether there are more or
+// the sum is just too large: either calls for a smaller loss scale.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,8 @@
 
 namespace accelerate_cpp::grad {
 
-// What is known of one slot: a row of a table on its device, of which the host has seen nothing. The row has the sum of
-// the squares of the elements and the number of those that are not finite (by ATen, 1 for any number).
+// The statistics of one slot: a row of a table on its device, which the host has not read. The row has the sum of the
+// squares of the elements and the number of those that are not finite (by ATen, 1 for any number).
 struct DeviceRow {
   at::Tensor table;
   std::int64_t row = 0;
@@ -38,14 +38,13 @@ class DeviceStatistics {
   // Whether measure() multiplies and measures in one pass.
   bool in_one_pass() const { return kernels_ != nullptr; }
 
-  // Rows that were handed out keep what they say.
+  // Rows that were handed out stay valid.
   void begin_round();
 
   // Multiplies the slots of a bucket by `factor`, and measures the products.
   void measure(std::size_t bucket, double factor);
 
-  // What the row would be if `gradient`, whose memory has the elements of the slot, were there: by the same order of
-  // sums.
+  // What the row would be for `gradient`, whose memory has the elements of the slot; summed in the same order.
   DeviceRow measure_alike(std::size_t bucket, std::size_t slot, const at::Tensor& gradient) const;
 
   // None when the bucket has not been measured in this round.

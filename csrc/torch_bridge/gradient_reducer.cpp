@@ -21,7 +21,7 @@ constexpr int kPassesToMeasure = 8;
 
 }  // namespace
 
-// Lives as long as autograd knows of a pass whose end the caller does not tell.
+// Lives as long as autograd knows of a pass whose end the caller does not announce.
 class GradientReducer::Pass {
  public:
   explicit Pass(std::weak_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
@@ -204,7 +204,7 @@ void GradientReducer::build(const std::vector<std::size_t>& order) {
     for (Parameter& parameter : parameters_) {
       parameter.slot.leave_place();
     }
-    exchange_.reset();  // so that old and new buckets need not exist together
+    exchange_.reset();  // so that old and new buckets do not exist at the same time
   }
   exchange_ = make_exchange(buckets);
   for (std::size_t i = 0; i < num_dense_; ++i) {
@@ -436,7 +436,7 @@ void GradientReducer::pass_failed() noexcept {
 }
 
 void GradientReducer::give_up_pass(const std::string& reason) noexcept {
-  // What they share memory with is for the next pass, and peers may still write into it. Without any, a step taken by
+  // Their memory belongs to the next pass, and peers may still write into it. Without gradients, a step taken by
   // mistake changes nothing.
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (ownership_->owns(i)) {

@@ -6,7 +6,7 @@
 namespace accelerate_cpp::grad {
 namespace {
 
-// Nobody else's use of a reducer prolongs its life: whether it has ended decides who averages.
+// Weak, because the end of a reducer decides who averages: users must not extend its life.
 class Reducers {
  public:
   template <class Action>

@@ -1,4 +1,4 @@
-// The reducers that there are in this process. Thread-safe.
+// All reducers of this process. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,11 +11,11 @@
 
 namespace accelerate_cpp::grad {
 
-// The others leave to it the parameters that it has in common with them.
+// The others give up the parameters that they share with it.
 void add_reducer(GradientReducer& reducer);
 void remove_reducer(GradientReducer& reducer);
 
-// To be called when some module of the program gets a parameter or a submodule; how often it was.
+// Call the first when a module gets a parameter or a submodule; the second returns how often that was.
 void note_registration() noexcept;
 std::uint64_t registrations() noexcept;
 

@@ -14,7 +14,7 @@
 namespace accelerate_cpp::amp {
 namespace {
 
-// What one thread takes at a time: large enough to hide what it costs to hand it out.
+// The piece that one thread takes at a time: large enough to hide the cost of scheduling.
 constexpr std::size_t kPartElements = std::size_t{1} << 17;
 
 void check(const at::Tensor& gradient) {

@@ -10,8 +10,9 @@
 namespace accelerate_cpp::amp {
 
 // Multiplies floating CPU tensors in place, and returns the statistics of each. Elements are divided among the
-// intra-operator threads; the results do not depend on how many there are. A sparse gradient is multiplied in its
-// values and measured as its sum is. Throws InvalidArgument for tensors on other devices and for other dtypes.
+// intra-operator threads; the results do not depend on how many there are. Of a sparse gradient the values are
+// multiplied; duplicates are summed before it is measured. Throws InvalidArgument for tensors on other devices and for
+// other dtypes.
 std::vector<GradientStatistics> scale_gradients(const std::vector<at::Tensor>& gradients, double factor);
 
 // The statistics of the tensors as they are.

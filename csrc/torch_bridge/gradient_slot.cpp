@@ -37,7 +37,7 @@ void GradientSlot::leave_place() {
   bound_ = {};
 }
 
-// Not by ATen's general copy, whose preparations take longer than copying a small gradient.
+// ATen's general copy takes longer to set up than to copy a small gradient.
 void GradientSlot::copy_in(const at::Tensor& gradient) const {
   const bool same_layout = gradient.scalar_type() == memory_.scalar_type() && gradient.strides() == memory_.strides() &&
                            memory_.is_non_overlapping_and_dense() && gradient.device().is_cpu() &&

@@ -1,4 +1,4 @@
-// The place of one parameter's gradient in its bucket, and what is there. It has one state at a time:
+// The place of one parameter's gradient in its bucket. It is in one of these states:
 //
 //   kEmpty     the parameter has no gradient, and what the slot holds means nothing
 //   kOwn       a gradient of this rank: of this pass, of local passes before it, or added to an average
@@ -26,7 +26,7 @@ class GradientSlot {
 
   State state() const;
 
-  // Moves the slot to `memory`, a tensor that nobody else ever holds, with what .grad shares with it.
+  // Moves the slot, and a .grad that shares memory with it, to `memory`, a tensor that nothing else ever holds.
   void place(at::Tensor memory);
   // Forgets its memory, which .grad must not share.
   void leave_place();
@@ -38,8 +38,8 @@ class GradientSlot {
   void take_gradient();
 
   // Prepares the slot for the sum over the ranks, in which this rank weighs `weight`: its gradient, or zeros when there
-  // is none. An average, to which nothing was added, is the same on all ranks and stays so: it is weighed here. Returns
-  // whether there is a gradient. Throws as take_gradient().
+  // is none. An average to which nothing was added is the same on all ranks, and stays the same: it is weighed here.
+  // Returns whether there is a gradient. Throws as take_gradient().
   bool prepare_for_sum(double weight);
 
   // The slot holds an average, and .grad becomes that.
@@ -48,12 +48,13 @@ class GradientSlot {
   // Prepares the slot for a sum to which this rank adds nothing, and takes away the gradient that lies there.
   void prepare_without_gradient();
 
-  // Whether the reduction has measured the last average, and what it has found, as long as nobody can have changed it
-  // since.
+  // Whether the reduction has measured the last average, and the result, which holds as long as nothing can have
+  // changed the average since.
   bool was_measured() const { return bound_.has_measurement(); }
   std::optional<Measurement> believed() const;
 
-  // The gradient with its elements in the order of the slot; undefined where there is none, or not such a one.
+  // The gradient with its elements in the order of the slot; undefined if there is none or its elements are in another
+  // order.
   at::Tensor gradient_in_order() const;
 
   const at::Tensor& memory() const { return memory_; }

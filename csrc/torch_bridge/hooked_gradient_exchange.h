@@ -2,7 +2,7 @@
 // register_comm_hook): compression, or anything else.
 //
 // A bucket is handed to the hook when it and all buckets before it are complete, so that all ranks start the
-// collectives of their hooks in the same order. What the hook promises replaces the gradients of the bucket, as it is.
+// collectives of their hooks in the same order. The hook's result replaces the gradients of the bucket as it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ class HookedGradientExchange final : public SequentialGradientExchange {
 
  private:
   void* memory(std::size_t index) override { return memory_[index].data_ptr(); }
-  // Throws InvalidArgument when a weight is given: what a hook divides by is its own affair.
+  // Throws InvalidArgument when a weight is given: a hook decides for itself what to divide by.
   void start_round(Deadline deadline) override;
   void reset_round() override;
   void start(std::size_t index) override;

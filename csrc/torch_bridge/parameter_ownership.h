@@ -1,7 +1,8 @@
-// Which parameters of a reducer are its to average, and the hooks behind their gradient accumulators.
+// Which of its parameters a reducer averages, and the hooks behind their gradient accumulators.
 //
-// A parameter that several living reducers have is the newest one's (models that share it, or a model that was wrapped
-// again), whichever of the models computes its gradient; an older one has it again when the newer one is gone.
+// A parameter that several living reducers have (models that share it, or a model that was wrapped again) belongs to
+// the newest of them, no matter which model computes its gradient. When the newer reducer is gone, an older one gets it
+// back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,9 +28,9 @@ class ParameterOwnership : public std::enable_shared_from_this<ParameterOwnershi
   ParameterOwnership(const ParameterOwnership&) = delete;
   ParameterOwnership& operator=(const ParameterOwnership&) = delete;
 
-  // Takes the parameters that have no newer owner, or none any more.
+  // Takes the parameters that have no newer living owner.
   void take_free();
-  // Leaves to `newer` what both have.
+  // Gives up to `newer` the parameters that both have.
   void give_up(ParameterOwnership& newer);
 
   bool owns(std::size_t parameter) const { return parameters_[parameter].accumulator != nullptr; }

@@ -1,5 +1,5 @@
-// What a rank whose backward pass fails does to the others, so that all of them raise and can go on together; and what
-// ends with that pass for good.
+// What happens when a rank's backward pass fails: how the other ranks are made to raise as well, so that all can go on
+// together, and which collectives end for good.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class PassFailure {
   // The collectives of a communication hook, which end, with the communicator, when a pass fails.
   void set_hook(End end_collectives) { end_hook_ = std::move(end_collectives); }
 
-  // The pass has failed here. `others_may_complete` is whether other ranks may complete it all the same, in which case
-  // the communicator ends, too.
+  // The pass has failed here. `others_may_complete` says whether other ranks may still complete it; then the
+  // communicator ends as well.
   void tell(const std::string& reason, bool others_may_complete, Deadline deadline) noexcept;
 
  private:

@@ -70,7 +70,7 @@ void check_dense(const at::Tensor& tensor) {
   }
 }
 
-// Copies are our own business: no graph, no version counters, no Python that listens to operations.
+// Copies must not show: no graph, no version counters, no Python dispatch modes.
 struct PlainDispatch {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard below_python{c10::python_ks};

@@ -12,8 +12,8 @@ namespace accelerate_cpp {
 // The dtype in the core's terms. Throws InvalidArgument for one with which the core does not compute.
 DType dtype_of(const at::Tensor& tensor);
 
-// What is done with elements. Complex numbers are pairs of real ones either way; what is only moved may have any dtype
-// and travels as bytes when the core has no name for it.
+// How the elements are used. Complex numbers are pairs of real ones in both cases. Elements that are only moved may
+// have any dtype and travel as bytes if the core has no name for it.
 enum class Use : std::uint8_t { kCompute, kMove };
 
 // The memory of a contiguous CPU tensor. Throws InvalidArgument for any other; the tensor must outlive the view.
@@ -30,8 +30,7 @@ Elements elements_of(const at::Tensor& tensor);
 std::vector<MemoryView> split_view(const MemoryView& whole, int count);
 
 // A dense CPU tensor of any strides, and the contiguous memory in which a collective works on it: its own, or that of a
-// stand-in. Throws InvalidArgument for other tensors. Works in any thread, whatever modes of autograd the caller has
-// set.
+// stand-in. Throws InvalidArgument for other tensors. Works in any thread and under any autograd mode.
 class Contiguous {
  public:
   explicit Contiguous(at::Tensor tensor, Use use = Use::kCompute);
@@ -45,7 +44,7 @@ class Contiguous {
   MemoryView load();
   // Memory for results, whose values may be anything.
   MemoryView reserve();
-  // Copies results home from the stand-in. Throws InvalidArgument where elements of the tensor share memory.
+  // Copies results back from the stand-in. Throws InvalidArgument where elements of the tensor share memory.
   void store() const;
 
  private:

@@ -14,8 +14,8 @@ struct MoveOptions {
   PyObject* skip_keys;  // a borrowed tuple: entries of mappings with one of these keys stay where they are
 };
 
-// A tree of the same types with every tensor on the device. What is no container and has no .to is returned as it is;
-// so is a tensor that is on the device already. Returns a new reference, or null with a Python error set.
+// A tree of the same types with every tensor on the device. Anything that is not a container and has no .to is returned
+// as it is, as is a tensor that is already on the device. Returns a new reference, or null with a Python error set.
 PyObject* move_tree(PyObject* tree, const MoveOptions& options);
 
 }  // namespace accelerate_cpp

@@ -2,8 +2,8 @@
 // including file defines. Nothing here may have a definition that the linker could share between those files.
 //
 // A row of 64 bytes (one line of a cache; half of one where halves are widened by an instruction) is taken at a time,
-// as one, two or four vectors. The squares of each of its elements are summed for themselves, in double, and these sums
-// are added up in the same order at the end, so that the width of a vector does not show in the result.
+// as one, two or four vectors. The squares of each of its elements are summed separately, in double, and these sums are
+// added up in the same order at the end, so that the width of a vector does not show in the result.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +63,7 @@ struct Sums<double> {
   Vector<std::int64_t> non_finite{};
 };
 
-// The counts of `Sums` have 32 bits, for so many rows at least.
+// The number of rows for which the 32-bit counts of `Sums` are enough.
 inline constexpr std::size_t kRowsPerRound = std::size_t{1} << 30;
 
 template <class Access, bool kWrites>

@@ -1,5 +1,5 @@
-// What is done with a gradient between the backward pass and the optimizer, in one pass over its memory: multiply it,
-// count what is not finite, and sum its squares.
+// The work on a gradient between the backward pass and the optimizer, in one pass over its memory: multiply it, count
+// what is not finite, and sum its squares.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ struct EpilogueKernels {
   GradientStatistics (*run)(DType dtype, void* data, std::size_t count, double factor, bool writes);
 };
 
-// Those that this processor can run, the best first. "avx512" and "avx2" give the same bits; "portable" may round the
-// sum of the squares of halves differently.
+// The instruction sets that this processor can run, the best first. "avx512" and "avx2" give the same bits; "portable"
+// may round the sum of the squares of halves differently.
 std::vector<EpilogueKernels> present_epilogue_kernels();
 
 }  // namespace accelerate_cpp::amp

@@ -10,7 +10,7 @@
 namespace accelerate_cpp::amp {
 namespace {
 
-// Scales are floats, as in torch: the inverse of any that is at least this large is finite, too.
+// Scales are floats, as in torch. From this value on, the inverse of a scale is finite as well.
 constexpr double kSmallest = FLT_MIN;
 constexpr double kLargest = FLT_MAX;
 

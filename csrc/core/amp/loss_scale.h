@@ -1,6 +1,6 @@
-// The factor by which a loss is multiplied so that small fp16 gradients do not vanish, and how it follows what becomes
-// of the gradients: it grows after a number of steps without an overflow and backs off at each one. (Micikevicius et
-// al., "Mixed Precision Training", 2018; the rules and the state are those of torch.amp.GradScaler.)
+// The factor by which a loss is multiplied so that small fp16 gradients do not vanish, and how it adapts: it grows
+// after a number of steps without an overflow and shrinks after each overflow. (Micikevicius et al., "Mixed Precision
+// Training", 2018; the rules and the state are those of torch.amp.GradScaler.)
 #pragma once
 
 namespace accelerate_cpp::amp {

@@ -16,7 +16,7 @@ namespace accelerate_cpp {
 namespace {
 
 std::atomic<std::uint64_t> generation{0};
-std::atomic<int> num_awaited{0};  // threads that there are with AtExit::kAwaited
+std::atomic<int> num_awaited{0};  // running threads with AtExit::kAwaited
 
 void enter_next_generation() {
   generation.fetch_add(1, std::memory_order_relaxed);
@@ -27,7 +27,7 @@ void enter_next_generation() {
 class Awaited {
  public:
   Awaited() {
-    fork_generation();  // installs what counts anew in a forked child
+    fork_generation();  // installs the handler that resets the count in a forked child
     num_awaited.fetch_add(1);
   }
   ~Awaited() {
@@ -38,7 +38,7 @@ class Awaited {
   Awaited& operator=(const Awaited&) = delete;
 };
 
-// Signals are for the threads of the user's program: a new thread inherits the mask of its creator.
+// Signals belong to the threads of the user's program. A new thread inherits its creator's signal mask.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -68,7 +68,7 @@ void start_background_thread(const char* name, std::function<void()> body, AtExi
   const SignalsBlocked blocked;
   auto awaited = at_exit == AtExit::kAwaited ? std::make_unique<Awaited>() : nullptr;
   try {
-    // What is declared last, `body`, is destroyed first.
+    // Captures are destroyed in reverse order, so `body` goes before `awaited`.
     std::thread([awaited = std::move(awaited), name = std::string(name), body = std::move(body)] {
       set_name(name.c_str());
       body();

@@ -1,4 +1,4 @@
-// Threads of our own, and what becomes of them when the process forks.
+// Background threads, and what happens to them when the process forks.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace accelerate_cpp {
 
-// Whether a thread may need what the program takes down before its process ends, such as an interpreter.
+// Whether a thread may need something that is torn down before the process ends, such as an interpreter.
 enum class AtExit { kLeft, kAwaited };
 
 // Runs `body`, which may not throw, in a detached thread that takes no signals and shows `name` (at most 15 characters)
 // in debuggers. Throws SystemFailure when the system refuses another thread.
 void start_background_thread(const char* name, std::function<void()> body, AtExit at_exit = AtExit::kLeft);
 
-// Returns when none of the threads with AtExit::kAwaited is left in this process.
+// Returns when all threads with AtExit::kAwaited have ended.
 void await_background_threads();
 
 // Changes in every forked child.
@@ -33,7 +33,7 @@ class OwnerProcess {
   std::uint64_t generation_ = fork_generation();
 };
 
-// What a forked child throws from `operation` on a communicator that belongs to `owner`, e.g. "rank 1", its parent.
+// The error of `operation` in a forked child, on a communicator that belongs to its parent, `owner` ("rank 1").
 InvalidArgument communicator_of_parent(const std::string& operation, const std::string& owner);
 
 }  // namespace accelerate_cpp

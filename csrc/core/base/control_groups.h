@@ -19,8 +19,8 @@ struct ControlGroup {
 std::vector<ControlGroup> control_groups(const std::string& listing, const std::string& mounts,
                                          const std::string& controller);
 
-// The folders of the group and of its ancestors, from below to above. A container may see the names of its groups, but
-// not the groups; then only its root says something.
+// The folders of the group and of its ancestors, from below to above. A container may see the names of its groups but
+// not the groups themselves; then only the root has any limits.
 std::vector<std::string> with_ancestors(const ControlGroup& group);
 
 }  // namespace accelerate_cpp

@@ -17,7 +17,7 @@
 namespace accelerate_cpp {
 namespace {
 
-// Of one group: nothing without a limit.
+// The quota of one group; nothing if it has no limit.
 std::optional<double> quota_in(const std::string& folder) {
   double quota = 0.0;
   double period = 0.0;
@@ -37,7 +37,7 @@ std::optional<double> quota_in(const std::string& folder) {
 CoreSet CoreSet::of_thread() {
   CoreSet cores;
 #if defined(__linux__)
-  // Bits are in words of the machine. The kernel refuses a set that is smaller than its own.
+  // The bits are in machine words. The kernel refuses a set that is smaller than its own.
   std::vector<unsigned long> bits(16384 / (8 * sizeof(unsigned long)));
   if (::sched_getaffinity(0, bits.size() * sizeof(unsigned long), reinterpret_cast<cpu_set_t*>(bits.data())) == 0) {
     for (std::size_t core = 0; core < kCores; ++core) {

@@ -18,7 +18,7 @@ class CoreSet {
   CoreSet() = default;
   explicit CoreSet(const Words& words) : words_(words) {}
 
-  // Those that the calling thread may run on; empty where the system does not tell.
+  // The cores that the calling thread may run on; empty if the system does not say.
   static CoreSet of_thread();
 
   CoreSet& operator|=(const CoreSet& other);
@@ -29,9 +29,9 @@ class CoreSet {
   Words words_{};
 };
 
-// How long the processes of a control group may compute: so many cores' worth at a time.
+// The CPU time that the processes of a control group may use, in cores.
 struct CpuQuota {
-  double cores = 0.0;       // 0: as long as they like
+  double cores = 0.0;       // 0: no limit
   std::uint64_t group = 0;  // equal for processes that share this quota
 };
 
@@ -39,7 +39,7 @@ struct CpuQuota {
 // of version 1), from a folder like /proc and the mounts of control groups (/sys/fs/cgroup).
 CpuQuota cpu_quota(const std::string& proc = "/proc", const std::string& mounts = "/sys/fs/cgroup");
 
-// The cores that the calling thread may use, within its quota; at least a bit of one.
+// The number of cores that the calling thread may use, limited by its quota; always above 0.
 double usable_cores();
 
 }  // namespace accelerate_cpp

@@ -19,7 +19,7 @@ class Deadline {
 
   static Deadline never() { return Deadline(Clock::now(), Clock::time_point::max()); }
 
-  // As long as this one was when it was set, from now on.
+  // A deadline of the same length, starting now.
   Deadline renewed() const {
     return end_ == Clock::time_point::max()
                ? never()

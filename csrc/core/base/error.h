@@ -28,13 +28,13 @@ class PeerLost : public Error {
   using Error::Error;
 };
 
-// A PeerLost who left in good order: what others do does not concern it.
+// The peer left in good order. Other ranks may go on without it.
 class PeerLeft : public PeerLost {
  public:
   using PeerLost::PeerLost;
 };
 
-// A PeerLost who takes no part in one collective, and in the next ones again: every rank raised.
+// The peer withdrew from one collective and takes part in the next ones again. Every rank raises an error for it.
 class PeerWithdrew : public PeerLost {
  public:
   using PeerLost::PeerLost;

@@ -1,5 +1,5 @@
-// Conversions between float and the two 16-bit floating formats. Rounding is to nearest, ties to even; NaNs stay NaNs,
-// quiet ones; nothing depends on whether the processor flushes denormal floats to zero.
+// Conversions between float and the two 16-bit floating formats. Rounding is to nearest, ties to even; NaNs become
+// quiet NaNs; nothing depends on whether the processor flushes denormal floats to zero.
 //
 // The arithmetic is branch-free and written once for single values and for vectors of them (GCC's vector extension):
 // `Float` and `Bits` are float and std::uint32_t, or vectors of as many of each. Every function is always inlined: the

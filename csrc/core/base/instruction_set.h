@@ -1,7 +1,7 @@
 // The vector instructions that this processor has, as far as kernels are compiled for them.
 //
-// A kernel that is worth it is compiled once per set, in namespaces `portable`, `avx2` and `avx512`, and chosen at run
-// time, so that one build runs everywhere.
+// A kernel that gains from them is compiled once per set, in namespaces `portable`, `avx2` and `avx512`, and chosen at
+// run time, so that one build runs everywhere.
 #pragma once
 
 #include <vector>

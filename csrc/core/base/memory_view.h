@@ -1,4 +1,4 @@
-// Typed, contiguous memory that somebody else owns. A view never allocates, frees or copies.
+// Typed, contiguous memory owned by someone else. A view never allocates, frees or copies.
 #pragma once
 
 #include <cstddef>

@@ -29,7 +29,7 @@ bool raise_open_files_limit() {
 }
 
 void note_open_file(int descriptor) {
-  // Descriptors are numbered from below. The limit is asked for again only where it was reached by half.
+  // The system gives out the lowest free number. The limit is looked up again only once half of it is in use.
   static std::atomic<std::size_t> half{0};
   if (half.load(std::memory_order_relaxed) == 0) {
     half.store(open_files_limit() / 2 + 1, std::memory_order_relaxed);

@@ -10,21 +10,21 @@ namespace accelerate_cpp {
 // The limit (RLIMIT_NOFILE, soft) that holds now.
 std::size_t open_files_limit();
 
-// Raises the limit to what the system allows this process (the hard limit); whether that was more.
+// Raises the limit to the hard limit of this process. Returns whether that was higher.
 bool raise_open_files_limit();
 
-// Raises the limit once half of it is used, as the number of a new descriptor tells.
+// Raises the limit once the number of a new descriptor shows that half of it is in use.
 void note_open_file(int descriptor);
 
-// Opens a file with `open`, which returns a descriptor or -1 with errno set: a second time, with the limit raised,
-// where it has too few.
+// Opens a file with `open`, which returns a descriptor or -1 with errno set. If there are too few descriptors, raises
+// the limit and tries again.
 template <class Open>
 int open_within_limit(const Open& open);
 
 // "this process has reached its limit of 1024 open files …", for messages.
 std::string describe_open_files_limit();
 
-// Whether `error` says that there are too few descriptors.
+// Whether `error`, an errno value, means that the process has no descriptors left.
 bool lacks_descriptors(int error);
 
 template <class Open>

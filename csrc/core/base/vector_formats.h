@@ -1,6 +1,6 @@
-// Elements as vectors of values that can be computed with, as wide as the instruction set has them (GCC's vector
-// extension). Compiled once per instruction set, inside namespace ACCELERATE_KERNELS, which the including file defines;
-// nothing here may have a definition that the linker could share between those files.
+// Elements as vectors of values to compute with, as wide as the instruction set allows (GCC's vector extension).
+// Compiled once per instruction set, inside namespace ACCELERATE_KERNELS, which the including file defines; nothing
+// here may have a definition that the linker could share between those files.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct Same {
   static ACCELERATE_ALWAYS_INLINE Elements narrow(const Vector<T>* values) { return values[0]; }
 };
 
-// Elements of even and of odd index become separate vectors, so that none has to change its place.
+// Elements of even and of odd index become separate vectors, so that no element has to move.
 struct BFloat16AsFloat {
   using Value = float;
   using Elements = Bits;
@@ -105,7 +105,7 @@ struct __attribute__((packed, may_alias)) Unaligned {
   V vector;
 };
 
-// How vectors come from memory and go there.
+// How vectors are loaded and stored.
 struct ThroughCache {
   template <class V>
   ACCELERATE_ALWAYS_INLINE V load(const char* from) const {

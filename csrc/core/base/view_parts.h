@@ -1,4 +1,4 @@
-// Parts of views, and views of all ranks: what several communicators compute with their operands.
+// Arithmetic on views that several communicators share: parts of views, and views of all ranks.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,7 @@ inline std::vector<ConstMemoryView> const_views(const std::vector<MemoryView>& v
   return {views.begin(), views.end()};
 }
 
-// Fills the view, unless that is where the data lie.
+// Copies the data into the view, unless they are already there.
 inline void copy_to(const void* from, MemoryView to) {
   if (to.count > 0 && from != to.data) {
     std::memcpy(to.data, from, to.size_bytes());

@@ -11,8 +11,8 @@
 
 namespace accelerate_cpp::comm {
 
-// The sizes of a tensor, as far as they are known: unknown() compares equal to nothing but itself. Trivially copyable,
-// so that it can lie in shared memory.
+// The sizes of a tensor, if they are known. An unknown shape equals only another unknown one. Trivially copyable, so
+// that it can lie in shared memory.
 struct Shape {
   static constexpr int kMaxDimensions = 8;
 

@@ -21,7 +21,7 @@ std::vector<T> values_of(const std::string& bytes) {
   return values;
 }
 
-// Who has the meeting that the lowest rank of any meeting has.
+// The ranks that are in the same meeting as the lowest rank that is in any.
 std::vector<int> first_meeting(const KnownCalls& calls) {
   std::vector<int> ranks;
   for (std::size_t r = 0; r < calls.size(); ++r) {

@@ -28,8 +28,8 @@ class CallCheck {
   // Returns when every rank has entered it. While all is well it does nothing but `agree`, or gather 16 bytes of each
   // rank.
   //
-  // Where some ranks have a meeting, those of the one that the lowest rank has return who they are, and the others go
-  // on waiting for all to agree. Empty where all agree.
+  // If some ranks are in a meeting, those in the same one as the lowest of them return the list of its ranks, and the
+  // others keep waiting until all agree. Empty if all agree.
   std::vector<int> check(CallRecord record, const Call& call, const Agree& agree, const AllGather& all_gather);
   void check(CallRecord record, const Call& call, const AllGather& all_gather);
 

@@ -105,31 +105,29 @@ class Communicator {
   // not enough.
   virtual std::shared_ptr<Buffer> allocate(std::size_t size_bytes) = 0;
 
-  // How many cores there are for each rank of this host, as far as is known.
+  // Cores per rank of this host, as far as known.
   virtual double cores_per_rank() const { return usable_cores() / size(); }
 
-  // Tells peers that this rank takes part no more: they need not wait for it. Where nobody can be told, nothing
-  // happens.
+  // Tells peers that this rank has left the group and need not be waited for. Does nothing if nobody can be told.
   virtual void leave() noexcept {}
 
-  // Whether some rank has left, as far as can be known without waiting for it.
+  // Whether some rank is known to have left. Does not wait.
   virtual bool someone_has_left() { return false; }
 
-  // Waits until it is known of every rank whether it is in a meeting on this topic, too, and returns those that are, in
-  // order. A rank is not that is in a collective, in a meeting on another topic, or waits for one that is; it notices
-  // nothing. Nor is one that has left; one that has died or failed might have come: it raises PeerLost, but only the
-  // first time, for then the caller knows. With meetings on several topics the one that the lowest rank is in
-  // goes first.
-  // Where ranks cannot see what others call, all are expected, as in a barrier.
+  // Waits until it is known which ranks are in a meeting on this topic, and returns them in order. A rank that is in a
+  // collective or in a meeting on another topic, or that waits for such a rank, is not, and notices nothing; neither is
+  // one that has left. A rank that has died or failed might have come, so it raises PeerLost, but only the first time,
+  // since the caller then knows. Of meetings on several topics, the one that the lowest rank is in goes first. Where
+  // ranks cannot see what others call, all are expected, as in a barrier.
   virtual std::vector<int> meet(const std::string& topic, const Call& call);
 
   // How many collectives have ended in an error that all ranks raised alike, and that left the communicator usable.
   // Equal on all ranks between collectives.
   virtual std::uint64_t interruptions() const noexcept { return 0; }
 
-  // This rank takes no part in the collective that the others are in or call next: it raises PeerLost with `reason`
-  // on them and counts as an interruption. Where only the others' end of it would be known, the communicator is
-  // aborted. Waits for ranks that are still in collectives before that one.
+  // This rank takes no part in the collective that the others are in or call next, which raises PeerLost with `reason`
+  // on them and counts as an interruption. A communicator that cannot do that is aborted. Waits for ranks that are
+  // still in earlier collectives.
   virtual void withdraw(const std::string& reason, const Call&) { abort(reason); }
 
   // Makes every rank's current and later operations raise PeerLost with `reason`. Never blocks or throws.

@@ -6,11 +6,11 @@
 namespace accelerate_cpp::comm {
 
 // Where a copy leaves what it writes: in the caches, or in memory only. Streaming spares reading the lines that are
-// overwritten and keeps the caches for the staging space, but whoever reads the result next waits for memory.
+// overwritten and keeps the caches for the staging space, but the next reader of the result waits for memory.
 enum class Residency { kCached, kStreamed };
 
-// What pays for an operation that writes `result_bytes` on a rank, in however many copies: streaming, if so much does
-// not stay in the caches anyway.
+// The faster choice for an operation that writes `result_bytes` on a rank, in any number of copies: streaming, if they
+// would not stay in the caches anyway.
 Residency residency_of(std::size_t result_bytes);
 
 // Copies memory that does not overlap, of any alignment and size. What is copied is visible to every thread that sees a

@@ -1,4 +1,4 @@
-// A 64-bit digest by which ranks find out that what they have differs (FNV-1a).
+// A 64-bit digest (FNV-1a) with which ranks notice that their data differ.
 #pragma once
 
 #include <cstdint>

@@ -108,7 +108,7 @@ void Hierarchical::fail(const std::string& reason) noexcept {
     return;
   }
   failure_.set(reason);
-  // The other hosts first: on this one the next process may already end because of it.
+  // The other hosts first: ending this host's group may end this process.
   parts_.everyone->abort(reason);
   if (parts_.rail) {
     parts_.rail->abort(reason);
@@ -160,7 +160,7 @@ void Hierarchical::all_reduce_by_leaders(MemoryView data, const TwoReductions& r
   inside([&] { parts_.inside->broadcast(data, 0, part_of(call)); });
 }
 
-// In pieces: while the rail carries one, the host reduces the next and hands out the last.
+// In pieces: while the rail carries one, the host reduces the next one and distributes the one before.
 void Hierarchical::all_reduce_by_rails(MemoryView data, const TwoReductions& reductions, const Call& call) {
   struct OnRail {
     std::vector<MemoryView> slices;
@@ -195,7 +195,7 @@ void Hierarchical::all_reduce_by_rails(MemoryView data, const TwoReductions& red
       take_oldest();
     }
   } catch (...) {
-    // What is under way works on `data`; it ends with the group.
+    // Pieces under way still use `data`; they end with the group.
     fail("all_reduce failed on rank " + std::to_string(rank_) + ": " + reason_in_flight("interrupted"));
     for (const OnRail& piece : under_way) {
       while (piece.pending && !piece.pending->ended()) {

@@ -1,11 +1,11 @@
-// A communicator over several hosts: shared memory inside each host, and between the hosts rails, each of one rank of
-// every host, over whatever engine reaches them. What ranks of one host can settle among themselves never leaves the
-// host. In a large all_reduce every rail carries its slice, so that no rank does the work of its host; other operations
-// go over the rail of the first ranks, the leaders.
+// A communicator over several hosts: shared memory inside each host, and rails between the hosts. A rail has one rank
+// of every host and uses any engine that reaches them. Ranks of one host talk to each other within the host. In a large
+// all_reduce every rail carries a slice, so that no rank does all the work of its host; other operations use the rail
+// of the first ranks, the leaders.
 //
-// Before an operation all ranks compare what they ask for, so that a difference raises MismatchedCollective on all of
-// them: those of a host among themselves, then each rail for itself, at the price of one round trip. Any other error on
-// any rank makes the group fail on all of them.
+// Before an operation all ranks compare what they ask for, first within each host, then along each rail. That costs one
+// round trip, and a difference raises MismatchedCollective on all ranks. Any other error on any rank makes the group
+// fail on all of them.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class Hierarchical final : public Communicator {
  public:
   struct Parts {
     std::shared_ptr<Communicator> inside;  // the ranks of this host, in the order of HostLayout::ranks_of
-    // The ranks at this rank's place of every host, by host; null where a host has no such place
+    // The ranks with this rank's index on every host, by host; null if some host has fewer ranks
     // (HostLayout::is_on_rail).
     std::shared_ptr<Communicator> rail;
     std::shared_ptr<Communicator> everyone;  // all ranks; what it carries crosses hosts
@@ -74,7 +74,7 @@ class Hierarchical final : public Communicator {
     std::size_t count;
   };
 
-  // What the ranks of a host do among themselves, and the leaders then with their results.
+  // The reduction inside each host, and the one between the hosts.
   struct TwoReductions {
     Reduction inside;
     ReduceOp between;
@@ -85,11 +85,12 @@ class Hierarchical final : public Communicator {
   const std::vector<int>& own_ranks() const { return layout_.ranks_of(host()); }
   bool is_leader() const { return layout_.is_leader(rank_); }
 
-  // Runs `body` as one operation: alone in this process, after the check, its failure made known to all ranks.
+  // Runs `body` as one operation: one at a time in this process, after the check, and with failures reported to all
+  // ranks.
   void run(const CallRecord& record, const Call& call, const Action& body);
   void run_alone(const CallRecord& record, const Action& action);
   std::vector<int> check(const CallRecord& record, const Call& call);
-  // An operation of `inside` or of the rail; its errors say whom their rank numbers mean.
+  // Runs an operation of `inside` or of the rail. Its errors explain which ranks their numbers mean.
   void inside(const Action& action) const;
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;
@@ -99,7 +100,7 @@ class Hierarchical final : public Communicator {
 
   // The inner call has operands of other shapes.
   static Call part_of(const Call& call) { return {call.deadline, {}, call.location}; }
-  // `parts` of the ranks of this host; and `parts` with nothing for them.
+  // The entries of `parts` for the ranks of this host; and `parts` with those entries empty.
   template <class View>
   std::vector<View> of_own_host(const std::vector<View>& parts) const;
   template <class View>

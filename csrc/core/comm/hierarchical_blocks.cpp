@@ -1,5 +1,4 @@
-// The operations of Hierarchical in which every rank has another operand for every other, and the division of the
-// group.
+// The operations of Hierarchical in which every rank has a separate operand for every other, and split().
 #include <algorithm>
 #include <utility>
 
@@ -215,7 +214,7 @@ std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call
     Parts parts;
     inside([&] { parts.inside = parts_.inside->split(color, new_rank, part_of(call)); });
     parts.everyone = parts_.everyone->split(far ? color : -1, new_rank, part_of(call));
-    // A color for each rail of each group: no other group has its first member.
+    // Each rail of each new group gets a color of its own: no two groups share their first member.
     const bool on_rail = far && layout.is_on_rail(new_rank);
     const int rail = on_rail ? members.front() * size() + layout.index_within_host(new_rank) : -1;
     parts.rail = parts_.everyone->split(rail, new_rank, part_of(call));

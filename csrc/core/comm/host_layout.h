@@ -22,7 +22,7 @@ class HostLayout {
   // The place of a rank among those of its host.
   int index_within_host(int rank) const { return index_[static_cast<std::size_t>(rank)]; }
 
-  // How many ranks each host has at least. The ranks at such a place of their hosts form a rail.
+  // How many ranks each host has at least. The ranks with the same index below that form a rail.
   int num_rails() const;
   bool is_on_rail(int rank) const { return index_within_host(rank) < num_rails(); }
 

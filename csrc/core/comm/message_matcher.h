@@ -4,7 +4,7 @@
 // A message is an envelope, which holds its description and, up to `inline_bytes`, its data. More data follows as a
 // second message under a slot that only this message uses. The receiver posts a receive for the envelopes of a rank
 // while some receive could take a message from it, and one for the data once it knows where it belongs; so only
-// envelopes are ever taken unasked. Transfers are moved on by whoever waits or polls, in any thread.
+// envelopes are received unasked. Any thread that waits or polls makes progress on all transfers.
 #pragma once
 
 #include <condition_variable>
@@ -47,7 +47,8 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint64_t tag, const Call& call);
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call);
 
-  // Fails what is posted and not matched yet. Transfers keep this object alive; it does not keep its owner alive.
+  // Fails all posted receives that are not matched yet. Transfers keep this object alive; it does not keep its owner
+  // alive.
   void close();
 
  private:
@@ -57,7 +58,7 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   using ReceivePointer = std::shared_ptr<ReceivedMessage>;
   using Lock = std::unique_lock<std::mutex>;
 
-  // A message whose envelope is here and for which no receive was posted.
+  // A message whose envelope has arrived, but for which no receive was posted.
   struct Unexpected {
     int source;
     std::vector<std::byte> envelope;
@@ -99,11 +100,11 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   std::list<Unexpected> unexpected_;  // in the order of arrival
   std::vector<std::uint32_t> slots_;  // the next slot for data, per destination
   std::list<std::shared_ptr<SentMessage>> sent_;
-  // Data of messages that were refused, on its way to nowhere.
+  // Receives for the data of refused messages, which are thrown away.
   std::list<std::pair<std::vector<std::byte>, std::shared_ptr<Transfer>>> drained_;
 };
 
-// A Communicator as a port: `ranks[r]` is the rank in it of rank r, or negative.
+// A Communicator as a port: ranks[r] is the communicator's number for rank r, or negative.
 std::shared_ptr<MessageMatcher::Port> make_port(std::shared_ptr<Communicator> communicator, std::vector<int> ranks);
 
 }  // namespace accelerate_cpp::comm

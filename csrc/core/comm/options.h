@@ -1,4 +1,4 @@
-// What collectives can be asked for beyond their operands, and what they ask of their surroundings while they wait.
+// Options of collectives, and the hooks that they call while they wait.
 #pragma once
 
 #include <chrono>

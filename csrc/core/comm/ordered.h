@@ -41,7 +41,7 @@ class OrderedCommunicator final : public Communicator {
   std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 
-  // The communicator inside, when all that was issued in the queue has ended.
+  // The inner communicator, once everything issued in the queue has ended.
   Communicator& in_turn();
   const std::shared_ptr<WorkQueue>& queue() const { return queue_; }
 

@@ -1,4 +1,4 @@
-// Something under way that ends once: well, or with an exception. Thread-safe.
+// An operation under way that ends once, successfully or with an exception. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -22,18 +22,18 @@ class Pending {
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
 
-  // Whether it has ended; may move it on. Never blocks for long or throws.
+  // Whether it has ended; may make progress on it. Never blocks for long or throws.
   virtual bool poll() noexcept { return ended(); }
 
   // Returns when it has ended; throws why it failed. When `deadline` passes first, a Timeout leaves it under way.
   virtual void wait(const std::optional<Deadline>& deadline) = 0;
 
-  // Nobody may come to wait(): it shall end by itself, and soon.
+  // Makes it end soon by itself: perhaps nobody will call wait().
   virtual void hurry() noexcept {}
 
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  // Why it failed; null while it is under way and when it ended well.
+  // Why it failed; null while it is under way or if it succeeded.
   std::exception_ptr error() const { return ended() ? error_ : nullptr; }
 
   // Calls `callback` once it has ended, in the thread that ends it and outside of any lock; at once if it has ended.
@@ -49,7 +49,7 @@ class Pending {
   }
 
  protected:
-  // Ends it; the caller runs what is returned when it holds no lock.
+  // Ends it. The caller runs the returned callbacks while it holds no lock.
   [[nodiscard]] std::vector<Callback> settle(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);

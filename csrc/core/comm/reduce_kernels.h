@@ -39,7 +39,7 @@ struct ReduceKernels {
   void (*reduce)(DType, ReduceOp, const ReduceArguments&);
 };
 
-// Those that this processor can run, the best first.
+// The instruction sets that this processor can run, the best first.
 std::vector<ReduceKernels> present_reduce_kernels();
 
 }  // namespace accelerate_cpp::comm

@@ -20,10 +20,10 @@ namespace {
 inline constexpr std::size_t kLineBytes = 64;
 inline constexpr int kGroupValues = 8;  // vectors of values in a group: as many as leave registers for the arithmetic
 
-// From here on what an operation reads and writes does not stay in the second-level cache of a core and its share of
-// the third, and results are better stored past them: that spares reading the lines that are overwritten (half the time
-// at 16 MiB). Never into lines that have just been read as a source: that takes 1.2 times (slices of 50 MB) to seven
-// times (0.5 MB) as long.
+// From this size on, the operands do not fit into a core's second-level cache and its share of the third, and results
+// are better stored past the caches: that avoids reading the lines that are overwritten (half the time at 16 MiB). But
+// never into lines that have just been read as a source: that takes 1.2 times (slices of 50 MB) to seven times (0.5 MB)
+// as long.
 inline constexpr std::size_t kStreamingBytes = std::size_t{8} << 20;
 
 // The arrays of a reduction: any number of them, or numbers known here, whose addresses then stay in registers.
@@ -239,7 +239,7 @@ void reduce_floating(ReduceOp op, const ReduceArguments& arguments) {
   }
 }
 
-// Integers are combined as unsigned ones of the same width, so that overflow wraps, but where the sign matters.
+// Integers are combined as unsigned ones of the same width, so that overflow wraps, except where the sign matters.
 template <class T, class Unsigned>
 void reduce_integer(ReduceOp op, const ReduceArguments& arguments) {
   switch (op) {

@@ -1,5 +1,5 @@
-// How an array is divided among ranks: contiguous slices of equal size but for the last ones, cut at multiples of 64
-// bytes so that no two ranks write to one cache line.
+// How an array is divided among ranks: contiguous slices, equal in size except for the last ones, cut at multiples of
+// 64 bytes so that no two ranks write to one cache line.
 #pragma once
 
 #include <algorithm>

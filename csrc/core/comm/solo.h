@@ -1,4 +1,4 @@
-// A group of one rank: the null object. Collectives only copy; nothing ever waits.
+// A group of one rank (a null object). Collectives only copy and never wait.
 #pragma once
 
 #include <memory>

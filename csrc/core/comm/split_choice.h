@@ -1,4 +1,4 @@
-// Which ranks come together when a group is split.
+// Which ranks form a new group when a group is split.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct SplitChoice {
 // The ranks that have passed `color`, by key, then by rank; `choices` are in rank order.
 std::vector<int> members_of(const std::vector<SplitChoice>& choices, int color);
 
-// The same for this rank's own choice, which `all_gather`, a function from the bytes of one rank to those of all ranks
-// in rank order, makes known. Collective.
+// The same for this rank's own choice. Collective: `all_gather` takes the bytes of this rank and returns those of all
+// ranks, in rank order.
 template <class AllGather>
 std::vector<int> agree_on_members(const SplitChoice& own, const AllGather& all_gather) {
   const std::string all = all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));

@@ -1,5 +1,5 @@
-// The store through which the ranks of a group find each other that is split off from another one: what each of them
-// sets travels over the parent.
+// The store with which the ranks of a new group find each other when a group is split. Its entries travel over the
+// parent.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ class SplitStore final : public Store {
   // Ranks of the parent, in the order of the new group.
   const std::vector<int>& members() const { return members_; }
 
-  // Collective over `parent`: every rank, of whatever color, calls it, or set(), equally often.
+  // Collective over `parent`: all ranks, of every color, call publish() or set() the same number of times.
   void publish(const std::string& key, const std::string& value);
 
   // As publish().

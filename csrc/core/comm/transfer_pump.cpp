@@ -13,12 +13,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The longest time for which the thread does not look whether it is to stop.
+// The longest time between two checks whether the thread should stop.
 constexpr std::chrono::milliseconds kSlice{50};
-// After its last transfer the thread looks for new ones this many times, once in a grace period, before it has to be
+// After its last transfer the thread looks for new ones this many times, once per grace period, before it sleeps until
 // woken.
 constexpr int kIdleLooks = 20;
-// How often the thread looks whether still somebody waits.
+// How often the thread checks whether somebody still waits.
 constexpr std::chrono::milliseconds kWaiterPause{10};
 
 void keep_for_good(std::shared_ptr<Pending> pending) {
@@ -79,7 +79,7 @@ class TransferPump::HeldUp {
  public:
   HeldUp(State& state, bool calls) : state_(calls && served == &state ? &state : nullptr) {
     if (state_ != nullptr) {
-      served = nullptr;  // callbacks within callbacks hold up no further thread
+      served = nullptr;  // nested callbacks do not count again
       const std::lock_guard lock(state_->mutex);
       state_->threads.hold_up(!state_->pending.empty(), state_->service());
     }
@@ -124,7 +124,8 @@ class TransferPump::Waiting {
 
 bool TransferPump::Posted::poll() noexcept {
   if (!ended() && transfer_->poll()) {
-    // Whoever concludes already may need what this thread holds (the interpreter lock, say): no waiting for it.
+    // The thread that is concluding may need something that this one holds (such as the interpreter lock), so do not
+    // wait for it.
     if (std::unique_lock concluding(concluding_, std::try_to_lock); concluding.owns_lock()) {
       conclude(std::move(concluding));
     }
@@ -188,7 +189,7 @@ void TransferPump::State::move_on(const std::vector<std::shared_ptr<Posted>>& tr
   try {
     (*first)->transfer_->wait(Deadline::after(kSlice));
   } catch (...) {
-    // Either the slice is over, or the transfer has failed: then poll() finds that out for good.
+    // Either the slice is over or the transfer has failed, which poll() will find.
   }
   std::for_each(first, transfers.end(), under_way);
 }

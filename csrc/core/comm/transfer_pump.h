@@ -1,9 +1,9 @@
 // Keeps posted sends and receives moving while nobody waits for them.
 //
-// A Transfer moves on when somebody waits for it or polls it, and whoever waits moves all transfers of the communicator
-// on. A thread of the pump's own does that for transfers that have been pending for a grace period while nobody waits;
-// it starts with the first transfer that does not end at once. It is not the thread of WorkQueue, which may be held up
-// in a collective that the peer of a transfer enters only after the transfer.
+// A Transfer makes progress when it is waited for or polled, and every waiter makes progress on all transfers of its
+// communicator. If nobody waits, a thread of the pump does so for transfers that have been pending for a grace period;
+// it starts with the first transfer that does not end at once. It is not WorkQueue's thread, because that may be
+// blocked in a collective that the peer enters only after the transfer.
 //
 // Thread-safe. In a forked child there is no thread, and the communicator refuses to work.
 #pragma once
@@ -23,14 +23,14 @@ class TransferPump {
 
   explicit TransferPump(std::chrono::milliseconds grace = kGrace);
 
-  // Does not wait for anything. What the transfers that are still pending hold stays alive for good, since their
-  // communicator may yet read or write it.
+  // Does not wait. Whatever pending transfers hold stays alive for good, since their communicator may still read or
+  // write it.
   ~TransferPump();
   TransferPump(const TransferPump&) = delete;
   TransferPump& operator=(const TransferPump&) = delete;
 
-  // Takes over a transfer. When it has completed well, `finish` is called once, in whichever thread notices, before it
-  // counts as ended; what `finish` throws becomes its error. `finish` holds whatever the transfer needs until it ends.
+  // Takes over a transfer. When it has succeeded, `finish` is called once, in the thread that notices, before it counts
+  // as ended; what `finish` throws becomes its error. `finish` holds whatever the transfer needs until it ends.
   std::shared_ptr<Pending> post(std::shared_ptr<Transfer> transfer, std::function<void()> finish);
 
   // Ends the thread. Transfers that are pending can still be waited for.

@@ -1,15 +1,15 @@
-// How long each thread of this process has waited for other ranks, over all communicators: what a view of a run tells
-// the rank by that the others wait for.
+// How long each thread of this process has waited for other ranks, over all communicators: with this, a view of a run
+// finds the rank that the others wait for.
 #pragma once
 
 #include <chrono>
 
 namespace accelerate_cpp::comm {
 
-// Of the calling thread since it started. Threads beside it, which wait while it computes, count for themselves.
+// The time of the calling thread since it started. Other threads are counted separately.
 std::chrono::nanoseconds time_waited() noexcept;
 
-// While one exists, its thread waits. One within another does not count twice.
+// Counts the time while it exists as waiting. Nested ones do not count twice.
 class Waiting {
  public:
   Waiting() noexcept;

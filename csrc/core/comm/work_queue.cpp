@@ -18,7 +18,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kProbeInterval{50};
-// After its last task the thread looks for new ones this many times, once in a grace period, before it has to be woken.
+// After its last task the thread looks for new ones this many times, once per grace period, before it sleeps until
+// woken.
 constexpr int kIdleLooks = 20;
 
 // Whether `error` concerns the thread in which it was raised rather than the operation.
@@ -67,7 +68,7 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
     }
   }
 
-  // Runs the first waiting task, and what was to be called once it has ended. Returns its error; the lock is released.
+  // Runs the first waiting task and its callbacks. Returns the task's error; the lock is released.
   std::exception_ptr run_front(Lock& lock, bool by_service_thread);
 
   // Returns when `number` tasks have ended. Helps unless there is a deadline, which an operation that has begun would
@@ -85,7 +86,7 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
   std::atomic<std::uint64_t> unfinished{0};  // kept above 0 once the queue is stopped
 
   std::mutex mutex;
-  std::condition_variable changed;  // a task has ended, or the thread
+  std::condition_variable changed;  // a task or the thread has ended
   std::condition_variable work;     // for the thread that serves
   std::deque<std::shared_ptr<Task>> waiting;
   bool running = false;
@@ -244,7 +245,7 @@ std::shared_ptr<Pending> WorkQueue::issue(Body body) {
     if (state.stop_reason) {
       std::rethrow_exception(state.stop_reason);
     }
-    if (!state.threads.serving()) {  // asked here, too: making the function costs something
+    if (!state.threads.serving()) {  // checked first because building the function object takes time
       state.threads.require(state.service());
     }
     task->number_ = ++state.issued;
@@ -278,7 +279,7 @@ void WorkQueue::stop(const std::exception_ptr& reason) {
   if (state.threads.forked()) {
     return;
   }
-  // Released and called without the lock: both may wait for other threads.
+  // Destroyed and called without the lock, because both may wait for other threads.
   std::vector<Body> bodies;
   std::vector<Pending::Callback> callbacks;
   {

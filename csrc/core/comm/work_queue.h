@@ -1,9 +1,9 @@
 // Operations in the order in which they were issued, one at a time.
 //
-// A task is run by the thread that waits for it, which first runs the tasks issued before it ("a waiter helps"): no
-// hand-over, and no second thread that competes for the core. Only a task that nobody has begun within a grace period
-// is run by a thread of the queue's own, which starts with the first task that is issued. A callback that is called in
-// this thread may wait for other tasks: another thread then serves them.
+// A thread that waits for a task runs it, after the tasks issued before it ("a waiter helps"): this needs no hand-over,
+// and no second thread competes for the core. Only a task that nobody has begun within a grace period is run by a
+// thread of the queue, which starts with the first issued task. A callback in this thread may wait for other tasks;
+// another thread then runs them.
 //
 // Thread-safe. In a forked child the thread does not exist, so that there the queue refuses to work.
 #pragma once
@@ -24,7 +24,7 @@ class WorkQueue {
  public:
   using Body = std::function<void()>;
 
-  // How long a task waits for somebody to help it. Where cores are to spare, 0 lets the thread begin at once.
+  // How long a task waits for a helper. With cores to spare, 0 lets the thread begin at once.
   static constexpr std::chrono::milliseconds kGrace{1};
 
   // `probe` is called every 50 ms within waits.
@@ -41,8 +41,8 @@ class WorkQueue {
   // Whether every task has ended. Once the queue is stopped it is not idle any more.
   bool idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 
-  // Returns when every task issued before has ended, well or not, helping as a waiter does. When helping with a task
-  // raises anything but an Error of ours (an interrupt, above all), that is thrown here, too.
+  // Returns when every task issued before has ended, successfully or not; helps like a waiter. If a task that it helps
+  // with raises anything but an Error of this library (mainly an interrupt), this throws it as well.
   void drain() {
     if (!idle()) {
       drain_tasks();
@@ -50,7 +50,7 @@ class WorkQueue {
   }
 
   // Lets the running task end, fails those that wait with `reason`, and ends the thread; from then on issue() and
-  // drain() throw `reason`. Whatever the running task waits for must have been made to give up.
+  // drain() throw `reason`. The caller must first have ended whatever the running task waits for.
   void stop(const std::exception_ptr& reason);
 
  private:

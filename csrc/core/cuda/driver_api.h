@@ -1,5 +1,6 @@
 // The entry points of the CUDA driver that load and launch kernels. They are declared here, so that a build needs no
-// CUDA toolkit; where its headers are present, driver_declarations_test.cpp compares. All of them exist since CUDA 11.
+// CUDA toolkit; where its headers are present, driver_declarations_test.cpp compares them with these declarations. All
+// of them exist since CUDA 11.
 #pragma once
 
 #include <string>

@@ -14,7 +14,7 @@
 namespace accelerate_cpp::cuda {
 namespace {
 
-// Elsewhere than on Linux, the name by which it was found.
+// On systems other than Linux, the name by which it was found.
 std::string file_of([[maybe_unused]] void* handle, const std::string& name) {
 #if defined(__linux__)
   link_map* map = nullptr;

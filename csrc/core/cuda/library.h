@@ -21,7 +21,7 @@ class Library {
   // The file that was opened.
   const std::string& path() const { return path_; }
 
-  // Lets `function` point at the entry point `name`; throws SystemFailure when the library has none of that name.
+  // Sets `function` to the entry point `name`; throws SystemFailure if the library has no such symbol.
   template <class Function>
   void bind(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(symbol(name));
@@ -42,9 +42,9 @@ class Library {
   void* handle_ = nullptr;
 };
 
-// The names to try for a library of NVIDIA's. A `path` is taken alone, nothing replaces it silently. Otherwise: what
-// this process has loaded already (torch's CUDA wheels load both libraries), then what the dynamic linker finds, then
-// the `folders` of pip's nvidia packages, which lie beside the folder `beside` (torch's, say; may be empty).
+// The names to try for a library of NVIDIA's. A given `path` is the only candidate. Otherwise: what this process has
+// loaded already (torch's CUDA wheels load both libraries), then what the dynamic linker finds, then the `folders` of
+// pip's nvidia packages, which lie beside the folder `beside` (torch's, say; may be empty).
 std::vector<LibraryName> nvidia_library_names(const std::string& path, const std::string& beside,
                                               const std::vector<std::string>& sonames,
                                               const std::vector<std::string>& folders);

@@ -9,7 +9,7 @@
 namespace accelerate_cpp::cuda {
 namespace {
 
-// Makes a context current in this thread, whatever it has been using, until the end of the scope.
+// Makes a context current in this thread until the end of the scope, then restores the previous one.
 class Current {
  public:
   Current(const DriverApi& driver, Context context) : driver_(driver) {

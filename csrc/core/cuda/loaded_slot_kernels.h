@@ -11,7 +11,7 @@
 
 namespace accelerate_cpp::cuda {
 
-// One bucket and how it is to be taken. All memory is the device's.
+// One bucket and what to do with it. All memory is on the device.
 struct SlotPass {
   DType dtype;  // of the elements: a floating one
   void* bucket;

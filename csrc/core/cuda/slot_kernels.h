@@ -41,7 +41,7 @@ __device__ inline float to_float(BFloat16 half) {
   return __uint_as_float(static_cast<unsigned>(half.bits) << 16);
 }
 
-// By hand: before compute capability 8.0 there is no instruction for it.
+// Written out, because there is no instruction for it before compute capability 8.0.
 __device__ inline BFloat16 to_bfloat16(float value) {
   const unsigned bits = __float_as_uint(value);
   const unsigned rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -108,7 +108,7 @@ __device__ inline void take(T& element, double factor, Partial& sum) {
 
 template <bool kWrites, class T>
 __device__ inline Partial take_own(T* data, unsigned count, double factor) {
-  // So many rows of one thread are on their way at a time.
+  // The number of rows that one thread loads at a time.
   constexpr unsigned kAhead = 4;
   Partial sum{0.0, 0};
   const bool aligned = reinterpret_cast<unsigned long long>(data) % sizeof(Row<T>) == 0;
@@ -142,8 +142,7 @@ __device__ inline Partial take_own(T* data, unsigned count, double factor) {
   return sum;
 }
 
-// Leaves the sum of what all threads of the block bring in shared[0], for thread 0 to read. `shared` has room for one
-// of each.
+// Sums the values of all threads of the block into shared[0], for thread 0 to read. `shared` has room for one of each.
 __device__ inline void sum_over_block(const Partial& own, Partial* shared) {
   shared[threadIdx.x] = own;
   for (unsigned width = kBlockThreads / 2; width > 0; width /= 2) {

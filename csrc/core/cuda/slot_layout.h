@@ -1,4 +1,4 @@
-// What the host and the kernels of slot_kernels.h have in common. Both compile this file, so it includes nothing.
+// The layout that the host and the kernels of slot_kernels.h share. Both compile this file, so it includes nothing.
 #pragma once
 
 namespace accelerate_cpp::cuda {
@@ -6,7 +6,7 @@ namespace accelerate_cpp::cuda {
 // Threads of a block; a power of two.
 inline constexpr unsigned kBlockThreads = 256;
 
-// What one block takes of a slot at most.
+// The most elements of a slot that one block takes.
 inline constexpr unsigned kChunkElements = 16384;
 
 // Consecutive elements of one slot of a bucket.
@@ -17,7 +17,7 @@ struct Chunk {
 };
 static_assert(sizeof(Chunk) == 16);
 
-// What some elements are like, as amp::GradientStatistics has it.
+// Statistics of some elements, like amp::GradientStatistics.
 struct Partial {
   double sum_of_squares;
   unsigned long long num_non_finite;

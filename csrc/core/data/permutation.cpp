@@ -27,7 +27,7 @@ Permutation::Permutation(std::uint64_t size, std::uint64_t seed, std::uint64_t t
   const int bits = size == 0 ? 0 : std::bit_width(size - 1);
   high_bits_ = bits / 2;
   low_bits_ = bits - high_bits_;
-  // Twelve are enough where a half can have many values; of a few numbers they would favour some orders.
+  // Twelve rounds are enough when each half has many values; for a few numbers they would favour some orders.
   rounds_ = bits > 12 ? 12 : kMostRounds;
   std::uint64_t state = mixed(seed + kGoldenRatio) ^ mixed(turn * kGoldenRatio);
   for (std::uint64_t& key : keys_) {

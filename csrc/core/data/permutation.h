@@ -1,8 +1,8 @@
 // A shuffled order of any length that is never stored: the index at a position is computed from the position and a
 // seed, so a pass can begin anywhere at no cost. A Feistel network over the next power of two (Luby and Rackoff, "How
 // to Construct Pseudorandom Permutations from Pseudorandom Functions", 1988), walked until it lands below the length
-// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Not for secrets; of 2^k numbers, k above 3, only
-// even orders come.
+// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Not for secrets. For 2^k numbers with k above 3,
+// it only generates even permutations.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The order in which gradients arrive, learnt in one backward pass: that of rank 0 counts on all ranks.
+// The order in which gradients arrive, learnt in one backward pass. All ranks use that of rank 0.
 #pragma once
 
 #include <cstddef>

@@ -60,17 +60,17 @@ class GradientExchange {
   // After finish(): whether any rank had a gradient for the slot in the finished round.
   bool used_anywhere(std::size_t index, std::size_t slot) const;
 
-  // Before the first publish() of a round for which something else than RoundOptions() holds, or that follows one that
-  // was not finished. Such a round is forgotten; begin() returns when no rank works on it any more. Throws
-  // InvalidArgument when the weight is out of its range.
+  // Call this before the first publish() of a round that has options, or that follows an unfinished round. An
+  // unfinished round is discarded; begin() returns once no rank works on it any more. Throws InvalidArgument when the
+  // weight is out of its range.
   void begin(const RoundOptions& options, Deadline deadline);
 
-  // After finish(), until the next publish(): what the averages of the slot are like, before they were touched; equal
-  // on all ranks. None unless every rank asked for them and they came about on the way.
+  // After finish(), until the next publish(): statistics of the slot's averages as the reduction left them; equal on
+  // all ranks. Empty unless every rank asked for them and the implementation measures.
   std::optional<amp::GradientStatistics> statistics(std::size_t index, std::size_t slot) const;
 
-  // What statistics() would be if `gradient`, with the elements of the slot, were the average: by the same order of
-  // sums.
+  // What statistics() would return if `gradient`, with the elements of the slot, were the average; summed in the same
+  // order.
   amp::GradientStatistics measure(std::size_t index, std::size_t slot, ConstMemoryView gradient) const;
 
   // After finish(), until the next publish(): the sum of the weights; 0 when all of them were 0, which makes all
@@ -84,10 +84,10 @@ class GradientExchange {
   virtual void progress() {}
 
   // Waits for every bucket's average. Every bucket must have been published. Errors as in Communicator; after one, the
-  // caller may try again or begin() anew.
+  // caller may try again or call begin() for a new round.
   void finish(Deadline deadline);
 
-  // The operations of a communicator that others use through `queue` follow those that were issued there before.
+  // For a communicator that is also used through `queue`: operations wait for those issued there before.
   void set_queue(std::shared_ptr<comm::WorkQueue> queue) { queue_ = std::move(queue); }
 
  protected:
@@ -97,7 +97,7 @@ class GradientExchange {
   double weight() const { return options_.weight.value_or(1.0); }
   comm::WorkQueue* queue() const { return queue_.get(); }  // null: nobody else uses the communicator
   void wait_for_turn() const;
-  // The number of the first slot of the bucket, of the slots of all; for the number of buckets, how many there are.
+  // The index of the bucket's first slot among all slots. For index num_buckets, the number of all slots.
   std::size_t first_slot(std::size_t index) const { return first_slot_[index]; }
 
  private:
@@ -133,7 +133,7 @@ class GradientExchange {
 // `weight` if it is one. Throws InvalidArgument otherwise.
 double checked_weight(double weight);
 
-// What divides by `divisor`; by 0 gives 0.
+// The factor that divides by `divisor`; 0 if that is 0.
 inline double inverse(double divisor) {
   return divisor > 0.0 ? 1.0 / divisor : 0.0;
 }

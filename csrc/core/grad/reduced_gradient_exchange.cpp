@@ -16,7 +16,7 @@ ReducedGradientExchange::~ReducedGradientExchange() {
   try {
     forget_started();
   } catch (...) {
-    // The queue has been stopped, and runs nothing any more; or the user interrupts a round that nobody will finish.
+    // The queue has been stopped and runs nothing any more, or the user interrupts a round that will never finish.
   }
 }
 

@@ -1,6 +1,5 @@
-// Gradient buckets over the all_reduce of any communicator: for those that have no memory in common with their peers.
-// Where there is a queue, it reduces buckets while the backward pass goes on; otherwise nothing moves before finish().
-// Measures nothing.
+// Gradient buckets over the all_reduce of any communicator: for ranks that share no memory. With a queue, it reduces
+// buckets during the backward pass; without one, nothing moves before finish(). It measures nothing.
 #pragma once
 
 #include <memory>
@@ -14,8 +13,8 @@ namespace accelerate_cpp::grad {
 class ReducedGradientExchange final : public SequentialGradientExchange {
  public:
   // `communicator` must outlive the exchange; its allocate() gives the buckets, which lie where its operands do. Ranks
-  // that pass different buckets, or give weights where others do not, find out in finish(), as far as the communicator
-  // compares what they call.
+  // that pass different buckets, or give weights where others do not, learn of it in finish(), if the communicator
+  // compares calls.
   ReducedGradientExchange(comm::Communicator& communicator, std::vector<BucketSpec> buckets);
   ~ReducedGradientExchange() override;
 

@@ -1,6 +1,5 @@
-// Buckets that go through collectives one after the other, in the order of their numbers, which is the same on all
-// ranks whatever the order in which their gradients arrive. What ranks have to agree on besides is reduced in the
-// memory of the host.
+// Buckets that go through collectives one after the other, in the order of their numbers, so that all ranks use the
+// same order no matter when gradients arrive. What else ranks have to agree on is reduced in host memory.
 #pragma once
 
 #include <vector>

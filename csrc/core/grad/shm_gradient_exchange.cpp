@@ -22,11 +22,11 @@ using comm::Slices;
 
 namespace {
 
-// While averages are measured, so many bytes of them are taken at a time, which stay in the first-level cache until
-// they are measured.
+// When averages are measured, they are processed in pieces of this size, which stay in the first-level cache until
+// then.
 constexpr std::size_t kMeasuredBytes = std::size_t{8} << 10;
 
-// A fingerprint of the bucket layout, so that ranks with different models are told apart before they exchange anything.
+// A fingerprint of the bucket layout, so that ranks with different models notice before they share any gradients.
 std::uint64_t fingerprint(const std::vector<BucketSpec>& buckets) {
   Fingerprint fingerprint;
   for (const BucketSpec& spec : buckets) {
@@ -81,7 +81,7 @@ ShmGradientExchange::ShmGradientExchange(comm::ShmCommunicator& communicator, st
     }
   }
   identity_ = homes[0].segment << 32;
-  communicator.barrier(deadline);  // nobody may drop a segment that a peer has yet to map
+  communicator.barrier(deadline);  // a segment must exist until every peer has mapped it
   interruptions_ = group_->interruptions();
 }
 
@@ -100,7 +100,7 @@ std::uint8_t* ShmGradientExchange::used(int rank, std::size_t index, std::uint64
 void ShmGradientExchange::start_round(Deadline deadline) {
   group_->check_usable([](CallKind kind) { return comm::name(kind); }, CallKind::kGradients);
   if (const std::uint64_t interruptions = group_->interruptions(); interruptions != interruptions_) {
-    group_->await_interruptions(deadline);  // then no rank writes into the buckets for the sake of an older round
+    group_->await_interruptions(deadline);  // afterwards no rank writes into the buckets for an older round
     round_ += interruptions - std::exchange(interruptions_, interruptions);
   }
   reset_round();

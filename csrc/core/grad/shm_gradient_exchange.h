@@ -11,8 +11,9 @@
 //
 // Bucket b is divided into one slice per rank. Once every rank has published b for a round, rank r reads slice r of all
 // ranks' b, averages it and stores it into all ranks' b. No other rank touches slice r, and a rank leaves finish() only
-// when all ranks are done; so its buckets are its own again then, and no further barrier is needed. What exists twice
-// is read until the owner begins the next round but one, which no rank reaches before all are done with this one.
+// when all ranks are done. Then its buckets are its own again, without a further barrier. What is stored twice, by
+// parity, may be read until the owner begins the round after the next, which it does only when all ranks are done with
+// this one.
 #pragma once
 
 #include <atomic>
@@ -48,7 +49,7 @@ class ShmGradientExchange final : public GradientExchange {
   Counter& ready(int rank, std::size_t index) const { return reinterpret_cast<Counter*>(base(rank))[index]; }
   Counter& done(int rank) const { return reinterpret_cast<Counter*>(base(rank))[buckets().size()]; }
   std::size_t num_slots() const { return first_slot(buckets().size()); }
-  // Of the first slot of the bucket, among what there is of all slots in two rounds.
+  // The place of the bucket's first slot in an array that has every slot twice, by parity of the round.
   std::size_t slot_place(std::size_t index, std::uint64_t round) const {
     return (round & 1) * num_slots() + first_slot(index);
   }
@@ -66,7 +67,7 @@ class ShmGradientExchange final : public GradientExchange {
   void write_header();
   bool ready_everywhere(std::size_t index) const;
   double sum_of_weights() const;
-  // Averages so many elements of the bucket from `begin` on.
+  // Averages `count` elements of the bucket from `begin` on.
   void reduce_elements(std::size_t index, std::size_t begin, std::size_t count, double scale);
   void reduce_and_measure(std::size_t index, double scale);
   // Calls action(slot, first, count) for the pieces of the slice of `rank`, in the order in which they are measured.

@@ -1,5 +1,5 @@
-// What is to be fetched next of the weights of a model, so that they are there when the computation comes to them, and
-// no more than a window of them is there early. A unit is what the computation needs at once: the weights of a layer.
+// Decides which weights of a model to fetch next, so that they are there when the computation needs them and at most a
+// window of bytes is fetched early. A unit is what the computation needs at the same time: the weights of a layer.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace accelerate_cpp::offload {
 
-// How far a unit is fetched ahead: a part of it may be of use, or only the whole.
+// Whether a part of a unit is useful, or only the whole.
 enum class Granularity { kPieces, kWholeUnits };
 
 class AheadPlan {
@@ -20,15 +20,15 @@ class AheadPlan {
     std::size_t bytes;
   };
 
-  // Units are expected in their order, and the first after the last, until they arrive otherwise: then each is expected
-  // to be followed by what followed it last. Whole units are not fetched for the next pass, which begins with the unit
-  // that arrived first: they would take room for nothing, and could change meanwhile. Nor is one that is larger than
-  // the window.
+  // Units are expected in order, the first again after the last, until they arrive in another order: then each is
+  // expected to be followed by the unit that followed it last time. Whole units are not fetched ahead for the next
+  // pass, which begins with the unit that arrived first: they would take up room and might change before then. Nor are
+  // units larger than the window.
   AheadPlan(std::vector<std::size_t> unit_bytes, std::size_t window_bytes, Granularity granularity);
 
-  // The computation needs `unit` now. What was fetched of others than those expected next is forgotten. Returns whether
-  // the unit was begun before. In pieces, the rest of it is fetched; a whole unit is not.
-  // Throws InvalidArgument when there is no such unit.
+  // The computation needs `unit` now. Units that were fetched but are no longer expected are forgotten. Returns whether
+  // the unit was begun before. In pieces, the rest of it is fetched; a whole unit is not. Throws InvalidArgument when
+  // there is no such unit.
   bool arrive(std::size_t unit);
 
   // The next step, of at most `most_bytes` unless units are whole, which counts as done. Nothing while the window is

@@ -21,7 +21,7 @@ struct AheadWorker::State {
   const Fetch fetch;
 
   std::mutex mutex;
-  std::condition_variable changed;  // a step has ended, or the thread
+  std::condition_variable changed;  // a step or the thread has ended
   ServiceThreads threads;
   bool closed = false;
   std::optional<std::size_t> fetching;  // the unit of the step that the thread is in
@@ -46,7 +46,7 @@ bool AheadWorker::arrive(std::size_t unit) {
   if (!state_->threads.serving() && state_->plan.is_behind()) {
     try {
       state_->threads.require([state = state_] { serve(state); });
-    } catch (const SystemFailure&) {  // it only would be faster
+    } catch (const SystemFailure&) {  // fetching ahead only saves time
     }
   }
   if (state_->plan.granularity() == Granularity::kWholeUnits) {

@@ -16,16 +16,16 @@ class AheadWorker {
   // Called in the thread, for one step after the other; may not throw.
   using Fetch = std::function<void(const AheadPlan::Step&)>;
 
-  // Steps are of at most `piece_bytes`, unless units are whole. A thread that has begun a step may outlive the worker
-  // by it, and with it what `fetch` holds; `at_exit` says whether the process waits for that.
+  // Steps have at most `piece_bytes`, unless units are whole. A thread that is in a step finishes it even if the worker
+  // is gone, and keeps `fetch` alive until then; `at_exit` says whether the process waits for it.
   AheadWorker(AheadPlan plan, std::size_t piece_bytes, Fetch fetch, AtExit at_exit);
   ~AheadWorker();
   AheadWorker(const AheadWorker&) = delete;
   AheadWorker& operator=(const AheadWorker&) = delete;
 
-  // The computation needs `unit` now. Returns whether it was begun before. A whole unit that was is there then, and no
-  // step of one that the plan has forgotten goes on. Starts the thread if there is enough to do; where the system
-  // refuses one nothing is fetched ahead, nor is it in a child that was forked. Throws InvalidArgument when there is no
+  // The computation needs `unit` now. Returns whether fetching it had begun. A whole unit that had been begun is
+  // complete by then, and no step of a forgotten one is running. Starts the thread if there is enough to do. If the
+  // system refuses a thread, and in a forked child, nothing is fetched ahead. Throws InvalidArgument when there is no
   // such unit.
   bool arrive(std::size_t unit);
 

@@ -24,10 +24,10 @@ void read_pages(std::uintptr_t begin, std::size_t bytes) {
     return;
   }
 #endif
-  ::madvise(address, length, MADV_WILLNEED);  // a hint, whose failure the computation need not know of
+  ::madvise(address, length, MADV_WILLNEED);  // only a hint, so failure does not matter
 }
 
-// What is read of a unit whose ranges are thought of as one after the other.
+// Reads a part of a unit, as if its ranges were one contiguous sequence of bytes.
 void read_part(const std::vector<MappedRange>& ranges, std::size_t begin, std::size_t bytes) {
   for (const MappedRange& range : ranges) {
     if (bytes == 0) {

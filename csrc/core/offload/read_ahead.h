@@ -9,7 +9,7 @@
 
 namespace accelerate_cpp::offload {
 
-// Memory of this process that a file is mapped to. It is only advised upon: if nothing is mapped there any more,
+// Memory of this process that a file is mapped to. It is only passed to madvise(): if nothing is mapped there any more,
 // nothing happens.
 struct MappedRange {
   std::uintptr_t address;
@@ -18,8 +18,8 @@ struct MappedRange {
 
 class ReadAhead {
  public:
-  // Of each unit the ranges that it needs. At most `window_bytes` of the units after the present one are read early;
-  // the system may keep more in its page cache, as it always does.
+  // `units` has the ranges that each unit needs. At most `window_bytes` of the units after the present one are read
+  // early; the system may keep more in its page cache, as it always does.
   ReadAhead(std::vector<std::vector<MappedRange>> units, std::size_t window_bytes);
 
   // The computation reads `unit` from now on. Does not wait. Throws InvalidArgument when there is no such unit.

@@ -81,7 +81,7 @@ std::optional<Bytes> smallest_limit(const std::vector<Bytes>& block_bytes, const
   return high;
 }
 
-// The largest load that is good enough: the smallest possible one, or what is near the least that any could have.
+// The largest load that is good enough: the smallest possible one, or one close to the lower bound.
 Bytes allowed_limit(const std::vector<Bytes>& block_bytes, std::size_t num_devices, Bytes smallest, double tolerance) {
   const Bytes total = std::accumulate(block_bytes.begin(), block_bytes.end(), Bytes{0});
   const double mean = static_cast<double>(total) / static_cast<double>(num_devices);
@@ -170,7 +170,7 @@ class WholePartition {
   std::vector<std::vector<std::size_t>> begins_;
 };
 
-// Tries devices for the blocks one after the other, the largest first, and goes back where one finds no room.
+// Places the blocks one after the other, the largest first, and backtracks when one does not fit.
 class FitSearch {
  public:
   FitSearch(const std::vector<Bytes>& block_bytes, const std::vector<Bytes>& capacities, std::int64_t most_steps)

@@ -32,9 +32,9 @@ std::optional<Partition> balanced_partition(const std::vector<std::int64_t>& blo
                                             const std::vector<std::int64_t>& capacities,
                                             const std::vector<Module>& modules = {}, double tolerance = 0);
 
-// Any way to keep within `capacities`, whatever the order: activations may go back and forth, but nothing is offloaded.
-// Nothing if there is none, or none was found in `most_steps` choices of a device for a block. Up to that many it is
-// certain. Throws as above.
+// Any partition within `capacities`, in any order: activations may go back and forth, but nothing is offloaded. Nothing
+// if there is none, or if none was found in `most_steps` choices of a device for a block; with fewer steps the answer
+// is certain. Throws as above.
 std::optional<Partition> any_fit(const std::vector<std::int64_t>& block_bytes,
                                  const std::vector<std::int64_t>& capacities, std::int64_t most_steps);
 

@@ -11,8 +11,8 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// So many segments of one peer wait for their first use with a descriptor each; then the oldest is mapped, which takes
-// none.
+// The most segments of one peer that wait for their first use as open descriptors. Beyond that the oldest is mapped,
+// which frees its descriptor.
 constexpr std::size_t kUnmappedDescriptors = 4;
 
 }  // namespace

@@ -59,7 +59,7 @@ class Arena {
   // As of_peer, waiting for the segment at most `limit`.
   std::shared_ptr<Segment> await_of_peer(int peer, std::uint32_t id, std::chrono::milliseconds limit);
 
-  // Sends what could not be sent and receives what has arrived, so that peers can let go of memory. Never blocks.
+  // Sends what is still queued and receives what has arrived, so that peers can release memory. Never blocks.
   void poll();
 
   // Whether the peer has closed its end; up to date after poll().
@@ -74,7 +74,7 @@ class Arena {
     using Arrived = std::map<std::uint32_t, int>;
     Arrived arrived;  // descriptors not mapped yet
     std::map<std::uint32_t, std::shared_ptr<Segment>> mapped;
-    // Segments it has released that this process still uses.
+    // Segments that the peer has released and this process still uses.
     std::map<std::uint32_t, std::weak_ptr<Segment>> to_let_go;
     ~Peer();
   };
@@ -94,9 +94,9 @@ class Arena {
   std::optional<std::uint32_t> announce_locked(const std::shared_ptr<Segment>& segment);
   void release_locked(std::uint32_t id);
   std::optional<std::uint32_t> adopt_locked(const std::shared_ptr<Segment>& segment);
-  // Lets peers unmap the segments of the process that nobody uses any more.
+  // Tells peers to unmap the segments of the process that nobody uses any more.
   void release_expired_locked();
-  // Tells peers of what this process has let go of, and gives back the memory that everybody has let go of.
+  // Tells peers which segments this process no longer uses, and gives back memory that nobody uses.
   void let_go_locked();
   void flush_locked();
   void drain_locked(Peer& peer);

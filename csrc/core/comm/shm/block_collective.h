@@ -1,7 +1,7 @@
 // One operation in which ranks give blocks of bytes to each other: gathers, scatters, broadcast, all-to-all, and the
 // reductions that are not all-reduce.
 //
-// Blocks travel in one of three ways, which all ranks choose alike from what everybody has announced:
+// There are three ways to move blocks. All ranks make the same choice, from what all have announced:
 //   small     what a rank gives fits into its small slot: copied in, announced, read
 //   in place  every rank that gives something gives it from its arena: read where it lies, then all wait once
 //   staged    piece by piece through the input slots, one piece being copied in while the one before is read

@@ -136,7 +136,8 @@ void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
       return;
     }
     if (received < 0) {
-      // A peer that ended without reading everything shows as a reset once; its own messages come after that.
+      // If a peer ended without reading everything, one read fails with a reset; its own messages can be read after
+      // that.
       if (errno == EINTR || errno == ECONNRESET) {
         continue;
       }

@@ -1,5 +1,5 @@
-// The socket between two ranks of one host: it hands over segments when they are created, and its end says that the
-// peer is gone.
+// The socket between two ranks of one host: it hands over segments when they are created, and its closing shows that
+// the peer has gone.
 //
 // Messages are packets {kind, segment id}, with a descriptor attached when a segment is announced. Sockets are closed
 // in forked children, so that a child that lives on does not make a dead rank look alive.
@@ -31,7 +31,7 @@ class Channel {
   // Tells the peer that the segment is no longer used.
   void release(std::uint32_t segment);
 
-  // Tells the peer, whose segment it is and who has released it, that this process does not look at it any more.
+  // Tells the peer, which has released this segment of its own, that this process does not use it any more.
   void let_go(std::uint32_t segment);
 
   // Sends what is queued, without blocking; returns whether all of it has been sent (or the peer is gone).
@@ -46,11 +46,11 @@ class Channel {
   // Waits until drain() has something to do (a message or the peer's end), at most `limit`.
   void wait_readable(std::chrono::milliseconds limit) const;
 
-  // Whether the peer's end has been closed, whatever is still to be drained.
+  // Whether the peer's end has been closed, even if there is something left to drain.
   bool hung_up() const;
 
   // Whether the peer's end has been closed (or this is a forked child); known only after drain() or flush(). What the
-  // peer sent before its end can be drained all the same.
+  // peer had sent before can still be drained.
   bool closed() const { return closed_; }
 
   // Process id of the peer when it connected, as seen from here; 0 when it is in another PID namespace.

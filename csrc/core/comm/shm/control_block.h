@@ -1,4 +1,4 @@
-// What each rank shares about itself. It lies at the start of the rank's segment 0; only the owner writes to it, but
+// What each rank shares about itself. It lies at the start of the rank's segment 0; only the owner writes to it, except
 // for the sleepers of its events and for `doorbell`, which peers ring.
 //
 //   0    event      8   counter that peers sleep on, and how many do
@@ -54,7 +54,7 @@ struct Operation {
   bool agrees_with(const Operation& other) const { return signature.agrees_with(other.signature, has_counts); }
 };
 
-// What the owner has to say about one operation.
+// A text of the owner about one operation.
 template <std::size_t kSize>
 struct Remark {
   static constexpr std::size_t kBytes = kSize;
@@ -74,7 +74,7 @@ using Withdrawal = Remark<512>;
 
 struct RankControl {
   static constexpr std::size_t kFailureBytes = 1024;
-  // Values of what is awaited beside 1 + rank.
+  // Values of the `awaited_...` fields other than 1 + rank.
   static constexpr std::uint32_t kNobody = 0;
   static constexpr std::uint32_t kAnybody = 0xffffffff;
 

@@ -20,7 +20,7 @@ struct EventWord {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
 
-  // Wakes whoever sleeps. Changes made before it are visible to a waiter that it wakes.
+  // Wakes all sleepers. Changes made before it are visible to a waiter that it wakes.
   void notify() noexcept;
 
   // Sleeps until the next notify(), at most `limit`. `seen` is the value read before the condition was last found

@@ -17,18 +17,18 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// A look costs about 20 ns, one that offers the core besides some 300; being woken costs some 10 µs on bare metal and
-// 50 µs or more on a virtual machine. So looking for 150 µs before sleeping costs at most a few wake-ups. The core is
-// offered after the first 10 µs, since the ranks of a group cannot know what else wants it.
+// A look takes about 20 ns, or 300 ns with a yield; being woken takes about 10 µs on bare metal and 50 µs or more on a
+// virtual machine. So 150 µs of looking before sleeping costs no more than a few wake-ups. The thread starts to yield
+// after 10 µs, since other processes may want the core.
 constexpr SpinLimits kOnCoresOfTheirOwn{500, 500};
-// With more ranks than cores the rank that is waited for may need this very core: it is offered after each look, which
-// costs the switch to that rank and no wake-up.
+// With more ranks than cores, the awaited rank may need this very core, so the thread yields after each look: that
+// takes a switch, but no wake-up.
 constexpr SpinLimits kOnSharedCores{1, 100};
 
-// Every so many operations the sockets are looked at, so that peers' segments that have gone are unmapped.
+// The number of operations after which the sockets are checked, to unmap segments that peers have released.
 constexpr std::uint64_t kPollInterval = 64;
 
-// What peers are to know before they see the control block.
+// Written before peers can see the control block.
 void publish_cores(RankControl& control) {
   const CoreSet cores = CoreSet::of_thread();
   for (std::size_t i = 0; i < CoreSet::kWords; ++i) {
@@ -183,7 +183,7 @@ void Group::await_announcements(const Deadline& deadline) {
       RankControl& control = this->control(peer);
       wait(peer, deadline, [&] { return control.announced.load(std::memory_order_acquire) >= sequence_; });
       check_withdrawals();
-      // A rank that gave up this operation, or an earlier one, will not finish it, whatever it announced.
+      // A rank that failed in this operation or an earlier one will not finish this one, even if it has announced it.
       if (control.state.load(std::memory_order_acquire) == RankState::kFailed && control.failed_in <= sequence_) {
         throw_lost(peer, loss_of(peer, false));
       }
@@ -210,7 +210,8 @@ Group::Loss Group::loss_of(int peer, bool look_closely) {
     arena_->poll();
     ended = watches_[static_cast<std::size_t>(peer)].ended() || arena_->peer_closed(peer);
   }
-  switch (control.state.load(std::memory_order_acquire)) {  // after the look: nothing comes from a process that ended
+  // Read after the look: a process that has ended writes nothing more.
+  switch (control.state.load(std::memory_order_acquire)) {
     case RankState::kFailed:
       return {who + " failed: " + control.failure};
     case RankState::kLeft:
@@ -228,7 +229,7 @@ Group::Loss Group::loss_during_wait(int peer, bool look_closely) {
   for (int other = 0; other < size_ && !lost && look_closely; ++other) {
     const RankControl& control = this->control(other);
     const bool failed = control.state.load(std::memory_order_acquire) == RankState::kFailed;
-    // One that got past this operation may go.
+    // A rank that has finished this operation may leave.
     const bool absent =
         failed ? control.failed_in <= sequence_ : control.announced.load(std::memory_order_acquire) < sequence_;
     if (other != rank_ && absent) {

@@ -1,10 +1,10 @@
 // The ranks of one host that share memory: their control blocks, waiting for each other, and failing together.
 //
 // An operation has a sequence number. Each rank announces what it is about to do and reads what the others announced; a
-// difference raises MismatchedCollective on all of them, and the group stays usable. So it does when a rank withdraws
-// from an operation, which raises PeerWithdrew on the others. Any other error while an operation runs is published:
-// this rank's group is unusable from then on, and every peer that waits for it raises PeerLost. Nobody waits in
-// silence: a long wait is reported once, and whatever ends it says where every rank is.
+// difference raises MismatchedCollective on all of them, and the group stays usable. It also stays usable when a rank
+// withdraws from an operation, which raises PeerWithdrew on the others. Any other error while an operation runs is
+// published: this rank's group is unusable from then on, and every peer that waits for it raises PeerLost. A long wait
+// is reported once, and the error that ends one says where every rank is.
 #pragma once
 
 #include <atomic>
@@ -53,7 +53,8 @@ class Group {
   // The memory behind the control block of `rank`, aligned to a page.
   std::byte* extra(int rank) { return reinterpret_cast<std::byte*>(&control(rank)) + control_bytes_; }
 
-  // Runs `body` as one operation: alone in this process, refused once the group has failed, its failure published.
+  // Runs `body` as one operation: one at a time in this process, refused once the group has failed, with its failure
+  // published.
   template <class Body>
   void run(const Operation& operation, const Call& call, const Body& body) {
     const std::lock_guard lock(mutex_);
@@ -87,14 +88,14 @@ class Group {
   // Takes part in the next operation by making it end in PeerWithdrew on every other rank.
   void withdraw(const std::string& reason, const Call& call);
 
-  // Within run(), after announce(): whether an error that is not ours (an interrupt, above all) makes this rank
-  // withdraw from the operation instead of making the group fail. Only while no rank can have completed the operation.
+  // Within run(), after announce(): whether an error from outside this library (mainly an interrupt) makes this rank
+  // withdraw from the operation instead of failing the group. Only while no rank can have completed the operation.
   void set_may_withdraw(bool may) { may_withdraw_ = may; }
 
   // How many operations have ended in an error on all ranks alike.
   std::uint64_t interruptions() const noexcept { return control(rank_).interruptions.load(std::memory_order_acquire); }
 
-  // Waits until all ranks have seen those.
+  // Waits until all ranks have counted as many.
   void await_interruptions(const Deadline& deadline);
 
   // The sequence number that the next announce() will use.
@@ -144,17 +145,18 @@ class Group {
     });
   }
 
-  // For an operation that leaves announced segments unused: takes them from the sockets all the same, where they would
-  // keep the memory of tensors alive that their owner has freed.
+  // For an operation that does not use announced segments: receives them anyway. Left in the sockets, they would keep
+  // memory alive that its owner has freed.
   void take_in_segments();
 
-  // The segment `id` of `peer`, waiting for its arrival if need be.
+  // The segment `id` of `peer`; waits until it has arrived.
   std::shared_ptr<Segment> peer_segment(int peer, std::uint32_t id, const Deadline& deadline);
 
-  // Communicator::meet(). No operation: it changes no sequence number, and only a loss in it makes the group fail.
+  // Communicator::meet(). It is not an operation: it changes no sequence number, and only the loss of a rank fails the
+  // group.
   std::vector<int> meet(const std::string& topic, const Call& call);
 
-  // Publishes that this rank takes part no more. Does nothing in a forked child.
+  // Publishes that this rank has left. Does nothing in a forked child.
   void leave() noexcept;
   bool someone_has_left();
 
@@ -167,7 +169,7 @@ class Group {
     bool left = false;   // in good order
 
     explicit operator bool() const { return !reason.empty(); }
-    // Throws PeerLost, or PeerLeft where the rank left in good order; `wait` opens the message.
+    // Throws PeerLost, or PeerLeft if the rank left in good order. The message starts with `wait`.
     [[noreturn]] void raise(const std::string& wait) const;
   };
 
@@ -181,7 +183,7 @@ class Group {
   // Whether this is a child of the process that the group belongs to.
   bool forked() const { return process_.forked(); }
 
-  // Throws unless this process may use the group; `text` of `what` opens the message.
+  // Throws unless this process may use the group. The message starts with text(what).
   template <class Text, class What>
   void check_usable(const Text& text, const What& what) const {
     if (!usable()) {
@@ -222,11 +224,11 @@ class Group {
   void catch_up(const Deadline& deadline);
   // Within an operation that has been announced: throws PeerWithdrew if a rank has withdrawn from it.
   void check_withdrawals();
-  // Why a wait for `peer` is in vain: the peer, this rank itself, or another rank without which nobody will get through
-  // this operation is lost. Empty while there is hope.
+  // Why a wait for `peer` cannot succeed: the peer, this rank, or another rank that this operation needs is lost. Empty
+  // while it still can.
   Loss loss_during_wait(int peer, bool look_closely);
   enum class Whereabouts { kHere, kElsewhere, kUnknown };
-  // That a rank was in a meeting, and which time it was.
+  // A rank that was in a meeting, and its attendance number then.
   struct Met {
     int rank;
     std::uint64_t attendance;
@@ -235,7 +237,7 @@ class Group {
   Whereabouts whereabouts(int peer, std::uint64_t meeting, bool look_closely);
   std::vector<int> find_those_in(const std::string& topic, const Call& call);
   Whereabouts await_whereabouts(int peer, std::uint64_t meeting, const Deadline& deadline);
-  // As abort(), for operation number `sequence` and later ones: those that were complete before stay so for every rank.
+  // As abort(), from operation number `sequence` on. Earlier operations stay complete for every rank.
   void fail(const std::string& reason, std::uint64_t sequence) noexcept;
   bool usable() const;
   [[noreturn]] void throw_unusable(const std::string& what) const;
@@ -270,7 +272,7 @@ class Group {
   std::mutex mutex_;
   std::uint64_t sequence_ = 0;
   std::atomic<bool> running_{false};
-  // Of the operation that is running or ran last; `number_` is its sequence number, before it is announced, too:
+  // About the operation that is running or ran last. `number_` is its sequence number, known before it is announced.
   std::uint64_t number_ = 0;
   Operation current_{{CallKind::kBarrier}};
   std::string_view location_;

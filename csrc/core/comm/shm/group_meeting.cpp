@@ -1,8 +1,8 @@
-// Meetings of the ranks of a Group: a rank looks where the others are, and nothing that they do changes.
+// Meetings of the ranks of a Group: a rank finds out where the others are without disturbing them.
 //
-// While one is in a meeting, nobody can complete the next operation, so whoever has announced it stays there. Ranks
-// that meet therefore come to the same answer, if none of them goes on before all of them have looked, or comes again
-// before all of them have left.
+// While a rank is in a meeting, the next operation cannot complete, so a rank that has announced it stays there. Ranks
+// in a meeting therefore reach the same answer, as long as none of them goes on before all have looked, and none starts
+// another meeting before all have left this one.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -9,7 +9,7 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// How long ranks that have found a mismatch wait for each other's place in the program.
+// How long ranks that have found a mismatch wait for each other's call sites.
 constexpr std::chrono::milliseconds kPlaceWait{1000};
 
 std::string list(const std::uint64_t* first, int count) {
@@ -26,7 +26,7 @@ std::string place_of(const RankControl& control, std::uint64_t sequence) {
   return place.is_of(sequence) && place.text[0] != '\0' ? std::string(" at ") + place.text : "";
 }
 
-// A copy of what its owner may be writing: worth something only if it turns out that the owner was not.
+// A copy of something that its owner may be writing; only valid if the owner turns out not to have written meanwhile.
 #if defined(__GNUC__)
 __attribute__((noinline, no_sanitize("thread")))
 #endif
@@ -107,7 +107,7 @@ std::string Group::standing(int peer) const {
   do {  // the peer may go on and overwrite the description while it is copied
     reached = control.announced.load(std::memory_order_acquire);
     operation = torn_copy(control.operations[reached & 1]);
-    // Adding nothing, unlike loading, comes after the copy.
+    // A load could be reordered before the copy; adding 0 cannot.
   } while (control.announced.fetch_add(0, std::memory_order_acq_rel) != reached);
   if (reached == 0) {
     return who + " has not called a collective of this group";

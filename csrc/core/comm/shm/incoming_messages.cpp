@@ -38,7 +38,7 @@ void IncomingMessages::look() {
     if (rank == group_->rank() || (source.pages.empty() && !open_page(source, rank))) {
       continue;
     }
-    // A message on a page that is not here could be overtaken by those that are: none of the new ones counts yet.
+    // A message on a page that has not arrived could be overtaken by later ones, so none of the new ones counts yet.
     const std::uint64_t posted = source.pages.front()->posted.load(std::memory_order_acquire);
     if (posted != source.visible && open_pages(source, rank)) {
       source.visible = posted;

@@ -16,21 +16,21 @@ class IncomingMessages {
  public:
   explicit IncomingMessages(std::shared_ptr<Group> group);
 
-  // Notes what has been posted. A message may come while receives look for theirs: one that was missed by an earlier
-  // receive, or at an earlier place, would be overtaken by a later one. So take() sees those that look() has noted.
+  // Notes what has been posted. take() only sees messages that look() has noted: if one that arrives in between were
+  // visible, an earlier receive could miss it and a later one take it, out of order.
   void look();
 
   // Takes the oldest message of `source` with `tag`; null when there is none.
   Message* take(int source, std::uint64_t tag);
 
-  // The data of the message have been copied.
+  // Call this once the data of the message have been copied.
   void release(Message& message, int source);
 
-  // It does not fit a receive of `count` values of `dtype`: its sender is told.
+  // The message does not fit a receive of `count` values of `dtype`. Tells its sender.
   void refuse(Message& message, int source, std::size_t count, DType dtype);
 
-  // The tags (bits as of tag_bit) of the receives that found no message of `source`; a sender that has no room for
-  // more messages makes some for these.
+  // The tags (bits as of tag_bit) of the receives that found no message of `source`; a sender that holds messages back
+  // then makes room for these.
   void wish(int source, std::uint64_t tag_bits);
 
   // Whether `source` has messages for this rank and no room for them.

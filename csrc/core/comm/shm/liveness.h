@@ -6,8 +6,7 @@
 namespace accelerate_cpp::comm {
 
 // Watches one process through a pidfd, so that a reused process id is never mistaken for it. Where the kernel refuses
-// one (old kernels, some sandboxes, another PID namespace) it knows nothing and ended() stays false; the peer's socket
-// then has to tell.
+// one (old kernels, some sandboxes, another PID namespace) ended() stays false, and the peer's socket has to show it.
 class ProcessWatch {
  public:
   using Open = int (*)(pid_t);

@@ -15,7 +15,7 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-// What the two versions of control groups call the same things.
+// The names of the files in the two versions of control groups.
 struct Files {
   const char* limit;
   const char* used;
@@ -31,7 +31,7 @@ std::optional<std::size_t> read_number(const std::string& path) {
   return file >> number ? std::optional(number) : std::nullopt;
 }
 
-// The part of the current memory that the kernel gives back before it kills: clean pages of files.
+// The part of the used memory that the kernel reclaims before it kills a process: clean file pages.
 std::size_t reclaimable(const std::string& folder, const std::string& line) {
   std::ifstream file(folder + "/memory.stat");
   std::string key;
@@ -43,7 +43,7 @@ std::size_t reclaimable(const std::string& folder, const std::string& line) {
   return 0;
 }
 
-// What one group leaves; nothing when it has no limit.
+// Bytes left in one group; nothing if it has no limit.
 std::optional<std::size_t> left_in(const std::string& folder, const Files& files) {
   const std::optional<std::size_t> limit = read_number(folder + files.limit);
   const std::optional<std::size_t> used = read_number(folder + files.used);
@@ -104,7 +104,7 @@ AllocationLock::AllocationLock(const char* file, std::chrono::milliseconds patie
 
 AllocationLock::~AllocationLock() {
   if (descriptor_ >= 0) {
-    // Not by closing alone: a child forked meanwhile shares the lock.
+    // Unlocked explicitly: a child forked meanwhile shares the lock, and closing would not release it.
     ::flock(descriptor_, LOCK_UN);
     ::close(descriptor_);
   }

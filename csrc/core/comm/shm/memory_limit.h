@@ -1,5 +1,5 @@
-// The memory that this process may still take: of its control groups, and of the machine. Exceeding either would get a
-// process killed, not told.
+// The memory that this process may still take: of its control groups, and of the machine. A process that exceeds either
+// is killed without an error.
 #pragma once
 
 #include <chrono>
@@ -12,21 +12,21 @@
 namespace accelerate_cpp::comm {
 
 // Bytes left under the tightest limit of the group and its ancestors; nothing when there is no limit. A container may
-// see the names of its groups, but not the groups; then the root is its own.
+// see the names of its groups but not the groups themselves; then its root is its own group.
 std::optional<std::size_t> memory_left_in(const ControlGroup& group);
 
-// Bytes that can be had without swapping, from a file like /proc/meminfo (line MemAvailable); nothing when it has no
-// such line.
+// Bytes available without swapping, from a file like /proc/meminfo (line MemAvailable); nothing when it has no such
+// line.
 std::optional<std::size_t> memory_available(const std::string& meminfo);
 
-// The least of all these for this process, from a folder like /proc and from `mounts` as above; nothing where nobody
-// says anything.
+// The least of all these for this process, from a folder like /proc and from `mounts` as above; nothing if none of them
+// is known.
 std::optional<std::size_t> memory_left(const std::string& proc, const std::string& mounts);
 
 // Held by the one process of this host that has checked the limits and has not yet allocated: two that see the same
 // room would both take it. The lock is one of the kernel's on a file that all processes see, so that it ends with its
-// owner, however that ends; where it cannot be had within `patience`, its owner is stopped, or a stranger, and it is
-// not waited for any longer.
+// owner, however that ends; if it is not free within `patience`, its owner is stopped or some other program, and this
+// process goes on without it.
 class AllocationLock {
  public:
   static constexpr std::chrono::milliseconds kPatience{30000};

@@ -100,7 +100,7 @@ std::string address_key(int rank) {
   return "shm/address/" + std::to_string(rank);
 }
 
-// The forming of a group as one of its ranks sees it: who is there, and how long this rank may wait for the others.
+// One rank's view of a group that is being formed: who is there, and how long this rank may wait for the others.
 class Forming {
  public:
   Forming(int rank, int size, const Deadline& deadline, const WaitHooks& hooks)
@@ -158,7 +158,7 @@ std::string await_address(Store& store, int peer, Forming& forming) {
 }
 
 void connect_socket(int socket, const std::string& name, int peer, Forming& forming) {
-  // Connecting blocks while the peer's queue is full: of strangers, say.
+  // Connecting blocks while the peer's queue is full, which other programs could cause.
   const timeval limit{0, kPollMilliseconds * 1000};
   if (::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0) {
     throw SystemFailure("limiting the time to connect", errno);
@@ -196,13 +196,13 @@ std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Forming& f
   return socket.to_channel();
 }
 
-// Accepts the ranks above this one. Connections of others, or that never greet, hold nobody up.
+// Accepts the ranks above this one. Connections from other programs, or without a greeting, do not block it.
 class Acceptor {
  public:
   Acceptor(int listener, const Token& token, int rank, std::vector<std::unique_ptr<Channel>>& channels)
       : listener_(listener), token_(token), rank_(rank), channels_(channels) {}
 
-  // Waits a little for something to happen and deals with it.
+  // Waits briefly for an event and handles it.
   void serve() {
     std::vector<pollfd> entries = {{listener_, POLLIN, 0}};
     for (const auto& socket : silent_) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kSmallestBlockBytes = 64 * 1024;
 
-// Rounded up to eighths of the next power of two, so that blocks fit again and little of them lies idle.
+// Rounded up to eighths of the next power of two, so that blocks can be reused and waste little.
 std::size_t block_bytes(std::size_t size_bytes) {
   const std::size_t wanted = std::max(size_bytes, kSmallestBlockBytes);
   return round_up(wanted, std::bit_ceil(wanted) / 8);

@@ -19,7 +19,7 @@ class MessagePool {
   MessagePool(std::shared_ptr<Arena> arena, std::size_t limit_bytes)
       : arena_(std::move(arena)), limit_bytes_(limit_bytes) {}
 
-  // Blocks whose messages have been received or refused are free again. To be called before a message is used anew.
+  // Blocks whose messages have been received or refused are free again. Call this before a message is reused.
   void reclaim();
 
   // A block for `size_bytes` of data of `message`, whose segment and offset it fills in; null while the limit does not

@@ -13,8 +13,8 @@
 // what follows is used.
 //
 // The sender fills a free message and sets it to kPosted; the receiver that takes it sets it to kTaken and, when it has
-// copied the data, back to kFree; or to kRefused, when it does not fit the receive, and the sender frees it. Data of
-// larger messages lie in other segments of the sender's arena.
+// copied the data, back to kFree. If the message does not fit the receive, it is set to kRefused, and the sender frees
+// it. Data of larger messages lie in other segments of the sender's arena.
 #pragma once
 
 #include <atomic>

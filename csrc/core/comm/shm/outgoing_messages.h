@@ -19,10 +19,11 @@ namespace accelerate_cpp::comm {
 // Not thread-safe.
 class OutgoingMessages {
  public:
-  // So many messages for one destination find room unasked: each that its receiver passes over costs it a look.
+  // The number of messages for one destination that are sent eagerly. Each message that a receiver skips takes it some
+  // time.
   static constexpr std::size_t kEagerMessages = 1024;
 
-  // `pool_bytes` of large messages find room unasked.
+  // `pool_bytes` of large messages are sent eagerly.
   OutgoingMessages(std::shared_ptr<Group> group, std::size_t pool_bytes);
 
   // A free description of a message for `destination`, and room for its data.
@@ -31,15 +32,15 @@ class OutgoingMessages {
     std::byte* room;
   };
 
-  // Nothing while as many messages are on their way as find room unasked, unless `beyond_limits`. Throws SystemFailure
-  // when there is not enough memory.
+  // Empty while the limit of eager messages is reached, unless `beyond_limits`. Throws SystemFailure when there is not
+  // enough memory.
   std::optional<Place> find_place(int destination, std::size_t size_bytes, bool beyond_limits);
 
   // Posts the message at `place` and copies its data, which the receiver may take meanwhile.
   void post(const Place& place, ConstMemoryView data, int destination, std::uint64_t tag);
 
-  // Whether the destination waits for a message with this tag, as it does for no other. Asks only once: the answer is
-  // given again when it still does after the message has come.
+  // Whether the destination waits for a message with this tag and finds none. Clears the wish: the destination repeats
+  // it if it still waits after the message has come.
   bool take_wish(int destination, std::uint64_t tag);
 
   // Tells the destination whether messages for it wait for room.

@@ -12,7 +12,7 @@ namespace accelerate_cpp::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kCheckInterval{50};
-// Who waits for no longer than this looks after other things in between: its rank is not stuck.
+// A thread that waits no longer than this does other things in between, so its rank is not stuck.
 constexpr std::chrono::milliseconds kBriefWait{1000};
 
 }  // namespace
@@ -116,7 +116,7 @@ void PointToPoint::pass_on_refusals() {
 }
 
 bool PointToPoint::may_exceed_limits(const Posted& send) {
-  // While this rank is not stuck itself, it will come to what the others wait for.
+  // As long as this rank is not stuck, it will reach what the others wait for.
   const bool stuck = group_->own().awaited_in_transfer.load(std::memory_order_relaxed) != RankControl::kNobody;
   return outgoing_.take_wish(send.peer, send.tag) || (stuck && waits_for(*group_, send.peer, group_->rank()));
 }
@@ -269,7 +269,7 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
         return;
       }
       told = slept && !brief && published.set(awaited(*posted));
-      if (told) {  // that may be all that was missing: it looks again before it sleeps
+      if (told) {  // that may have been all that was missing, so look again before sleeping
         tell_of_wait(*posted);
       }
     }

@@ -6,7 +6,7 @@
 // host; but it gets memory at once when its receive is posted already, and when its destination, blocked in a call,
 // waits for this rank. A receive takes the oldest message from its source that has its tag and copies the data out,
 // while the sender may still be copying in; a message that does not fit it raises MismatchedCollective there and, in
-// the next transfer between the two, at the sender. Transfers are moved on by whoever waits or polls, in any thread.
+// the next transfer between the two, at the sender. Any thread that waits or polls makes progress on all transfers.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ namespace accelerate_cpp::comm {
 
 class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
  public:
-  // What the pool holds without being asked; a single message may be larger when nothing else is on its way.
+  // The limit of the pool; a single message may be larger if nothing else is on its way.
   static constexpr std::size_t kPoolBytes = std::size_t{256} << 20;
 
   explicit PointToPoint(std::shared_ptr<Group> group, std::size_t pool_bytes = kPoolBytes);
@@ -66,12 +66,12 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   using PostedPointer = std::shared_ptr<Posted>;
 
   std::shared_ptr<Transfer> post(const PostedPointer& posted);
-  // Moves everything on as far as it goes without waiting. Called with the mutex held.
+  // Makes as much progress as possible without waiting. Called with the mutex held.
   void progress();
   // Ends the oldest transfer with each peer that has refused a message.
   void pass_on_refusals();
   bool try_send(Posted& send);
-  // Whether a send that finds no room gets some all the same.
+  // Whether a send that finds no room gets some anyway.
   bool may_exceed_limits(const Posted& send);
   bool try_receive(Posted& receive);
   bool take_message(Posted& receive, int source);
@@ -80,21 +80,21 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   void wish(const Posted& receive);
   // What the wait for the transfer waits for, as RankControl::awaited_in_transfer says it.
   std::uint32_t awaited(const Posted& posted) const;
-  // Rings those that hold back messages which the one who waits may wait for.
+  // Rings the doorbells of peers that hold back messages which this wait may need.
   void tell_of_wait(const Posted& posted);
 
   bool poll(const PostedPointer& posted);
   void wait(const PostedPointer& posted, const Deadline& deadline);
-  // check() when the last one is a while ago; returns whether it was done.
+  // Calls check() if the last one was a while ago; returns whether it did.
   bool check_now_and_then(Posted& posted);
-  // As Group::loss_of, for a message from whomever: ranks that left in good order count once no other is there.
+  // As Group::loss_of, for a message from any rank: ranks that left in good order count only once no other is there.
   Group::Loss loss_of_any();
   // Fails the transfer when its deadline has passed or its peer is gone.
   void check(Posted& posted);
   // The report that is due when the wait has become long; else empty.
   std::string report_of_wait(Posted& posted) const;
   void fail(Posted& posted, std::exception_ptr error);
-  // As fail(), and nobody tries it again. Not for use while progress() goes through the list.
+  // As fail(), and removes it from the list. Not for use while progress() iterates over the list.
   void end(Posted& posted, std::exception_ptr error);
   TransferText text_of(const Posted& posted) const;
   std::string describe(const Posted& posted) const { return text_of(posted).describe(); }

@@ -31,11 +31,11 @@ namespace {
 
 constexpr mode_t kOwnerOnly = 0600;
 
-// A signal ends an allocation, and the kernel then gives back what that call had got. In steps it gets on even when
-// signals keep coming, as they do from a profiler.
+// A signal interrupts an allocation, and the kernel gives back what that call had allocated. In small steps it makes
+// progress even under a stream of signals, as from a profiler.
 constexpr std::size_t kAllocationStep = std::size_t{4} << 20;
 
-// The segments this process has mapped: how thread ranks come to share one mapping.
+// The segments that this process has mapped, so that ranks that are threads share one mapping.
 struct Mapped {
   std::mutex mutex;
   std::map<Segment::Identity, std::weak_ptr<Segment>> by_identity;
@@ -124,7 +124,7 @@ File open_file(const MemoryFiles& files) {
 [[noreturn]] void throw_not_allocated(const File& file, std::size_t size_bytes, int error) {
   std::string what = "allocating " + std::to_string(size_bytes) + " bytes of shared memory";
   struct statvfs status{};
-  // What this file has got so far is given back first: it counts as left.
+  // What was allocated so far is given back first, so that it counts as free.
   if (!file.folder.empty() && ::ftruncate(file.descriptor, 0) == 0 && ::fstatvfs(file.descriptor, &status) == 0) {
     what +=
         " in " + file.folder + " (memfd_create is refused), which has " +

@@ -13,8 +13,8 @@
 
 namespace accelerate_cpp::comm {
 
-// What the system has to offer for files in memory; tests refuse some of it, as sandboxes do. The functions that open a
-// file return its descriptor, or -1 with errno set.
+// The system's ways to make files in memory; tests refuse some of them, as sandboxes do. The functions that open a file
+// return its descriptor, or -1 with errno set.
 struct MemoryFiles {
   int (*anonymous)();                                               // a file of no file system: memfd_create
   int (*unnamed)(const char* folder);                               // a file in `folder` that never has a name
@@ -58,7 +58,7 @@ class Segment {
   // afterwards. For memory that no process will look at again.
   void discard();
 
-  // What tells files apart: inode numbers repeat from one file system to the next.
+  // Identifies a file: inode numbers are unique within a file system only.
   using Identity = std::pair<dev_t, ino_t>;
 
  private:

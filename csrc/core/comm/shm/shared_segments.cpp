@@ -84,7 +84,7 @@ std::shared_ptr<Buffer> SharedSegments::allocate(std::size_t size_bytes) {
     slab_ = {};
   }
   const bool unused = slab_.num_parts && slab_.num_parts->load(std::memory_order_acquire) == 0;
-  if (unused && slab_.segment.use_count() == 1) {  // no arena knows it, either
+  if (unused && slab_.segment.use_count() == 1) {  // and no arena refers to it
     std::memset(slab_.segment->data(), 0, slab_.used_bytes);
     slab_.used_bytes = 0;
   }

@@ -42,7 +42,7 @@ class SharedSegments {
     std::shared_ptr<Segment> segment;
     std::size_t used_bytes = 0;
     OwnerProcess owner;  // a forked child shares the bytes with its parent, and must not hand them out again
-    // Parts in use. The count of references to the segment does not order what their owners did before they let go.
+    // Parts in use. The segment's reference count would not order what their owners did before they released them.
     std::shared_ptr<std::atomic<int>> num_parts;
   };
   class Part;

@@ -48,7 +48,7 @@ class ShmCommunicator final : public Communicator {
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
   std::vector<int> meet(const std::string& topic, const Call& call) override { return group_->meet(topic, call); }
   void abort(const std::string& reason) noexcept override;
-  // The group whose memory and words it uses; whoever else uses them calls between its operations.
+  // The group whose memory it uses. Other users of the group act between its operations.
   const std::shared_ptr<Group>& group() const { return group_; }
 
  private:

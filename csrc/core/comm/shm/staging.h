@@ -3,8 +3,8 @@
 //   input    pieces of large operands, or whole operands of small operations
 //   output   reduced slices that peers collect
 //
-// Both are rings of slots. They are larger than a core's second-level cache: to write a line that a peer still has in
-// its cache, the core must first ask for it back, which takes several times as long as the copy itself.
+// Both are rings of slots. They are larger than a core's second-level cache: writing a line that a peer still has in
+// its cache takes several times as long as the copy itself, because the core must first fetch it back.
 //
 // Pieces are numbered over the life of the group; RankControl.staged and .consumed count them. A slot of the input may
 // be filled again when every rank has consumed the piece that it held. A slot of the output may be filled for piece k

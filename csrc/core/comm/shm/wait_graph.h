@@ -1,4 +1,4 @@
-// Which rank of a group waits for which, so that one can tell that it is itself what others wait for.
+// Which rank of a group waits for which, so that a rank can tell that others wait for it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace accelerate_cpp::comm {
 // Whether `rank` waits, for a collective or a message, for `target`, or for others that do.
 bool waits_for(const Group& group, int rank, int target);
 
-// What this rank waits for, as its peers see it, in point-to-point transfers of any thread. Thread-safe.
+// Publishes what this rank waits for in point-to-point transfers, in all its threads. Thread-safe.
 class PublishedWaits {
  public:
   explicit PublishedWaits(RankControl& own) : own_(own) {}
