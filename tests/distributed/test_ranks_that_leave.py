@@ -105,7 +105,8 @@ rank = int(os.environ["RANK"])
 while rank and not os.path.exists(f"ended-{rank - 1}"): time.sleep(0.01)
 open(f"ended-{rank}", "w").close()
 """
-    assert launched(tmp_path, script, 3) == (0, "")
+    status, said = launched(tmp_path, script, 3)
+    assert (status, "rank" in said) == (0, False), said
 
 
 def test_rank_that_could_not_join_and_goes_on_alone_is_not_ended(tmp_path: Path) -> None:
