@@ -50,13 +50,15 @@ class Attendance {
 }  // namespace
 
 Group::Whereabouts Group::whereabouts(int peer, std::uint64_t meeting, bool look_closely) {
+  if (own().state.load(std::memory_order_acquire) == RankState::kFailed) {
+    return Whereabouts::kElsewhere;  // whoever is still in the meeting that failed
+  }
   const RankControl& control = this->control(peer);
   const std::uint64_t theirs = control.meeting.load(std::memory_order_acquire);
   if (theirs == meeting) {
     return Whereabouts::kHere;
   }
-  if (control.announced.load(std::memory_order_acquire) > sequence_ || (theirs != 0 && peer > rank_) ||
-      own().state.load(std::memory_order_acquire) == RankState::kFailed) {
+  if (control.announced.load(std::memory_order_acquire) > sequence_ || (theirs != 0 && peer > rank_)) {
     return Whereabouts::kElsewhere;
   }
   if (const Loss lost = loss_of(peer, look_closely); lost.left) {
