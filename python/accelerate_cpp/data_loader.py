@@ -227,7 +227,7 @@ class DataLoaderDispatcher(TrackedLoader):
             )
 
     def _completed(self, reading: Pass, device: torch.device) -> Iterator[tuple[Any, list[int], bool]]:
-        """As :meth:`_read`, on the device, and with rows of the first global batch added to the last one."""
+        """The batches of :meth:`_read`, on the device, with rows of the first global batch added to the last one."""
         first = None
         for batch, sizes, is_last in self._read(reading):
             if self._completes and first is None:

@@ -33,7 +33,7 @@ def total_steps(scheduler: Any) -> int | None:
 
 
 def _steps_of_lambda(function: Any) -> int | None:
-    """Of the schedules of the library transformers, which are partial functions."""
+    """The steps of the schedules of the library transformers, which are partial functions."""
     steps = function.keywords.get("num_training_steps") if isinstance(function, partial) else None
     return steps if isinstance(steps, int) else None
 
@@ -104,7 +104,7 @@ class Schedules:
             self._report("schedule-too-long", f"{run}: the run ends after {1 / part:.0%} of it", where)
 
     def _steps_per_pass(self, scheduler: Any, reading: Pass) -> float:
-        """Of all configured processes: what was counted, carried over to a pass that is not cut short."""
+        """Steps of all configured processes, scaled from what was counted to a pass that is not cut short."""
         task = self._observed.task
         prepared = [known for known in self._observed.prepared("schedulers") if known.scheduler is scheduler]
         grows = task.configured / task.processes if prepared and not prepared[0].split_batches else 1.0

@@ -109,7 +109,7 @@ def _may_stop(loop: ast.For) -> bool:
 
 
 def _length(iterable: ast.expr, frame: FrameType) -> int | None:
-    """Of a call of ``range``, maybe within another call such as ``tqdm(range(n))``."""
+    """The length of a call of ``range``, which may be inside another call such as ``tqdm(range(n))``."""
     if not isinstance(iterable, ast.Call):
         return None
     if not (isinstance(iterable.func, ast.Name) and iterable.func.id == "range"):
@@ -127,7 +127,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int | None]] = {
 
 
 def _value(expression: ast.expr, frame: FrameType) -> Any:
-    """Of numbers, names, attributes, entries of dictionaries, and sums and products of them; nothing is called."""
+    """The value of numbers, names, attributes, dictionary entries, and sums and products of them; nothing is called."""
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name):

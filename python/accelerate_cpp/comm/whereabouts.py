@@ -154,7 +154,7 @@ def end_whereabouts(error: BaseException | None = None) -> None:
 
 
 def whereabouts(timeout: timedelta) -> Whereabouts | None:
-    """Of the ranks of the default group; all of them have to call this. ``None`` if its backends do not count."""
+    """The whereabouts of the ranks of the default group; all call this. ``None`` if its backends do not count."""
     global _of_group
     world: Any = dist.group.WORLD
     if _of_group is not None and _of_group[0]() is world:

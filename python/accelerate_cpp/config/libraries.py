@@ -31,7 +31,7 @@ def found(module: str) -> bool:
 
 
 def has_code(module: str) -> bool:
-    """As :func:`found`, but a folder of that name without code, such as trackers write, does not count."""
+    """Like :func:`found`, but a folder of that name that holds no code does not count: trackers write such folders."""
     try:
         spec = importlib.util.find_spec(module)
     except ValueError:  # what was put into sys.modules by hand

@@ -160,7 +160,7 @@ class Dispatch:
         return recursively_apply(empty, structure, test_type=_is_leaf)
 
     def _scatter(self, mine: torch.Tensor, parts: list[torch.Tensor] | None) -> None:
-        """As bytes: not every backend scatters every dtype."""
+        """Scatters a tensor as bytes: not every backend scatters every dtype."""
         if mine.numel() == 0:
             return
         sent = None if parts is None else [_bytes(part) for part in parts]

@@ -73,7 +73,7 @@ def _permutation(samples: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _of_permutation(permutation: torch.Tensor, first: int, drawn: int, ranges: Ranges) -> Iterator[int]:
-    """Of ``drawn`` indices, those in ``ranges`` that are in ``permutation``, which begins at position ``first``."""
+    """Those ``drawn`` indices in ``ranges`` that are in ``permutation``, which begins at position ``first``."""
     length = min(len(permutation), drawn - first)
     for start, stop in ranges:
         end = length if stop is None else min(stop - first, length)
@@ -82,7 +82,7 @@ def _of_permutation(permutation: torch.Tensor, first: int, drawn: int, ranges: R
 
 
 def permuted(length: int, seed: int, count: int, ranges: Ranges) -> Iterator[int]:
-    """Of ``count`` shuffled indices below ``length``, those at the positions in ``ranges``; O(1) before the first.
+    """The ``count`` shuffled indices below ``length``, at the positions in ``ranges``; O(1) before the first.
 
     Each ``length`` of them are another permutation, computed index by index from ``seed`` (an integer of any size).
     """

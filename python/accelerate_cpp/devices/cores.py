@@ -80,7 +80,7 @@ def _gpus(driver: Path, devices: Path) -> Iterator[_Gpu]:
 
 
 def _visible(gpus: list[_Gpu], text: str | None) -> list[_Gpu]:
-    """Those of ``gpus`` that ``CUDA_VISIBLE_DEVICES`` names, in its order; none when it names something else."""
+    """The ``gpus`` that ``CUDA_VISIBLE_DEVICES`` names, in its order; none when it names something else."""
     if text is None:
         return gpus
     visible: list[_Gpu] = []

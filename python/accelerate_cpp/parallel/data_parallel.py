@@ -261,7 +261,7 @@ class DataParallel(torch.nn.Module, Joinable):
 
     @property
     def communicator(self) -> Communicator:
-        """Of the ranks that train together.
+        """The communicator of the ranks that train together.
 
         Raises:
             InvalidArgument: this is a copy that has not been trained.
@@ -272,7 +272,7 @@ class DataParallel(torch.nn.Module, Joinable):
 
     @property
     def timeout(self) -> timedelta:
-        """Of each collective."""
+        """The timeout of each collective."""
         return self._timeout
 
     def _started(self) -> GradientReducer:

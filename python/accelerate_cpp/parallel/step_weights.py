@@ -34,7 +34,7 @@ _NO_WEIGHTS: nullcontext[None] = nullcontext()
 
 @dataclass
 class _Step:
-    """Of one model, the weights of the passes since its last step, and whether they have divided its gradients."""
+    """For one model, the weights of the passes since its last step, and whether its gradients are divided by them."""
 
     weight: float = 0.0
     divided: bool = False

@@ -104,7 +104,7 @@ class AlignDevicesHook(ModelHook):
         return module
 
     def _take_away(self, module: nn.Module, device: torch.device) -> None:
-        """Takes the values of the tensors that are offloaded away, but for those that the weights lack."""
+        """Removes the values of offloaded tensors, except for those that the weights lack."""
         slots = list(slots_of(module, self.offload_buffers, self.place_submodules))
         if self.weights_map is None:
             self.weights_map = {slot.name: _on_cpu(slot.tensors[slot.label]) for slot in slots}

@@ -158,7 +158,7 @@ def _load_spread(
     full_state_dict: bool,
     broadcast_from_rank0: bool,
 ) -> None:
-    """Into a model whose parameters several processes hold together. A collective."""
+    """Loads into a model whose parameters several processes hold together. A collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     state_dict: dict[str, Any] = {}

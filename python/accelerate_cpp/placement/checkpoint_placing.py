@@ -91,7 +91,7 @@ class Loading:
 
     @property
     def empty(self) -> list[str]:
-        """Names of tensors that have no values, and are not on the disk or meant to have none."""
+        """Names of tensors that should have values and have none, neither in memory nor on the disk."""
         return [
             name
             for name, place in {**self._places, **self._unsaved}.items()

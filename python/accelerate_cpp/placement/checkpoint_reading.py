@@ -27,7 +27,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 class CheckpointFile:
-    """A file with tensors, in the safetensors format if its name ends so, else of ``torch.save``.
+    """A file with tensors: in the safetensors format if its name says so, else as ``torch.save`` writes it.
 
     Attributes:
         path: the file.

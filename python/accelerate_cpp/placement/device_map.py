@@ -145,7 +145,7 @@ def _devices(result: Placement, memory: Memory, clean: bool, offload_buffers: bo
 
 
 def _tell_of_buffers(result: Placement, rooms: Sequence[Room]) -> None:
-    """Warns if offloaded layers have buffers for which no accelerator has room."""
+    """Warns if no accelerator has room for the buffers of offloaded layers."""
     buffers = sum(size for device, size in result.buffers.items() if device in ("cpu", "disk"))
     gpus = [room for room in rooms if room.device not in ("cpu", "disk")]
     fits = any(room.size is not None and room.size >= buffers + result.used[room.device] for room in gpus)

@@ -100,7 +100,7 @@ def get_balanced_memory(
 
 
 def usable_memory(max_memory: Mapping[int | str, int | str] | None) -> Memory:
-    """As :func:`get_max_memory` gives it, but of an only GPU nine tenths of what is free."""
+    """What :func:`get_max_memory` returns, but if there is only one GPU, nine tenths of its free memory."""
     memory = get_max_memory(max_memory)
     gpus = _gpus(memory)
     if max_memory is None and len(gpus) == 1:

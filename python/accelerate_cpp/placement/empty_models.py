@@ -92,7 +92,7 @@ def _found(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Prevents libraries from logging what they miss: everything relevant is raised here."""
+    """Keeps libraries from logging what they lack: everything relevant is raised here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -111,7 +111,7 @@ def _configuration(name: str) -> Path:
 
 
 def _downloaded(name: str) -> Path:
-    """The configuration from the cache, else from the Hub, which is asked once first: a download would try for long."""
+    """The configuration from the cache, else from the Hub, after a short request: a download retries for long."""
     _require("huggingface_hub", name)
     from huggingface_hub import HfApi, errors, hf_hub_download
 
@@ -203,7 +203,7 @@ def _of_transformers(
 def _builder(
     transformers: Any, config: Any, model_class: str | None, trust_remote_code: bool
 ) -> Callable[[Any], nn.Module]:
-    """The class that the caller names, that of the repository's own code, or the one that the configuration names."""
+    """The class that the caller names, else the one in the repository's own code, else the one in the configuration."""
     own_code = [name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")]
     names = [model_class] if model_class else own_code[-1:] if trust_remote_code else config.architectures or ()
     name = next((name for name in names if hasattr(transformers, name)), None)

@@ -75,7 +75,7 @@ def place(
     fallback: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Placement:
-    """Gives each of ``parts``, or all that it is made of, a device.
+    """Assigns a device to each of ``parts``, or to everything that it is made of.
 
     Args:
         rooms: in the order of preference; the last one must have any number of bytes.
@@ -89,7 +89,7 @@ def place(
 
 
 def device_of(devices: Mapping[str, AnyDevice], name: str) -> AnyDevice | None:
-    """The device that a device map gives a part: that of the part itself, or of the smallest one around it.
+    """The device of a part in a device map: its own entry, or that of the smallest part around it.
 
     ``None`` if it gives none. The key ``""`` is around all parts.
     """
@@ -100,7 +100,7 @@ def device_of(devices: Mapping[str, AnyDevice], name: str) -> AnyDevice | None:
 
 
 def is_in_one_of(name: str, modules: Iterable[str]) -> bool:
-    """Whether ``name`` is that of one of ``modules`` or of something in one; the beginnings of these may be missing."""
+    """Whether ``name`` is one of ``modules`` or inside one; these may lack the beginnings of their names."""
     return any(f".{module}." in f".{name}." for module in modules)
 
 
@@ -143,14 +143,14 @@ class _Layers:
         self._largest_layers = set(self._waiting.get(self.largest, ()))
 
     def take(self, part: Part) -> None:
-        """``part`` is looked at: what is largest is asked of the others."""
+        """``part`` is being placed: the largest layer is looked for among the others."""
         self.remove(part)
         self._largest_layers.difference_update(self._ids.get(part.name, ()))
         if not self._largest_layers:
             self._find_largest()
 
     def remove(self, part: Part) -> None:
-        """The layers of ``part`` do not wait any more."""
+        """The layers of ``part`` are no longer waiting."""
         for layer in self._ids.get(part.name, ()):
             self._waiting.get(self._sizes[layer], set()).discard(layer)
 
@@ -188,7 +188,7 @@ class _Solver:
         self._result = Placement({}, self._used, {room.device: 0 for room in rooms}, {})
 
     def _index_groups(self) -> dict[str, list[int]]:
-        """For the name of a part, the groups of ties with a tensor in it."""
+        """The groups of tied tensors that have one in a part, by the name of the part."""
         groups_of: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in group:
@@ -210,7 +210,7 @@ class _Solver:
         return self._result
 
     def _consider(self, part: Part) -> None:
-        """One part on the device at hand: it is put there, or something is split, or the next device has its turn."""
+        """Tries one part on the current device: it is put there, or something is split, or the next device is tried."""
         self._layers.take(part)
         room = self._rooms[self._at]
         reserve = self._layers.largest if room.reserving else 0
@@ -231,7 +231,7 @@ class _Solver:
         self._next_device(part, room, size, reserve)
 
     def _with_ties(self, part: Part, split: Collection[str]) -> tuple[list[Part], Size]:
-        """The waiting parts that share tensors with ``part``, and bytes of all; one counts for each tensor it shares.
+        """The waiting parts that share tensors with ``part``, one for each shared tensor, and the bytes of all of them.
 
         Args:
             split: names of parts that count as their parts.
@@ -246,7 +246,7 @@ class _Solver:
         return tied, size
 
     def _waiting_part(self, tensor: str, split: Collection[str]) -> Part | None:
-        """The part with ``tensor`` that has neither a place nor been split."""
+        """The part with ``tensor`` that has neither been placed nor split."""
         found = next((self._tops[path] for path in prefixes(tensor) if path in self._tops), None)
         while found is not None and found.name in split:
             found = next((inner for inner in found.parts if is_inside(tensor, inner.name)), None)
@@ -276,7 +276,7 @@ class _Solver:
         self._layers.split()
 
     def _take_another(self, room: Room, reserve: Size) -> bool:
-        """Puts the first waiting part that fits in front of all others, and says whether there is one."""
+        """Moves the first waiting part that fits to the front; whether there is one."""
         assert room.size is not None
         path = self._first_that_fits(room.size - reserve)
         if not path:
@@ -286,7 +286,7 @@ class _Solver:
         return True
 
     def _first_that_fits(self, size: Size) -> list[Part]:
-        """The part, in the order of the model, after all that it is in; nothing if none fits."""
+        """The first part that fits, in the order of the model, after the parts it is in; nothing if none fits."""
         ahead = [[part] for part in self._stack]
         split = set(self._split)
         while ahead:

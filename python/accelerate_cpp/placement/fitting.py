@@ -65,7 +65,7 @@ def _in_any_order(sizes: list[int], capacities: list[int], modules: Spans) -> li
 def _shared_out(
     parts: Sequence[Part], depth: int, accelerators: Sequence[Room], ties: Sequence[Sequence[str]], solve: Solver
 ) -> Placement | None:
-    """What ``solve`` makes of the parts, with modules split down to ``depth``."""
+    """The result of ``solve`` for the parts, with modules split down to ``depth``."""
     blocks = [pair for part in parts for pair in _blocks(part, depth)]
     names = [block.name for block, _ in blocks]
     groups = _groups(names, ties)
@@ -93,7 +93,7 @@ def _depth(parts: Iterable[Part]) -> int:
 
 
 def _blocks(part: Part, depth: int, carried: Size = 0) -> Iterator[tuple[Part, Size]]:
-    """The parts of ``part`` that are split no more, and what each takes with what is in none of them."""
+    """The parts of ``part`` that are not split further, and the bytes of each, with the tensors that are in none."""
     if not part.parts or depth == 0:
         yield part, part.size + carried
         return
@@ -137,7 +137,7 @@ def _span(part: Part, group_of: Mapping[str, int], modules: Spans) -> tuple[int,
 
 
 def _entries(part: Part, devices: Mapping[str, Device]) -> dict[str, Device]:
-    """Of a module on one device its own entry, else those of its parts."""
+    """The entry of a module that is on one device, else the entries of its parts."""
     if part.name in devices:
         return {part.name: devices[part.name]}
     entries = {name: device for inner in part.parts for name, device in _entries(inner, devices).items()}

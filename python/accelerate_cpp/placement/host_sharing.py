@@ -28,7 +28,7 @@ _File = tuple[int, int, int]
 
 
 def share_on_host(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU with the values of ``state_dict``, of which the processes of a host have one copy together.
+    """Tensors on the CPU with the values of ``state_dict``, in one copy for all processes of a host.
 
     A collective: all processes call it, with weights of the same names, shapes and dtypes; the values are those of the
     first process of each host. For weights that are kept on the CPU, each process of which would need memory for all::
@@ -80,7 +80,7 @@ def _layout_of(tensors: Mapping[str, Tensor]) -> tuple[_Layout, int]:
 
 
 def _check(hosts: list[tuple[str, _Layout, str | None]]) -> None:
-    """Raises ``InvalidArgument`` on all processes if what one of them has cannot be shared."""
+    """Raises ``InvalidArgument`` on all processes if one of them has something that cannot be shared."""
     for rank, (_, layout, wrong) in enumerate(hosts):
         if wrong is not None:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""How many bytes the keys and values take that a language model keeps of tokens it has seen."""
+"""The bytes of the keys and values that a language model keeps for the tokens it has seen."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def kv_cache_bytes(
 
 
 def _decoder(config: Any) -> Any:
-    """The settings of what generates: of a model of several parts those of the one that writes text."""
+    """The settings of the part that generates: in a model of several parts, the one that writes text."""
     get_text_config = getattr(config, "get_text_config", None)
     is_flat = any(getattr(config, name, None) is not None for name in _LAYERS)
     return config if is_flat or get_text_config is None else get_text_config(decoder=True)
 
 
 def _first(config: Any, *names: str) -> int:
-    """The first of these settings that is there."""
+    """The first of these settings that exists."""
     for name in names:
         found = getattr(config, name, None)
         if found is not None:
@@ -67,7 +67,7 @@ def _first(config: Any, *names: str) -> int:
 
 
 def _numbers_of_a_token(config: Any) -> int:
-    """How many numbers a layer keeps of each token."""
+    """How many numbers a layer keeps for each token."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.kv_lora_rank) + _first(config, "qk_rope_head_dim")
     heads = _first(config, "decoder_attention_heads", "num_attention_heads")

@@ -139,7 +139,7 @@ def _axis(rows: list[Row]) -> _Axis:
 
 
 def _draw_row(panel: Any, place: int, row: Row, axis: _Axis) -> None:
-    """The room of a device as a frame, and from the left what fills it."""
+    """Draws the room of a device as a frame, filled from the left."""
     if row.room is not None:
         panel.barh(place, min(row.room / axis.scale, 2 * axis.edge), 0.72, color="0.96", edgecolor="0.6", linewidth=0.8)
     reached = 0.0

@@ -61,7 +61,7 @@ class MapPlan:
         return {device: size if device in OFFLOADED else max(0, size - everywhere) for device, size in memory.items()}
 
     def lowered(self, memory: Memory, low_zero: bool = False) -> Memory:
-        """As :func:`accelerate_cpp.utils.get_balanced_memory` lowers it, with what modules hold counted, too."""
+        """Memory as :func:`accelerate_cpp.utils.get_balanced_memory` lowers it, with what modules hold included."""
         sizes = compute_module_sizes(self._model, *self._dtypes)
         for name, size in with_inner(self._needs.of_modules).items():
             sizes[name] = sizes.get(name, 0) + size
@@ -95,7 +95,7 @@ class MapPlan:
 
 
 def rooms_of(memory: Memory) -> list[Room]:
-    """The devices in order, the disk at last, which has no end."""
+    """The devices in order; the disk, which has no limit, comes last."""
     main = next((device for device in memory if device not in OFFLOADED), None)
     reserving = {"mps"} if "mps" in memory else {main, "cpu"}
     rooms = [Room(device, size, device in reserving) for device, size in memory.items() if device != "disk"]
@@ -103,7 +103,7 @@ def rooms_of(memory: Memory) -> list[Room]:
 
 
 def _held(part: Part, devices: Mapping[str, Device], where: Collection[Device]) -> Size:
-    """Bytes that ``part``, as far as it is on one of these devices, holds in addition to its tensors."""
+    """Bytes that the portion of ``part`` on these devices holds in addition to its tensors."""
     if part.name in devices:
         return part.held_bytes if devices[part.name] in where else 0
     return sum(_held(inner, devices, where) for inner in part.parts)

@@ -149,7 +149,7 @@ def _device_of_module(device_map: Mapping[str, Device], name: str) -> Device:
 
 
 def _key(device: Device) -> int | str:
-    """As ``max_memory`` names the device: the number of an accelerator, or a name."""
+    """The key of the device in ``max_memory``: the number of an accelerator, or a name."""
     name = str(device)
     if isinstance(device, int) or name in _NAMED:
         return device if isinstance(device, int) else name

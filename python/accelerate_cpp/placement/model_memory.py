@@ -130,7 +130,7 @@ def activation_bytes(
 def activation_bytes_by_module(
     model: nn.Module, make_inputs: Callable[[], Inputs], weights: torch.dtype | None = None
 ) -> dict[str, int]:
-    """As :func:`activation_bytes`, for each module: what autograd saves in it, and in no module within it.
+    """Like :func:`activation_bytes`, for each module: what autograd saves in it, but not in the modules within it.
 
     Args:
         weights: what parameters and buffers of floating-point numbers are converted to; ``None`` leaves them.

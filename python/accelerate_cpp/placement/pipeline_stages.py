@@ -49,7 +49,7 @@ def choose_split_points(model: nn.Module, count: int, whole: str | Collection[st
 
 
 def _depth(module: nn.Module) -> int:
-    """How many modules are in one another, at least 1."""
+    """How deeply modules are nested, at least 1."""
     return 1 + max(map(_depth, module.children()), default=0)
 
 
@@ -71,7 +71,7 @@ def _blocks(model: nn.Module, depth: int, whole: Collection[str]) -> list[_Block
 def _pieces(
     model: nn.Module, name: str, module: nn.Module, depth: int, whole: Collection[str]
 ) -> Iterator[tuple[str | None, int]]:
-    """With what each module at ``depth`` in ``module``, and what is beside it, begins a stage if it can, and its bytes.
+    """Each module at ``depth`` in ``module``, and what is beside it: what a stage may begin with, and its bytes.
 
     What modules share counts for each of them: each stage has it.
     """
@@ -88,7 +88,7 @@ def _size(module: nn.Module, recurse: bool) -> int:
 
 
 def _first_called(model: nn.Module, name: str) -> str | None:
-    """The module ``name``, or of a list of modules, which is not called itself, the first in it."""
+    """The module ``name``; for a list of modules, which is never called itself, the first module in it."""
     module = model.get_submodule(name)
     if type(module).forward is not nn.Module.forward:
         return name
@@ -96,7 +96,7 @@ def _first_called(model: nn.Module, name: str) -> str | None:
 
 
 def _cut(blocks: Sequence[_Block], count: int) -> tuple[int, list[str]]:
-    """Of ``count`` stages as even as can be the bytes of the largest, and what all but the first begin with."""
+    """``count`` stages, as even as possible: the bytes of the largest, and with what all but the first begin."""
     low, high = max(block.size for block in blocks), sum(block.size for block in blocks)
     while low < high:
         middle = (low + high) // 2

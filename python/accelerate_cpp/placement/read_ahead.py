@@ -1,4 +1,4 @@
-"""Fetching offloaded weights before the modules run that need them, while those before them compute.
+"""Fetching offloaded weights before the modules that need them run, while earlier modules compute.
 
 Modules whose weights are in one :class:`OffloadedWeightsLoader` share what is here: each of them is a unit. In which
 order units are needed is learned from pass to pass; the first time it is taken to be that of the model. What a module
@@ -75,7 +75,7 @@ class _Engine(ABC):
         return 0 if self._native is None else self._native.bytes_ahead
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is of this process alone."""
+        """The state without what belongs to this process alone."""
         return {**self.__dict__, "_native": None}
 
 
@@ -143,7 +143,7 @@ class DeviceCopier(_Engine):
         return all(each.key not in state or state[each.key] is source for each, source in pairs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is of this process alone."""
+        """The state without what belongs to this process alone."""
         return {**super().__getstate__(), "_sources": []}
 
 

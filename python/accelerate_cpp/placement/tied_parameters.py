@@ -57,7 +57,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 
 def retie_on_each_device(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """As :func:`retie_parameters`, but only names whose parameters are on the same device become one."""
+    """Like :func:`retie_parameters`, but joins only names whose parameters are on the same device."""
     for group in tied_params:
         by_device: dict[torch.device, list[str]] = {}
         for path in group:

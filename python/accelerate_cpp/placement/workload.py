@@ -133,7 +133,7 @@ def _cache(model: nn.Module, workload: Workload, weights: torch.dtype | None) ->
 
 
 def _layer_names(model: nn.Module, count: int) -> list[str]:
-    """The names of the ``count`` layers that generate: of the first list of so many, in the decoder if there is one."""
+    """The names of the ``count`` layers that generate: the first list of so many, in the decoder if there is one."""
     get_decoder: Any = getattr(model, "get_decoder", None)
     decoder = None if get_decoder is None else get_decoder()
     for part in (decoder, model):

@@ -201,7 +201,7 @@ def by_class(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandle
 
 
 def accepted_handlers(handlers: Iterable[KwargsHandler] | None) -> dict[type[KwargsHandler], Any]:
-    """As :func:`by_class`, if no handler requests something unsupported.
+    """Like :func:`by_class`, but checks that no handler requests something unsupported.
 
     Raises:
         InvalidArgument: as :func:`by_class`; or a handler is not supported, or requests a hook that does not exist.

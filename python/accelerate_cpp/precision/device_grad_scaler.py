@@ -13,7 +13,7 @@ from accelerate_cpp._native import known_device_statistics
 
 
 class DeviceGradScaler(torch.amp.GradScaler):
-    """A ``torch.amp.GradScaler`` that needs no pass over gradients that their reduction has measured.
+    """A ``torch.amp.GradScaler`` that makes no pass over gradients that were measured while they were reduced.
 
     Measurements stay on the device and are used until the gradient may have been changed: whether it is finite, for
     fused optimizers, which un-scale by themselves; and the sums of its squares, for clipping, which can multiply by the

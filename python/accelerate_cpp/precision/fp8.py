@@ -51,8 +51,8 @@ def convert_to_fp8(
     """The models and optimizers to train instead of those passed, in the same order; without ``config``, those passed.
 
     Args:
-        convert_by_torchao: what a program has put in the place of ``convert_model_to_fp8_ao``, if it has: called with
-            a model, ``config`` and ``module_filter_func``, it converts the model in place.
+        convert_by_torchao: the function by which a program has replaced ``convert_model_to_fp8_ao``, if it has; it is
+            called with a model, ``config`` and ``module_filter_func``, and converts the model in place.
 
     Raises:
         InvalidArgument: the library needs one model and its optimizer together, and found others.

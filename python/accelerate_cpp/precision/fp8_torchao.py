@@ -11,18 +11,19 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-_MULTIPLE = 16  # of which both sizes of a weight must be for a product in fp8
+_MULTIPLE = 16  # both sizes of a weight must be multiples of it for a product in fp8
 _WITHOUT_FP8 = ("cpu", "mps")
 
 Filter = Callable[[nn.Module, str], bool]
 
 
 def default_filter(model: nn.Module) -> Filter:
-    """Which layers of ``model`` compute in fp8, asked by layer and dotted name.
+    """Which layers of ``model`` compute in fp8: a function of a layer and its dotted name.
 
-    Linear layers do whose sizes are multiples of 16, but for the first and the last one of the model, without whose
-    precision training is often unstable. Left out as well are layers that do not compute as ``torch.nn.Linear`` does:
-    subclasses with a ``forward`` of their own, and those whose weight ``torch.nn.MultiheadAttention`` reads past them.
+    These are the linear layers whose sizes are multiples of 16, except for the first and the last one of the model:
+    training is often unstable when these lose precision. Layers that do not compute as ``torch.nn.Linear`` does are
+    left out, too: subclasses with their own ``forward``, and layers whose weight ``torch.nn.MultiheadAttention`` reads
+    directly.
     """
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     outer = frozenset({*linears[:1], *linears[-1:]})

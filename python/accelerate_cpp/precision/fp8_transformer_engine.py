@@ -17,7 +17,7 @@ from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
 
-_MULTIPLE = 16  # of which both sizes of a weight must be for a product in fp8
+_MULTIPLE = 16  # both sizes of a weight must be multiples of it for a product in fp8
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def convert_layers(model: nn.Module, linear: bool = True, norm: bool = True) -> 
         norm: replace normalizing layers.
 
     Returns:
-        By layer that was replaced the new one.
+        The new layer for each layer that was replaced.
     """
     import transformer_engine.pytorch as te
 
@@ -158,7 +158,7 @@ def _twin(module: nn.Module) -> nn.Module | None:
 
 
 def _with_values_of(module: nn.Module, twin: nn.Module) -> nn.Module:
-    """``twin`` with values and settings of the parameters of ``module``."""
+    """``twin`` with the values and settings of the parameters of ``module``."""
     with torch.no_grad():
         for name, own in twin.named_parameters():
             parameter = module._parameters.get(name)

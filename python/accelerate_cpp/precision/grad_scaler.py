@@ -40,7 +40,7 @@ class _Round:
         return self.optimizers.setdefault(optimizer, _OptimizerState())
 
     def note(self, state: _OptimizerState, statistics: Iterable[tuple[float, int]]) -> None:
-        """Takes down whether gradients of an optimizer were not finite."""
+        """Records whether gradients of an optimizer were not finite."""
         state.overflow = any(num_non_finite > 0 for _, num_non_finite in statistics)
         self.checked, self.overflow = True, self.overflow or state.overflow
 
@@ -69,8 +69,8 @@ def _measured_gradients(
 ) -> tuple[dict[int, torch.Tensor], dict[int, tuple[float, int]]]:
     """The gradients of an optimizer, and what is known of them, by the identity of their parameters.
 
-    Known are the sum of the squares and the number of non-finite elements of gradients that their reduction has
-    measured, until somebody looks at them.
+    For gradients that the reduction has measured, the sum of the squares and the number of non-finite elements are
+    known until somebody looks at the gradient.
     """
     parameters = _parameters(optimizer)
     known = {
@@ -175,7 +175,9 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if any(argument is not None for argument in (*args, kwargs.get("closure"))):
-            raise InvalidArgument("a closure is not possible with a loss scaler: its gradients would stay scaled")
+            raise InvalidArgument(
+                "a loss scaler cannot step with a closure: the gradients that it computes would stay scaled"
+            )
         state = self._round.of(optimizer)
         if state.stepped:
             raise RuntimeError("step() has already been called since the last update().")
@@ -194,7 +196,7 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """After the steps: lets the scale grow or back off, or sets it to ``new_scale``.
 
-        Called again after another optimizer has stepped on gradients of the same backward pass, it replaces what the
+        A second call, after another optimizer has stepped on gradients of the same backward pass, replaces what the
         first call did: an overflow in any of them counts once.
 
         Raises:
@@ -217,11 +219,11 @@ class GradScaler(torch.amp.GradScaler):
         return self._loss_scale.value if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        """The factor of the scale when it grows."""
+        """The factor by which the scale grows."""
         return self._loss_scale.growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Sets the factor of the scale when it grows; above 1."""
+        """Sets the factor by which the scale grows; above 1."""
         self._restore(growth_factor=new_factor)
 
     def get_backoff_factor(self) -> float:

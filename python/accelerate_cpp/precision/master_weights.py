@@ -30,7 +30,7 @@ class MasterWeights(torch.optim.Optimizer):
     ``load_state_dict`` of the model, are taken over by the next step, unless they are what the copies round to.
 
     Args:
-        optimizer: of ``torch.optim`` or alike. It belongs to this one from now on.
+        optimizer: an optimizer of ``torch.optim``, or one like it. It belongs to this one from now on.
 
     Raises:
         InvalidArgument: ``optimizer`` has a scheduler already, which would not reach this one.

@@ -20,7 +20,7 @@ _COMPUTE_DTYPES: dict[str, torch.dtype | None] = {
     "no": None,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    "fp8": torch.bfloat16,  # of all but the layers that were converted
+    "fp8": torch.bfloat16,  # for everything but the layers that were converted
 }
 
 

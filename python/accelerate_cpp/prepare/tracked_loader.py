@@ -99,7 +99,7 @@ def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Itera
 
 
 def _who_has(has: bool) -> list[bool]:
-    """Of each rank, what it says. Collective."""
+    """What each rank says, by rank. Collective."""
     assert current.session is not None
     (flags,) = all_gather([torch.tensor([int(has)], device=current.session.device)], "gather")
     return [bool(flag) for flag in flags.tolist()]

@@ -40,8 +40,8 @@ class Accumulation:
 
     @cached_property
     def weights(self) -> StepWeights:
-        """Those of its backward passes."""
-        # It needs torch, which what starts workers does not load.
+        """The weights of its backward passes."""
+        # It needs torch, which a process that starts workers does not load.
         from accelerate_cpp.parallel.step_weights import StepWeights
 
         return StepWeights()

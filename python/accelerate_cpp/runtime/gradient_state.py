@@ -17,7 +17,7 @@ _SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each
 
 
 def begin_accumulation(config: AccumulationConfig) -> Accumulation:
-    """A count of micro-batches of its own for an ``Accelerator``, which becomes the current one."""
+    """Gives an ``Accelerator`` its own count of micro-batches, which becomes the current one."""
     current.accumulation = Accumulation(
         config.num_steps,
         config.adjust_scheduler,
@@ -37,7 +37,7 @@ copyreg.pickle(Accumulation, lambda _: (_current_accumulation, ()))
 
 
 def accumulation_of(wrapper: Any) -> Accumulation:
-    """That of the ``Accelerator`` which prepared ``wrapper``; of one that was made by hand, the current one."""
+    """The accumulation of the ``Accelerator`` that prepared ``wrapper``; the current one if none did."""
     own: Accumulation | None = wrapper.__dict__.get("_accumulation")
     return current.accumulation if own is None else own
 
@@ -65,7 +65,7 @@ class AccumulationSettings(dict[str, Any]):
         super().__setitem__(name, checked)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As of a ``dict``."""
+        """Changes several settings, as ``dict.update`` does."""
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 

@@ -1,4 +1,4 @@
-"""What a worker tells the launcher that shows how the run gets on: steps, loss, memory, and how long it waited."""
+"""What a worker tells the launcher, which shows the progress: steps, loss, memory, and time spent waiting."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _STATE_INTERVAL_NS = 500_000_000
 class ProgressReporter:
     """Writes into a slot of the board at each step; loss and memory at most twice a second.
 
-    Of the losses one in each interval is kept, so that reading it from an accelerator, which waits for what is queued
-    there, is as rare.
+    One loss is kept in each interval: reading one from an accelerator waits for everything that is queued there.
     """
 
     def __init__(self, slot: Slot, device: torch.device) -> None:
@@ -32,7 +31,7 @@ class ProgressReporter:
         self._loss = math.nan
 
     def saw_loss(self, loss: object, weight: float | torch.Tensor | None = None) -> None:
-        """A backward pass begins from ``loss``; with a weight that is a sum, of which the mean is shown."""
+        """A backward pass begins from ``loss``, which is a sum if there is a weight; its mean is shown."""
         if self._wants_loss and type(loss) is torch.Tensor and loss.numel() == 1 and loss.is_floating_point():
             self._seen = (loss.detach(), weight)
             self._wants_loss = False

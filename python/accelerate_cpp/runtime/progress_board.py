@@ -26,14 +26,14 @@ _BEGAN = struct.Struct("=q")
 _ENTRY = struct.Struct("=qq")
 _STATE_OFFSET, _BEGAN_OFFSET, _RING_OFFSET = 8, 32, 64
 WINDOW_STEPS = 10
-_RING_STEPS = 16  # more than are read, so that a worker may go on meanwhile
+_RING_STEPS = 16  # more than are read, so that a worker may continue meanwhile
 _SLOT_BYTES = _RING_OFFSET + _RING_STEPS * _ENTRY.size
 _ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far one worker is.
+    """The progress of one worker.
 
     Attributes:
         steps: the number of its optimizer steps.
@@ -63,7 +63,7 @@ class Standing:
 
     @property
     def steps_per_second(self) -> float:
-        """Of its last steps; 0 before there is one."""
+        """The rate of its last steps; 0 before the first."""
         taken = sum(self.step_seconds)
         return len(self.step_seconds) / taken if taken > 0 else 0.0
 
@@ -130,7 +130,7 @@ class Board:
         return env_table.render({env_table.BOARD: (self.descriptor, number)})
 
     def look(self) -> list[Standing]:
-        """How far each worker is."""
+        """The progress of each worker."""
         return [self._read(number, rank) for number, rank in enumerate(self.ranks)]
 
     def close(self) -> None:

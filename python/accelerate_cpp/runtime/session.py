@@ -50,7 +50,7 @@ class Session:
 
 
 class Choices(NamedTuple):
-    """The part of a session's configuration that states tell."""
+    """The part of a session's configuration that the state classes show."""
 
     cpu: bool
     debug: bool
@@ -59,7 +59,7 @@ class Choices(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """A session as states see it."""
+    """What the state classes show of a session."""
 
     config: Choices
     topology: Topology
@@ -67,7 +67,7 @@ class Remembered(NamedTuple):
 
 
 def remember(session: Session | Remembered | None) -> Remembered | None:
-    """What can be sent to another process of ``session``; ``None`` of none."""
+    """The part of ``session`` that can be sent to another process; ``None`` without a session."""
     if session is None or isinstance(session, Remembered):
         return session
     config = session.config
@@ -102,7 +102,7 @@ def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -
 
 
 def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:
-    """What finds out which ranks are in a call: our communicator where every collective goes through it, on CPUs."""
+    """What finds out which ranks have made a call: on CPUs our communicator, where every collective goes through it."""
     if topology.world_size == 1:
         return None
     backend = core_backend() if device.type == "cpu" else None
@@ -113,7 +113,7 @@ def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Ca
 
 
 def end_session(error: BaseException | None = None) -> None:
-    """Parts from the other processes, once, when the program ends.
+    """Leaves the other processes, once, when the program ends.
 
     Args:
         error: what ended it. The others then raise ``PeerLost`` with this reason wherever they wait for this process.

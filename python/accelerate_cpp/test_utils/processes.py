@@ -160,7 +160,7 @@ def _read(process: subprocess.Popen[bytes], result: RunOutput, deadline: float, 
     begun = {name: b"" for name, *_ in streams}
 
     def take(name: str, chunk: bytes, lines: list[str], screen: IO[str]) -> None:
-        """Of an empty chunk, which ends a stream, the line that was begun is the last."""
+        """An empty chunk ends a stream: a line that was begun is the last."""
         *whole, begun[name] = (begun[name] + chunk).split(b"\n")
         if not chunk and begun[name]:
             whole.append(begun.pop(name))

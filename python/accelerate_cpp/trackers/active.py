@@ -105,7 +105,7 @@ class ActiveTrackers:
             tracker.log(values, step=step, **options_of(tracker.name, log_kwargs))
 
     def finish(self) -> None:
-        """Finishes every tracker once, also if one of them fails; then what the first one raised is raised."""
+        """Finishes every tracker once, even if one of them fails; then raises the first error."""
         errors: list[Exception] = []
         for tracker in self.active:
             if any(tracker is done for done in self._finished):

@@ -60,7 +60,7 @@ class ClearMLTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> Any:
-        """Connects ``values`` to the task as its configuration, and returns what ClearML makes of them."""
+        """Connects ``values`` to the task as its configuration, and returns ClearML's version of them."""
         return self._opened().connect_configuration(values)
 
     @on_main_process

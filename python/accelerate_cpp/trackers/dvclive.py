@@ -51,7 +51,7 @@ class DVCLiveTracker(LibraryTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs ``values``, after which DVCLive's own step is one further.
+        """Logs ``values`` and moves DVCLive's own step on by one.
 
         Args:
             values: numbers, texts, and dictionaries of these (as ``name/inner``). What is neither is skipped with a

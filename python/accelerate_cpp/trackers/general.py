@@ -59,7 +59,7 @@ class GeneralTracker:
 
 
 def require_attributes(tracker: GeneralTracker) -> None:
-    """Raises ``NotImplementedError`` with the names of all required attributes that ``tracker`` has not."""
+    """Raises ``NotImplementedError`` with the names of all required attributes that ``tracker`` lacks."""
     missing = [name for name in _REQUIRED if inspect.getattr_static(tracker, name, _MISSING) is _MISSING]
     if missing:
         raise NotImplementedError(

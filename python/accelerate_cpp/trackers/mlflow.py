@@ -32,7 +32,7 @@ NESTED: Variable[bool | None] = Variable("MLFLOW_NESTED_RUN", parse_flag, str, N
 
 
 class MLflowTracker(LibraryTracker):
-    """Logs to MLflow, wherever ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says.
+    """Logs to MLflow, at the address in ``MLFLOW_TRACKING_URI`` or given to ``mlflow.set_tracking_uri``.
 
     Args:
         experiment_name: the experiment, which is created if there is none of that name; ``None`` is MLflow's own

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def as_number(value: Any) -> int | float | None:
-    """``value`` as a Python number; ``None`` if it is none.
+    """``value`` as a Python number; ``None`` if it is not a number.
 
     Numbers are those of Python (flags, too) and of NumPy, and tensors and arrays with one element, of any device.
     """
@@ -35,7 +35,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with numbers of Python for all numbers, also in inner dictionaries; everything else is as it was."""
+    """``values`` with every number as a Python number, in inner dictionaries, too; everything else is unchanged."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         number = as_number(value)

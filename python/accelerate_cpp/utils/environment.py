@@ -286,7 +286,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
 
 
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """As :func:`override_numa_affinity`, but repeating the same call has no effect."""
+    """Like :func:`override_numa_affinity`, but repeating the same call has no effect."""
     _pin_once(os.getpid(), local_process_index, verbose)
 
 

@@ -44,7 +44,7 @@ _PROGRAM = (
 _SECONDS_TO_DIE = 5.0
 """A server whose socket has ended gets this long to report the reason before it is killed."""
 _servers: dict[int, ForkServer] = {}
-"""That of this process, by process id: forks inherit the table, but not the server."""
+"""The server of this process, by process id: forks inherit the table, but not the server."""
 _one_run = threading.Lock()
 Display = Callable[[str, str], object]
 

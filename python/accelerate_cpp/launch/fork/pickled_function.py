@@ -29,7 +29,7 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Those of this process as they are now."""
+        """The surroundings of code in this process, as they are now."""
         generators = {name: save() for name, (save, _) in _generators().items()}
         return cls(dict(os.environ), os.getcwd(), tuple(sys.path), tuple(sys.argv), generators)
 
