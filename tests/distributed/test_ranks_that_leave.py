@@ -106,7 +106,9 @@ while rank and not os.path.exists(f"ended-{rank - 1}"): time.sleep(0.01)
 open(f"ended-{rank}", "w").close()
 """
     status, said = launched(tmp_path, script, 3)
-    assert (status, "rank" in said) == (0, False), said
+    assert status == 0
+    few_cores = r"accelerate-cpp launch: 3 processes share [12] cores?: each is slower than it would be alone\n"
+    assert re.fullmatch(f"({few_cores})?", said), said
 
 
 def test_rank_that_could_not_join_and_goes_on_alone_is_not_ended(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def end_whereabouts(error: BaseException | None = None) -> None:
 
 
 def whereabouts(timeout: timedelta) -> Whereabouts | None:
-    """The whereabouts of the ranks of the default group; all call this. ``None`` if its backends do not count."""
+    """Where the ranks of the default group are; all of them call this. ``None`` if its backends do not count."""
     global _of_group
     world: Any = dist.group.WORLD
     if _of_group is not None and _of_group[0]() is world:

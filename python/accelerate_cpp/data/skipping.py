@@ -73,7 +73,7 @@ def _permutation(samples: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _of_permutation(permutation: torch.Tensor, first: int, drawn: int, ranges: Ranges) -> Iterator[int]:
-    """Those ``drawn`` indices in ``ranges`` that are in ``permutation``, which begins at position ``first``."""
+    """The indices of ``permutation``, which begins at ``first``, at the positions in ``ranges`` below ``drawn``."""
     length = min(len(permutation), drawn - first)
     for start, stop in ranges:
         end = length if stop is None else min(stop - first, length)
@@ -82,7 +82,7 @@ def _of_permutation(permutation: torch.Tensor, first: int, drawn: int, ranges: R
 
 
 def permuted(length: int, seed: int, count: int, ranges: Ranges) -> Iterator[int]:
-    """The ``count`` shuffled indices below ``length``, at the positions in ``ranges``; O(1) before the first.
+    """Those of ``count`` shuffled indices below ``length`` at the positions in ``ranges``; O(1) before the first.
 
     Each ``length`` of them are another permutation, computed index by index from ``seed`` (an integer of any size).
     """

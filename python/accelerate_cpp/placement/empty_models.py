@@ -203,7 +203,7 @@ def _of_transformers(
 def _builder(
     transformers: Any, config: Any, model_class: str | None, trust_remote_code: bool
 ) -> Callable[[Any], nn.Module]:
-    """The class that the caller names, else the one in the repository's own code, else the one in the configuration."""
+    """The class that the caller names, else the repository's own if that is trusted, else the configuration's."""
     own_code = [name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")]
     names = [model_class] if model_class else own_code[-1:] if trust_remote_code else config.architectures or ()
     name = next((name for name in names if hasattr(transformers, name)), None)

@@ -93,7 +93,7 @@ def _depth(parts: Iterable[Part]) -> int:
 
 
 def _blocks(part: Part, depth: int, carried: Size = 0) -> Iterator[tuple[Part, Size]]:
-    """The parts of ``part`` that are not split further, and the bytes of each, with the tensors that are in none."""
+    """The parts of ``part`` that are not split further, and their bytes; what is beside them counts with the next."""
     if not part.parts or depth == 0:
         yield part, part.size + carried
         return

@@ -102,7 +102,7 @@ def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -
 
 
 def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:
-    """What finds out which ranks have made a call: on CPUs our communicator, where every collective goes through it."""
+    """What finds out which ranks are in a call: on CPUs our communicator, if every collective goes through it."""
     if topology.world_size == 1:
         return None
     backend = core_backend() if device.type == "cpu" else None

@@ -183,7 +183,7 @@ TEST_F(NcclDeviceGroups, LetARoundEndOnTheHostBeforeItsSumsHaveRun) {
 }
 
 // The mean over the samples, one row each, of the squared output of two layers. Between them a square, not a tanh:
-// when two threads call MKL's vector functions first at the same moment, one of them gets the less accurate ones.
+// where threads met in the first tanh of a process, one of them got results that differed in the fifth digit.
 at::Tensor loss_of(const std::vector<at::Tensor>& weights, const at::Tensor& samples) {
   return at::matmul(at::matmul(samples, weights[0]).square(), weights[1]).square().mean();
 }
