@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 
 
@@ -12,3 +14,37 @@ def lives(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def outputs_of(process: subprocess.Popen[bytes], patience_seconds: float) -> tuple[bytes, bytes]:
+    """Standard output and standard error of ``process``, after its end.
+
+    Raises:
+        AssertionError: it has not ended in time, or others hold its pipes open. The message says which processes live,
+            and where it was, if it is a Python with ``-X faulthandler``.
+    """
+    try:
+        return process.communicate(timeout=patience_seconds)
+    except subprocess.TimeoutExpired:
+        status, living = process.poll(), _living()
+        process.send_signal(signal.SIGABRT)
+        try:
+            _, err = process.communicate(timeout=patience_seconds)
+        except subprocess.TimeoutExpired as late:
+            err = late.stderr or b""
+        raise AssertionError(
+            f"process {process.pid} (exit status {status}) has not ended, or others hold its pipes, after "
+            f"{patience_seconds:g} s; these live:\n{living}\n{err.decode(errors='replace')}"
+        ) from None
+
+
+def _living() -> str:
+    """A line for each process: pid, name, state, parent and process group, and its command."""
+    lines = []
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        try:
+            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        lines.append(f"{' '.join(stat.split()[:5])} {command.replace(chr(0), ' ')[:200]}")
+    return "\n".join(lines)

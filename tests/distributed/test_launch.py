@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import lives
+from launched import lives, outputs_of
 
 # Every worker of these scripts names itself by a file pid-<rank>; the file appears with its whole content.
 NAMES_ITSELF = """
@@ -42,7 +42,7 @@ class Job:
         self.folder = folder
         (folder / "train.py").write_text(NAMES_ITSELF + script)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *flags, "train.py"],
+            [sys.executable, "-X", "faulthandler", "-m", "accelerate_cpp.commands.launch", "--cpu", *flags, "train.py"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -52,7 +52,7 @@ class Job:
 
     def end(self) -> tuple[int, str, str]:
         """Waits for the launcher; its exit status, standard output and standard error."""
-        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        out, err = outputs_of(self.process, PATIENCE_SECONDS)
         return self.process.returncode, out.decode(), err.decode()
 
     def pid(self, name: str) -> int:

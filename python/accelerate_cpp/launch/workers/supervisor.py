@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol
@@ -166,17 +167,30 @@ class Supervisor:
                 console.show_due()
 
     def _end(self, ladder: tuple[signal.Signals, ...]) -> None:
-        """Signals every group with each of ``ladder`` in turn while something lives, and at last with SIGKILL.
+        """Sends each of ``ladder`` in turn while something lives, and at last SIGKILL.
 
-        A further interrupt of the launcher goes to SIGKILL at once.
+        SIGINT goes to whole groups, as from a terminal. SIGTERM goes to the workers, and to the rest of their groups
+        when these have ended or their time is over: a worker may clean up, and would be disturbed by torch, which
+        raises an error in it when a process of a data loader is killed. A further interrupt leads to SIGKILL at once.
         """
         self._ending = True
         interrupts_before = len(self._interrupts)
+
+        def goes_on() -> bool:
+            return self._anything_lives() and len(self._interrupts) == interrupts_before
+
         for number in ladder:
-            if not self._anything_lives() or len(self._interrupts) > interrupts_before:
+            if not goes_on():
                 break
-            self._signal_groups(number)
-            self._wait(lambda: not self._anything_lives() or len(self._interrupts) > interrupts_before, GRACE_SECONDS)
+            if number != signal.SIGTERM:
+                self._signal_groups(number)
+            else:
+                for worker in self._workers:
+                    os.kill(worker.pid, number)
+                self._wait(lambda: self._all_ended or not goes_on(), GRACE_SECONDS)
+                if not goes_on() or not self._signal_rest_of_groups(number):
+                    break
+            self._wait(lambda: not goes_on(), GRACE_SECONDS)
         if not self._anything_lives():
             return
         self._signal_groups(signal.SIGKILL)
@@ -190,6 +204,15 @@ class Supervisor:
     def _signal_groups(self, number: signal.Signals) -> None:
         for worker in self._workers:
             os.killpg(worker.pid, number)
+
+    def _signal_rest_of_groups(self, number: signal.Signals) -> bool:
+        """Signals what the workers have started; they themselves were signalled before. Returns whether it lives."""
+        workers = {worker.pid for worker in self._workers}
+        rest = [pid for pid in living_members(workers) if pid not in workers]
+        for pid in rest:
+            with suppress(ProcessLookupError):  # ended since it was listed
+                os.kill(pid, number)
+        return bool(rest)
 
     def _anything_lives(self) -> bool:
         """Whether a worker, or a process that it left in its group, lives. The latter is watched from now on."""

@@ -94,6 +94,40 @@ def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, 
     assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGKILL, True))
 
 
+def test_worker_cleans_up_before_what_it_has_started_is_signalled(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
+    parent = _python(
+        "import os, signal, subprocess, sys\n"
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "def end(*_):\n"
+        "    sys.exit(3 if child.communicate(b'asked')[0] == b'asked' and child.returncode == 0 else 4)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close(); signal.pause()"
+    )
+    failing = _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, parent))
+        supervisor.add(_start(1, failing))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, 3, True))
+
+
+def test_what_a_worker_has_started_may_clean_up_after_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
+    child = (
+        "import os, signal, sys\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'cleaned')!r}, 'w').close(), sys.exit(0)))\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "while True: signal.pause()"
+    )
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, _python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")))
+        supervisor.add(_start(1, _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGTERM, True))
+    assert (tmp_path / "cleaned").exists()
+
+
 def test_processes_that_a_worker_leaves_in_its_group_are_ended() -> None:
     with Supervisor() as supervisor:
         leaving = _start(0, ["sh", "-c", "sleep 600 & sleep 600 &"])
