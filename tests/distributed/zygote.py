@@ -58,6 +58,7 @@ def exit_file(folder: Path, rank: int) -> Path:
 
 
 def _import_what_ranks_use() -> None:
+    import torch._dynamo  # as the first optimizer would, which takes a second
     import torch.distributed
     import torch.nn.parallel
     import torch.utils.data
@@ -65,7 +66,7 @@ def _import_what_ranks_use() -> None:
     import accelerate_cpp
 
     # The package imports most of its parts when they are first used.
-    assert all((torch.distributed, torch.nn.parallel, torch.utils.data, accelerate_cpp.Accelerator))
+    assert all((torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.data, accelerate_cpp.Accelerator))
 
 
 def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
