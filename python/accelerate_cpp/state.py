@@ -301,10 +301,10 @@ class AcceleratorState(PluginViews, PartialState):
 
     def _require_agreement(self, session: Any, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
         config, device = session.config, session.device
-        settled = config.mixed_precision
-        if settled is not None and mixed_precision is not None and str(mixed_precision) != settled:
+        chosen = config.mixed_precision
+        if chosen is not None and mixed_precision is not None and str(mixed_precision) != chosen:
             raise InvalidArgument(
-                f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {settled!r}, and a "
+                f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {chosen!r}, and a "
                 "process can only have one precision; pass it to the first Accelerator, or restart"
             )
         if cpu and device.type != "cpu":
@@ -353,8 +353,8 @@ class AcceleratorState(PluginViews, PartialState):
 
 def precision_of_run(asked: str | None) -> str:
     """The precision that is already set if none is requested; otherwise the result of the request."""
-    settled = None if current.session is None else current.session.config.mixed_precision
-    return settled if settled is not None and asked is None else compile_precision(asked)
+    chosen = None if current.session is None else current.session.config.mixed_precision
+    return chosen if chosen is not None and asked is None else compile_precision(asked)
 
 
 def open_session(

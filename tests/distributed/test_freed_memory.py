@@ -29,7 +29,7 @@ def prepares_trains_and_frees(uses_clear: bool) -> tuple[list[bool], int]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     free = accelerator.clear if uses_clear else accelerator.free_memory
     alive: list[bool] = []
-    settled = 0
+    stable = 0
     for round_ in range(ROUNDS):
         plain = nn.Linear(1024, 1024)
         optimizer = torch.optim.AdamW(plain.parameters())
@@ -51,8 +51,8 @@ def prepares_trains_and_frees(uses_clear: bool) -> tuple[list[bool], int]:
         assert freed == [None] * 4
         alive += [reference() is not None for reference in references]
         if round_ == 9:
-            settled = resident_bytes()
-    return alive, resident_bytes() - settled
+            stable = resident_bytes()
+    return alive, resident_bytes() - stable
 
 
 @pytest.mark.parametrize(("world_size", "uses_clear"), [(1, True), (2, False)], ids=["clear", "free_memory"])

@@ -256,7 +256,7 @@ def test_fp8_without_its_library_or_a_recipe_without_fp8_is_refused_before_anyth
     assert current.session is None
 
 
-def test_a_recipe_is_accepted_where_the_precision_is_settled_already() -> None:
+def test_a_recipe_is_accepted_where_the_precision_is_chosen_already() -> None:
     AcceleratorState(mixed_precision="fp8", cpu=True, _from_accelerator=True)
     assert Accelerator(kwargs_handlers=[AORecipeKwargs()]).fp8_enabled
 

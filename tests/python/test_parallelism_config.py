@@ -155,9 +155,9 @@ def test_a_size_can_be_set_by_its_dimension() -> None:
 
 def test_sizes_are_compared_with_the_processes() -> None:
     two = SimpleNamespace(num_processes=2, multi_device=True)
-    settled = ParallelismConfig()
-    settled._validate_accelerator(two)  # type: ignore[arg-type]
-    assert settled.dp_replicate_size == 2
+    filled = ParallelismConfig()
+    filled._validate_accelerator(two)  # type: ignore[arg-type]
+    assert filled.dp_replicate_size == 2
     alone = ParallelismConfig()
     alone._validate_accelerator(SimpleNamespace(num_processes=1, multi_device=False))  # type: ignore[arg-type]
     assert alone.total_size == 1

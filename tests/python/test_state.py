@@ -126,7 +126,7 @@ def test_names_that_the_original_knows_are_known(monkeypatch: pytest.MonkeyPatch
     assert state._prepare_backend(backend="gloo") == ("gloo", DistributedType.NO)
 
 
-def test_the_precision_is_open_until_an_accelerator_state_settles_it() -> None:
+def test_the_precision_is_open_until_an_accelerator_state_chooses_it() -> None:
     PartialState(cpu=True)
     session = current.session
     assert session is not None
@@ -135,7 +135,7 @@ def test_the_precision_is_open_until_an_accelerator_state_settles_it() -> None:
     assert PartialState().device == session.device
 
 
-def test_another_precision_is_refused_once_one_is_settled() -> None:
+def test_another_precision_is_refused_once_one_is_chosen() -> None:
     AcceleratorState(cpu=True, mixed_precision="no")
     with pytest.raises(ValueError, match="already has a state with 'no'"):
         AcceleratorState(mixed_precision="bf16")

@@ -50,7 +50,7 @@ class Pending {
 
  protected:
   // Ends it. The caller runs the returned callbacks while it holds no lock.
-  [[nodiscard]] std::vector<Callback> settle(std::exception_ptr error) {
+  [[nodiscard]] std::vector<Callback> mark_ended(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);
     ended_.store(true, std::memory_order_release);

@@ -172,7 +172,7 @@ void TransferPump::Posted::conclude(std::unique_lock<std::mutex> concluding) {
   }
   const std::function<void()> released = std::move(finish_);
   finish_ = nullptr;
-  const std::vector<Callback> callbacks = settle(error);
+  const std::vector<Callback> callbacks = mark_ended(error);
   concluding.unlock();
   const HeldUp held_up(*state_, !callbacks.empty());
   for (const Callback& callback : callbacks) {

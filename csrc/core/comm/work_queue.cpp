@@ -114,7 +114,7 @@ std::exception_ptr WorkQueue::State::run_front(Lock& lock, bool by_service_threa
   lock.lock();
   running = false;
   finished = task->number_;
-  const std::vector<Pending::Callback> callbacks = task->settle(error);
+  const std::vector<Pending::Callback> callbacks = task->mark_ended(error);
   unfinished.fetch_sub(1, std::memory_order_release);
   const bool more = !waiting.empty();
   const bool held_up = by_service_thread && !callbacks.empty();
@@ -296,7 +296,7 @@ void WorkQueue::stop(const std::exception_ptr& reason) {
     state.changed.wait(lock, [&] { return !state.running && !state.threads.serving(); });
     for (const std::shared_ptr<Task>& task : failed) {
       bodies.push_back(std::move(task->body_));
-      std::vector<Pending::Callback> own = task->settle(reason);
+      std::vector<Pending::Callback> own = task->mark_ended(reason);
       std::move(own.begin(), own.end(), std::back_inserter(callbacks));
       state.unfinished.fetch_sub(1, std::memory_order_relaxed);
     }

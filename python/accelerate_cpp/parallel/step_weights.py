@@ -84,7 +84,7 @@ class StepWeights:
         weights = PassWeights(totals if completes else {})
         with _watching(watched, weights.touched):
             yield weights
-        self._settle(weights.touched, totals, mixed, completes)
+        self._record_pass(weights.touched, totals, mixed, completes)
         self._some_had_none |= weight is None
 
     def end_step(self, groups: Iterable[Mapping[str, Any]]) -> None:
@@ -105,7 +105,7 @@ class StepWeights:
             return False
         return any(weight.grad is not None and bool(weight.grad.any()) for weight in model.parameters())
 
-    def _settle(
+    def _record_pass(
         self,
         touched: Iterable[torch.nn.Module],
         totals: Mapping[torch.nn.Module, float],

@@ -88,8 +88,8 @@ class DeepSpeedPlugin:
             _adopt(self, given)
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
         self.deepspeed_config["steps_per_print"] = math.inf
-        _settle_initialisation(self)
-        _settle_msamp(self)
+        _resolve_initialisation(self)
+        _resolve_msamp(self)
         self._selected = False
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
@@ -316,7 +316,7 @@ def _refuse_fields_of_launch() -> None:
         )
 
 
-def _settle_initialisation(plugin: DeepSpeedPlugin) -> None:
+def _resolve_initialisation(plugin: DeepSpeedPlugin) -> None:
     if plugin.zero3_init_flag is None:
         plugin.zero3_init_flag = plugin.hf_ds_config.is_zero3()
     elif plugin.zero3_init_flag and not plugin.hf_ds_config.is_zero3():
@@ -326,7 +326,7 @@ def _settle_initialisation(plugin: DeepSpeedPlugin) -> None:
         plugin.zero3_init_flag = False
 
 
-def _settle_msamp(plugin: DeepSpeedPlugin) -> None:
+def _resolve_msamp(plugin: DeepSpeedPlugin) -> None:
     if not plugin.enable_msamp:
         return
     if "msamp" not in plugin.deepspeed_config and plugin.msamp_opt_level not in _LEVELS:

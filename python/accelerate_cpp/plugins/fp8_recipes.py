@@ -129,9 +129,9 @@ class TERecipeKwargs(_Recipe):
 
     def __post_init__(self) -> None:
         fp8.require("TE", type(self).__name__)
-        self._settle()
+        self._resolve()
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         self._fill()
         if self.override_linear_precision is None:
             fprop, dgrad, wgrad = (variable.get() for variable in _OVERRIDES)
@@ -185,7 +185,7 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
         self.backend = (self.backend or self._default_backend()).upper()  # type: ignore[assignment]
         self._require_one_of("backend", ("MSAMP", "TE"))
         fp8.require(str(self.backend), type(self).__name__)
-        self._settle()
+        self._resolve()
         self._require_one_of("opt_level", _LEVELS)
 
     @staticmethod
@@ -211,7 +211,7 @@ _RECIPES: Mapping[str, Callable[[], Recipe]] = {
 }
 
 
-def settle_recipe(precision: str, given: list[Recipe]) -> Recipe | None:
+def resolve_recipe(precision: str, given: list[Recipe]) -> Recipe | None:
     """The recipe of a run: the one that was given, else one of the requested or installed library.
 
     Args:
@@ -247,6 +247,6 @@ def _torchao_config(pad_inner_dim: bool, enable_fsdp_float8_all_gather: bool) ->
 
 
 def with_recipe(handlers: dict[type[KwargsHandler], Any], precision: str) -> dict[type[KwargsHandler], Any]:
-    """``handlers``, with the default recipe if ``precision`` is ``"fp8"`` and they contain none; see settle_recipe."""
-    recipe = settle_recipe(precision, [handler for handler in handlers.values() if isinstance(handler, Recipe)])
+    """``handlers``, with the default recipe if ``precision`` is ``"fp8"`` and they contain none; see resolve_recipe."""
+    recipe = resolve_recipe(precision, [handler for handler in handlers.values() if isinstance(handler, Recipe)])
     return handlers if recipe is None else {**handlers, type(recipe): recipe}

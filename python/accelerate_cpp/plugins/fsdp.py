@@ -110,15 +110,15 @@ class FullyShardedDataParallelPlugin:
             env_table.export({loading: bool(self.cpu_ram_efficient_loading)})
         plugin_variables.fill(self, plugin_variables.FSDP, _ALWAYS)
         self.fsdp_version = _version(self.fsdp_version)
-        _settle_strategy(self)
-        _settle_prefetch(self)
+        _resolve_strategy(self)
+        _resolve_prefetch(self)
         self.set_cpu_offload()
         self.validate_cpu_offload()
         self.set_state_dict_type()
-        _settle_wrapping(self)
-        _settle_precision(self)
-        _settle_checkpointing(self)
-        _settle_loading(self)
+        _resolve_wrapping(self)
+        _resolve_precision(self)
+        _resolve_checkpointing(self)
+        _resolve_loading(self)
 
     def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
         """Chooses the type of checkpoints, ``state_dict_type`` or the field, and the options of that type.
@@ -217,10 +217,10 @@ def _version(found: Any) -> int:
     return int(found)
 
 
-def _settle_strategy(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_strategy(plugin: FullyShardedDataParallelPlugin) -> None:
     """Sets ``sharding_strategy`` in version 1 and ``reshard_after_forward`` in version 2."""
     if plugin.fsdp_version == 2:
-        _settle_resharding(plugin)
+        _resolve_resharding(plugin)
         return
     from torch.distributed.fsdp import ShardingStrategy
 
@@ -239,7 +239,7 @@ def _settle_strategy(plugin: FullyShardedDataParallelPlugin) -> None:
     plugin.sharding_strategy = fsdp_options.member_of(ShardingStrategy, asked, "sharding_strategy")
 
 
-def _settle_resharding(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_resharding(plugin: FullyShardedDataParallelPlugin) -> None:
     if plugin.sharding_strategy is not None:
         raise InvalidArgument(
             f"FullyShardedDataParallelPlugin: sharding_strategy={plugin.sharding_strategy!r} belongs to version 1; in "
@@ -264,7 +264,7 @@ def _flag(found: Any) -> bool:
     return found
 
 
-def _settle_prefetch(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_prefetch(plugin: FullyShardedDataParallelPlugin) -> None:
     """Sets when parameters are gathered ahead, and the other options of version 1."""
     from torch.distributed.fsdp import BackwardPrefetch
 
@@ -287,7 +287,7 @@ def _settle_prefetch(plugin: FullyShardedDataParallelPlugin) -> None:
             setattr(plugin, name, None)
 
 
-def _settle_wrapping(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_wrapping(plugin: FullyShardedDataParallelPlugin) -> None:
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
     policy = plugin.auto_wrap_policy
@@ -314,7 +314,7 @@ def _settle_wrapping(plugin: FullyShardedDataParallelPlugin) -> None:
             )
 
 
-def _settle_precision(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_precision(plugin: FullyShardedDataParallelPlugin) -> None:
     policy = plugin.mixed_precision_policy
     if policy is None:
         return
@@ -325,7 +325,7 @@ def _settle_precision(plugin: FullyShardedDataParallelPlugin) -> None:
     plugin.validate_mixed_precision_policy()
 
 
-def _settle_checkpointing(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_checkpointing(plugin: FullyShardedDataParallelPlugin) -> None:
     if not plugin.activation_checkpointing_offload:
         return
     if not plugin.activation_checkpointing or plugin.fsdp_version != 2:
@@ -335,7 +335,7 @@ def _settle_checkpointing(plugin: FullyShardedDataParallelPlugin) -> None:
         )
 
 
-def _settle_loading(plugin: FullyShardedDataParallelPlugin) -> None:
+def _resolve_loading(plugin: FullyShardedDataParallelPlugin) -> None:
     """If only rank 0 reads weights, the others get theirs from it, into the tensors that ``param_init_fn`` creates."""
     if plugin.fsdp_version == 2:
         return

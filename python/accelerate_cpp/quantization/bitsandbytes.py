@@ -55,9 +55,10 @@ def load_and_quantize_model(
 ) -> nn.Module:
     """Puts layers of bitsandbytes in place of the linear ones of ``model``, and quantizes their weights.
 
-    A model on the meta device gets its weights from a checkpoint, each quantized as it is read; of one with values
-    these are quantized. The head and modules that share parameters stay as they are, unless ``skip_modules`` of the
-    configuration says which do; everything that stays is converted to its ``torch_dtype``, or to fp32.
+    A model on the meta device gets its weights from a checkpoint, and each is quantized as it is read. If the model
+    has values already, these are quantized. The head and modules that share parameters are left out, or the modules
+    that ``skip_modules`` of the configuration names. What is left out is converted to ``torch_dtype`` of the
+    configuration, or to fp32.
 
     Args:
         weights_location: a checkpoint, as :func:`load_checkpoint_in_model` takes it.
@@ -100,7 +101,7 @@ def load_and_quantize_model(
 
 
 def _loads(model: nn.Module, weights_location: Folder | None) -> Folder | None:
-    """The checkpoint that is read: none if ``model`` has values."""
+    """The checkpoint to read; ``None`` if ``model`` has values already."""
     kind = type(model).__name__
     if any(is_meta(tensor) for tensor in model.parameters()):
         if weights_location is None:

@@ -34,7 +34,7 @@ class Manual final : public Pending {
   }
   void hurry() noexcept override { hurried = true; }
   void finish(std::exception_ptr error = nullptr) {
-    for (const Callback& callback : settle(std::move(error))) {
+    for (const Callback& callback : mark_ended(std::move(error))) {
       callback();
     }
   }

@@ -139,7 +139,7 @@ def test_module_and_program_are_launched_too(folder: Path) -> None:
     assert _run("--cpu", "--no_python", "echo", "-n", "words", cwd=folder).stdout == "words"
 
 
-def test_programs_settle_what_the_command_line_leaves_open(
+def test_programs_decide_what_the_command_line_leaves_open(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))

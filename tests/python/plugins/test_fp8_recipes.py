@@ -14,7 +14,7 @@ from accelerate_cpp.plugins.fp8_recipes import (
     FP8RecipeKwargs,
     MSAMPRecipeKwargs,
     TERecipeKwargs,
-    settle_recipe,
+    resolve_recipe,
 )
 
 Install = Callable[..., None]
@@ -153,30 +153,30 @@ def test_the_deprecated_recipe_warns_of_itself(only_installed: Install) -> None:
 
 class TestSettling:
     def test_other_precisions_need_no_recipe_and_refuse_one(self) -> None:
-        assert settle_recipe("bf16", []) is None
+        assert resolve_recipe("bf16", []) is None
         with pytest.raises(InvalidArgument, match=r"MSAMPRecipeKwargs, but mixed_precision is 'no'"):
-            settle_recipe("no", [MSAMPRecipeKwargs()])
+            resolve_recipe("no", [MSAMPRecipeKwargs()])
 
     def test_without_a_recipe_the_chosen_library_has_its_default_one(
         self, only_installed: Install, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert settle_recipe("fp8", []) == AORecipeKwargs()
+        assert resolve_recipe("fp8", []) == AORecipeKwargs()
         only_installed("transformer_engine", "msamp")
-        assert settle_recipe("fp8", []) == TERecipeKwargs()
+        assert resolve_recipe("fp8", []) == TERecipeKwargs()
         monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "MSAMP")
-        assert settle_recipe("fp8", []) == MSAMPRecipeKwargs()
+        assert resolve_recipe("fp8", []) == MSAMPRecipeKwargs()
 
     def test_a_recipe_wins_over_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
         recipe = AORecipeKwargs()
-        assert settle_recipe("fp8", [recipe]) is recipe
+        assert resolve_recipe("fp8", [recipe]) is recipe
 
     def test_two_recipes_and_one_without_its_library_are_refused(self, only_installed: Install) -> None:
         with pytest.raises(InvalidArgument, match=r"2 fp8 recipes \(AORecipeKwargs, MSAMPRecipeKwargs\)"):
-            settle_recipe("fp8", [AORecipeKwargs(), MSAMPRecipeKwargs()])
+            resolve_recipe("fp8", [AORecipeKwargs(), MSAMPRecipeKwargs()])
         only_installed("torchao")
         with pytest.raises(MissingLibrary, match=r"MSAMPRecipeKwargs: .*msamp, which is not installed"):
-            settle_recipe("fp8", [MSAMPRecipeKwargs()])
+            resolve_recipe("fp8", [MSAMPRecipeKwargs()])
 
 
 def always(module: Any, name: str) -> bool:

@@ -53,9 +53,9 @@ def test_a_process_is_pinned_only_if_that_is_asked_for(monkeypatch: pytest.Monke
 
 def test_a_reconfigured_session_keeps_its_processes_and_device() -> None:
     session = build_session(SessionConfig(cpu=True))
-    settled = session.reconfigured(replace(session.config, mixed_precision="no"))
-    assert settled.config.mixed_precision == "no"
-    assert (settled.topology, settled.device) == (session.topology, session.device)
+    changed = session.reconfigured(replace(session.config, mixed_precision="no"))
+    assert changed.config.mixed_precision == "no"
+    assert (changed.topology, changed.device) == (session.topology, session.device)
     assert session.config.mixed_precision is None
 
 

@@ -112,7 +112,7 @@ void NcclComm::join(Store& store, Deadline deadline) {
     abort(error.what());
     throw;
   }
-  wait_until([&] { return settled(call); }, call + ": not all ranks have come", deadline);
+  wait_until([&] { return completed(call); }, call + ": not all ranks have come", deadline);
 }
 
 NcclComm::~NcclComm() {
@@ -252,7 +252,7 @@ void NcclComm::group(const std::function<void()>& calls) {
     }
     stream = group_stream_;
   }
-  wait_until([&] { return settled(call); },
+  wait_until([&] { return completed(call); },
              call +
                  " is not on its stream yet: NCCL may be connecting to ranks that have "
                  "not made it",
@@ -292,21 +292,21 @@ void NcclComm::wait(const DeviceEvent& event, Deadline deadline) {
       [&] {
         // In this order: after an abort the event passes, too.
         const bool passed = event.passed();
-        return settled(call) && passed;
+        return completed(call) && passed;
       },
       call + " has not ended", deadline);
 }
 
 void NcclComm::check() {
   try {
-    settled("an earlier call of NCCL");
+    completed("an earlier call of NCCL");
   } catch (const Error& error) {
     abort(error.what());
     throw;
   }
 }
 
-bool NcclComm::settled(const std::string& call) const {
+bool NcclComm::completed(const std::string& call) const {
   const Lock lock(mutex_);
   check_usable(call);
   NcclResult state = NcclResult::kSuccess;

@@ -118,7 +118,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void check_rank(const char* call, int rank) const;
   void check_result(NcclResult result, const std::string& call) const;
   // Whether NCCL has done what it was asked for; throws what it says instead.
-  bool settled(const std::string& call) const;
+  bool completed(const std::string& call) const;
   template <class Done>
   void wait_until(const Done& done, const std::string& what, Deadline deadline);
   // Waits for the work of all calls, and aborts when that takes too long.

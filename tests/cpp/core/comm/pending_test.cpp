@@ -12,7 +12,7 @@ class Manual final : public Pending {
  public:
   void wait(const std::optional<Deadline>&) override { rethrow_error(); }
   void finish(std::exception_ptr error = nullptr) {
-    for (const Callback& callback : settle(std::move(error))) {
+    for (const Callback& callback : mark_ended(std::move(error))) {
       callback();
     }
   }
