@@ -8,6 +8,7 @@ zygote and its ranks.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import selectors
@@ -58,15 +59,17 @@ def exit_file(folder: Path, rank: int) -> Path:
 
 
 def _import_what_ranks_use() -> None:
-    import torch._dynamo  # as the first optimizer would, which takes a second
+    import torch._dynamo.utils  # as the first optimizer would, which takes a second
     import torch.distributed
     import torch.nn.parallel
     import torch.utils.data
 
     import accelerate_cpp
 
+    # A summary of compilations at exit, after which Python no longer knows that a Ctrl-C has ended the program.
+    atexit.unregister(torch._dynamo.utils.dump_compile_times)
     # The package imports most of its parts when they are first used.
-    assert all((torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.data, accelerate_cpp.Accelerator))
+    assert all((torch.distributed, torch.nn.parallel, torch.utils.data, accelerate_cpp.Accelerator))
 
 
 def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
