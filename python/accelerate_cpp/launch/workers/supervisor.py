@@ -196,9 +196,8 @@ class Supervisor:
         self._signal_groups(signal.SIGKILL)
         self._wait(lambda: not self._anything_lives(), GRACE_SECONDS)
         if self._anything_lives():
-            left = living_members({worker.pid for worker in self._workers})
             raise SystemFailure(
-                f"processes {left} are still alive {GRACE_SECONDS:g} s after SIGKILL: check their state"
+                f"processes {self._living()} are still alive {GRACE_SECONDS:g} s after SIGKILL: check their state"
             )
 
     def _signal_groups(self, number: signal.Signals) -> None:
@@ -206,19 +205,23 @@ class Supervisor:
             os.killpg(worker.pid, number)
 
     def _signal_rest_of_groups(self, number: signal.Signals) -> bool:
-        """Signals what the workers have started; they themselves were signalled before. Returns whether it lives."""
+        """Signals what the workers have started; they themselves were signalled before. Returns whether any lived."""
         workers = {worker.pid for worker in self._workers}
-        rest = [pid for pid in living_members(workers) if pid not in workers]
+        rest = [pid for pid in self._living() if pid not in workers]
         for pid in rest:
             with suppress(ProcessLookupError):  # ended since it was listed
                 os.kill(pid, number)
         return bool(rest)
 
+    def _living(self) -> list[int]:
+        """The processes in the groups of all workers."""
+        return living_members({worker.pid for worker in self._workers})
+
     def _anything_lives(self) -> bool:
         """Whether a worker, or a process that it left in its group, lives. The latter is watched from now on."""
         if not self._all_ended:
             return True
-        members = living_members({worker.pid for worker in self._workers})
+        members = self._living()
         for pid in members:
             if pid not in self._watched_members:
                 try:

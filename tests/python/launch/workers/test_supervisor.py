@@ -38,6 +38,21 @@ def _python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    """A pipe with a name; the process that opens it to write says that it is ready."""
+    os.mkfifo(tmp_path / "ready")
+    return tmp_path / "ready"
+
+
+def _ended_beside_a_failure(code: str, ready: Path) -> tuple[WorkerEnd, ...]:
+    """The ends of two workers: rank 0 runs ``code``, and rank 1 fails as soon as something is ``ready``."""
+    with Supervisor() as supervisor:
+        supervisor.add(_start(0, _python(code)))
+        supervisor.add(_start(1, _python(f"open({str(ready)!r}).close(); raise SystemExit(1)")))
+        return supervisor.run().workers
+
+
 def test_output_is_passed_on_and_its_end_is_told() -> None:
     chunks: list[bytes] = []
     with Supervisor() as supervisor:
@@ -79,52 +94,36 @@ def test_workers_that_wait_in_vain_are_ended() -> None:
     assert end.absence == Absence(1, [0])
 
 
-def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, ready: Path) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 0.2)
-    os.mkfifo(tmp_path / "ready")
-    stubborn = _python(
+    stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"open({str(tmp_path / 'ready')!r}, 'w').close(); time.sleep(600)"
+        f"open({str(ready)!r}, 'w').close(); time.sleep(600)"
     )
-    failing = _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")
-    with Supervisor() as supervisor:
-        supervisor.add(_start(0, stubborn))
-        supervisor.add(_start(1, failing))
-        end = supervisor.run()
-    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGKILL, True))
+    assert _ended_beside_a_failure(stubborn, ready) == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGKILL, True))
 
 
-def test_worker_cleans_up_before_what_it_has_started_is_signalled(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "ready")
-    parent = _python(
+def test_worker_cleans_up_before_what_it_has_started_is_signalled(ready: Path) -> None:
+    parent = (
         "import os, signal, subprocess, sys\n"
         "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
         "def end(*_):\n"
         "    sys.exit(3 if child.communicate(b'asked')[0] == b'asked' and child.returncode == 0 else 4)\n"
         "signal.signal(signal.SIGTERM, end)\n"
-        f"open({str(tmp_path / 'ready')!r}, 'w').close(); signal.pause()"
+        f"open({str(ready)!r}, 'w').close(); signal.pause()"
     )
-    failing = _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")
-    with Supervisor() as supervisor:
-        supervisor.add(_start(0, parent))
-        supervisor.add(_start(1, failing))
-        end = supervisor.run()
-    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, 3, True))
+    assert _ended_beside_a_failure(parent, ready) == (WorkerEnd(1, 1, False), WorkerEnd(0, 3, True))
 
 
-def test_what_a_worker_has_started_may_clean_up_after_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "ready")
+def test_what_a_worker_has_started_may_clean_up_after_it(ready: Path, tmp_path: Path) -> None:
     child = (
         "import os, signal, sys\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'cleaned')!r}, 'w').close(), sys.exit(0)))\n"
-        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        f"open({str(ready)!r}, 'w').close()\n"
         "while True: signal.pause()"
     )
-    with Supervisor() as supervisor:
-        supervisor.add(_start(0, _python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")))
-        supervisor.add(_start(1, _python(f"open({str(tmp_path / 'ready')!r}).close(); raise SystemExit(1)")))
-        end = supervisor.run()
-    assert end.workers == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGTERM, True))
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    assert _ended_beside_a_failure(parent, ready) == (WorkerEnd(1, 1, False), WorkerEnd(0, -signal.SIGTERM, True))
     assert (tmp_path / "cleaned").exists()
 
 
