@@ -141,7 +141,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self._is_overflow = overflowed(self.scaler, self.optimizer)
             self.scaler.update()
         if current.session is not None and current.session.progress is not None:
-            current.session.progress.step_ended()
+            current.session.progress.step_ended(accumulation.reading)
         return result
 
     def train(self) -> None:

@@ -5,52 +5,90 @@ from __future__ import annotations
 import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from accelerate_cpp._native import time_waited
 from accelerate_cpp.config import env_table
+from accelerate_cpp.data.cursor import Pass, Progress
 from accelerate_cpp.runtime.progress_board import Slot, open_slot
+from accelerate_cpp.runtime.reading import Reading
 
 _STATE_INTERVAL_NS = 500_000_000
 
 
 class ProgressReporter:
-    """Writes into a slot of the board at each step; loss and memory at most twice a second.
+    """Writes into a slot of the board at each step; memory at most twice a second.
 
-    One loss is kept in each interval: reading one from an accelerator waits for everything that is queued there.
+    So is a loss on an accelerator, because reading it waits for everything that is queued there; the last one is read
+    when the program ends.
     """
 
     def __init__(self, slot: Slot, device: torch.device) -> None:
         self._slot = slot
         self._device = device
+        self._reads_each_loss = device.type == "cpu"
         self._state_due_ns = 0
-        self._wants_loss = True
         self._seen: tuple[torch.Tensor, float | torch.Tensor | None] | None = None
-        self._loss = math.nan
+        self._pass: _Pass | None = None
 
     def saw_loss(self, loss: object, weight: float | torch.Tensor | None = None) -> None:
         """A backward pass begins from ``loss``, which is a sum if there is a weight; its mean is shown."""
-        if self._wants_loss and type(loss) is torch.Tensor and loss.numel() == 1 and loss.is_floating_point():
+        if type(loss) is torch.Tensor and loss.numel() == 1 and loss.is_floating_point():
             self._seen = (loss.detach(), weight)
-            self._wants_loss = False
 
-    def step_ended(self) -> None:
-        """The optimizer has stepped."""
+    def step_ended(self, reading: Reading) -> None:
+        """The optimizer has stepped, while ``reading`` had a loader in hand or none."""
         now_ns, waited_ns = time.monotonic_ns(), int(time_waited().total_seconds() * 1e9)
-        if now_ns >= self._state_due_ns:
+        is_due = now_ns >= self._state_due_ns
+        if is_due:
             self._state_due_ns = now_ns + _STATE_INTERVAL_NS
-            self._read_loss()
-            self._slot.set_state(self._loss, _resident_bytes(), _device_bytes(self._device))
+            self._slot.set_memory(_resident_bytes(), _device_bytes(self._device))
+        if is_due or self._reads_each_loss:
+            self._tell_loss()
+        self._tell_pass(reading.active_loader, now_ns)
         self._slot.add_step(now_ns, waited_ns)
 
-    def _read_loss(self) -> None:
-        self._wants_loss = True
+    def end(self) -> None:
+        """The program ends: what is known of the last step is told."""
+        self._tell_loss()
+
+    def _tell_loss(self) -> None:
         if self._seen is not None:
             (loss, weight), self._seen = self._seen, None
             divisor = 1.0 if weight is None else float(weight)
-            self._loss = float(loss) / divisor if divisor else math.nan
+            self._slot.set_loss(float(loss) / divisor if divisor else math.nan)
+
+    def _tell_pass(self, loader: Any, now_ns: int) -> None:
+        cursor = getattr(loader, "progress", None)
+        if not isinstance(cursor, Progress):  # none is read, or a loader of the program's own
+            return
+        if self._pass is None or self._pass.latest is not cursor.latest:
+            try:
+                batches = len(loader) + loader.skipped_steps
+            except TypeError:  # a stream
+                batches = 0
+            self._pass = _Pass(cursor.latest, batches, cursor.steps, now_ns)
+        self._slot.set_pass(cursor.steps, self._pass.batches, self._pass.left_ns(cursor.steps, now_ns))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The pass over a loader, of so many batches (0: unknown), and where and when its first step ended."""
+
+    latest: Pass | None
+    batches: int
+    first_read: int
+    first_ns: int
+
+    def left_ns(self, read: int, now_ns: int) -> int:
+        """The time left at the rate so far; -1 if that is unknown."""
+        if read == self.first_read or not self.batches:
+            return -1
+        return (now_ns - self.first_ns) * max(0, self.batches - read) // (read - self.first_read)
 
 
 def open_progress(device: torch.device) -> ProgressReporter | None:

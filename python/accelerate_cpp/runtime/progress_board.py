@@ -1,8 +1,9 @@
 """The memory file for the progress of workers: each writes its own slot, and the launcher reads them.
 
-A slot is a header (steps, loss, resident bytes, device bytes, when the worker began) and a ring with the last steps:
-when each ended, and how long the worker had waited for other ranks until then, in nanoseconds. ``steps`` is written
-last, so a step that it counts is in the ring. Times are of the monotonic clock, which all processes of a host share.
+A slot is a header (steps, loss, resident bytes, device bytes, when the worker began, the pass over a loader: batches
+read, all batches, nanoseconds left) and a ring with the last steps: when each ended, and how long the worker had waited
+for other ranks until then, in nanoseconds. ``steps`` is written last, so a step that it counts is in the ring. Times
+are of the monotonic clock, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from itertools import pairwise
 from accelerate_cpp.config import env_table
 
 _NAME = "accelerate-cpp-board"
-_HEADER = struct.Struct("=QdQQq")
+_HEADER = struct.Struct("=QdQQqQQq")
 _STEPS = struct.Struct("=Q")
-_STATE = struct.Struct("=dQQ")
+_LOSS = struct.Struct("=d")
+_MEMORY = struct.Struct("=QQ")
 _BEGAN = struct.Struct("=q")
+_PASS = struct.Struct("=QQq")
 _ENTRY = struct.Struct("=qq")
-_STATE_OFFSET, _BEGAN_OFFSET, _RING_OFFSET = 8, 32, 64
+_LOSS_OFFSET, _MEMORY_OFFSET, _BEGAN_OFFSET, _PASS_OFFSET, _RING_OFFSET = 8, 16, 32, 40, 64
 WINDOW_STEPS = 10
 _RING_STEPS = 16  # more than are read, so that a worker may continue meanwhile
 _SLOT_BYTES = _RING_OFFSET + _RING_STEPS * _ENTRY.size
@@ -37,13 +40,16 @@ class Standing:
 
     Attributes:
         steps: the number of its optimizer steps.
-        loss: of a recent step; NaN if unknown.
+        loss: of the last step, on an accelerator of a recent one until the program ends; NaN if unknown.
         resident_bytes: of its memory on the host.
         device_bytes: of its tensors on its accelerator; 0 without one.
         last_ns: when its last step ended, or it began; 0 before.
         step_seconds: of its last steps, the oldest first.
         waited_seconds: how long it waited for other ranks in each of these.
         has_waited: whether it ever did.
+        batches_read: of the pass over the loader that is trained on.
+        batches: of the whole pass; 0 if that is unknown.
+        seconds_left: until the end of the pass, at its rate so far; ``None`` if that is unknown.
     """
 
     rank: int
@@ -55,6 +61,9 @@ class Standing:
     step_seconds: Sequence[float] = ()
     waited_seconds: Sequence[float] = ()
     has_waited: bool = False
+    batches_read: int = 0
+    batches: int = 0
+    seconds_left: float | None = None
 
     @property
     def own_seconds(self) -> list[float]:
@@ -83,6 +92,7 @@ class Slot:
         (self._steps,) = _STEPS.unpack_from(memory, self._start)
         if self._steps == 0:
             _BEGAN.pack_into(memory, self._start + _BEGAN_OFFSET, began_ns)
+            self.set_loss(math.nan)
 
     def add_step(self, ended_ns: int, waited_ns: int) -> None:
         """One more step has ended; ``waited_ns`` is the time waited since the worker began."""
@@ -92,9 +102,17 @@ class Slot:
         self._steps += 1
         _STEPS.pack_into(self._memory, start, self._steps)
 
-    def set_state(self, loss: float, resident_bytes: int, device_bytes: int) -> None:
-        """The values that change slowly."""
-        _STATE.pack_into(self._memory, self._start + _STATE_OFFSET, loss, resident_bytes, device_bytes)
+    def set_loss(self, loss: float) -> None:
+        """The loss of the step that ends next, or ended last."""
+        _LOSS.pack_into(self._memory, self._start + _LOSS_OFFSET, loss)
+
+    def set_memory(self, resident_bytes: int, device_bytes: int) -> None:
+        """How much the process uses."""
+        _MEMORY.pack_into(self._memory, self._start + _MEMORY_OFFSET, resident_bytes, device_bytes)
+
+    def set_pass(self, batches_read: int, batches: int, left_ns: int) -> None:
+        """The position in the pass that is trained on, of ``batches`` or 0, and its time left; negative if unknown."""
+        _PASS.pack_into(self._memory, self._start + _PASS_OFFSET, batches_read, batches, left_ns)
 
 
 def open_slot(place: tuple[int, int], began_ns: int) -> Slot | None:
@@ -141,7 +159,7 @@ class Board:
         start = number * _SLOT_BYTES
         for _ in range(_ATTEMPTS):
             slot = bytes(self._memory[start : start + _SLOT_BYTES])
-            steps, loss, resident, device, began = _HEADER.unpack_from(slot)
+            steps, loss, resident, device, began, read, batches, left = _HEADER.unpack_from(slot)
             (steps_after,) = _STEPS.unpack_from(self._memory, start)
             if steps_after - steps < _RING_STEPS - WINDOW_STEPS - 1:  # what is read has not been overwritten
                 break
@@ -160,6 +178,9 @@ class Board:
             step_seconds=[(after[0] - before[0]) / 1e9 for before, after in pairs],
             waited_seconds=[(after[1] - before[1]) / 1e9 for before, after in pairs],
             has_waited=bool(entries) and entries[-1][1] > 0,
+            batches_read=read,
+            batches=batches,
+            seconds_left=left / 1e9 if batches and left >= 0 else None,
         )
 
 

@@ -75,6 +75,7 @@ def remember(session: Session | Remembered | None) -> Remembered | None:
     return Remembered(choices, session.topology, session.device)
 
 
+_progress: ProgressReporter | None = None  # of this process
 _created: tuple[weakref.ref[Any], int] | None = None  # the default group, if it is ours, and the process that made it
 
 
@@ -84,7 +85,7 @@ def build_session(config: SessionConfig) -> Session:
     The default process group is destroyed when the program ends if it was created here; a group of the caller's own is
     used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
     """
-    global _created
+    global _created, _progress
     device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
     existed = dist.is_available() and dist.is_initialized()
     if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
@@ -94,7 +95,8 @@ def build_session(config: SessionConfig) -> Session:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
     precision = precision_for(config.mixed_precision, device, config.fp8)
     strategy, meet = _strategy(config, topology, device), _meet(config, topology, device)
-    return Session(config, topology, device, strategy, precision, open_progress(device), meet)
+    _progress = open_progress(device)
+    return Session(config, topology, device, strategy, precision, _progress, meet)
 
 
 def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:
@@ -118,6 +120,8 @@ def end_session(error: BaseException | None = None) -> None:
     Args:
         error: what ended it. The others then raise ``PeerLost`` with this reason wherever they wait for this process.
     """
+    if _progress is not None and error is None:
+        _progress.end()
     end_whereabouts(error)
     if error is not None:
         leave_groups(error)

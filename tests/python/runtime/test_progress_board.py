@@ -32,13 +32,23 @@ def test_what_a_worker_writes_is_read_of_its_slot_alone() -> None:
         slot.add_step(2 * SECOND, SECOND)
         slot.add_step(4 * SECOND, 2 * SECOND)
         slot.add_step(5 * SECOND, 2 * SECOND)
-        slot.set_state(0.5, 1000, 2000)
+        slot.set_loss(0.5)
+        slot.set_memory(1000, 2000)
         other, standing = watched.look()
     assert other.steps == 0
     assert standing == Standing(1, 3, 0.5, 1000, 2000, 5 * SECOND, [2.0, 1.0], [1.0, 0.0], has_waited=True)
     assert standing.own_seconds == [1.0, 1.0]
     assert standing.steps_per_second == pytest.approx(2 / 3)
     assert standing.share_waited == pytest.approx(1 / 3)
+
+
+def test_position_in_a_pass_is_read_with_its_time_left_where_its_length_is_known() -> None:
+    with board(range(1)) as watched:
+        slot = slot_of(watched, 0)
+        for read, batches, left_ns, seconds in ((3, 8, 5 * SECOND, 5.0), (1, 8, -1, None), (4, 0, -1, None)):
+            slot.set_pass(read, batches, left_ns)
+            [standing] = watched.look()
+            assert (standing.batches_read, standing.batches, standing.seconds_left) == (read, batches, seconds)
 
 
 @pytest.mark.parametrize("steps", [9, 10, 11, 12, 16, 17, 100])

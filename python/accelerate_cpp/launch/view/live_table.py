@@ -16,12 +16,17 @@ _LEAST_ROWS = 2
 _MOST_ROWS_OF_A_CELL = 64
 
 
-def table_lines(standings: Sequence[Standing], now_ns: int, width: int, height: int) -> list[str]:
+def table_lines(
+    standings: Sequence[Standing], now_ns: int, width: int, height: int, is_last: bool = False
+) -> list[str]:
     """At most ``height`` lines of at most ``width`` characters: a head, a row for each rank, and what stands out.
 
     Where there is no room for all ranks, those that are pointed out come first.
+
+    Args:
+        is_last: the run has ended, so nothing is said of time left or of a stall.
     """
-    remarks = _remarks(standings, now_ns)
+    remarks = _remarks(standings, now_ns, is_last)
     shown, left_out = _chosen(standings, height - 1 - len(remarks))
     head, rows = _cells(shown, standings)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -29,7 +34,7 @@ def table_lines(standings: Sequence[Standing], now_ns: int, width: int, height: 
     return [line[:width] for line in [*aligned, *left_out, *remarks]]
 
 
-def table_html(standings: Sequence[Standing], now_ns: int) -> str:
+def table_html(standings: Sequence[Standing], now_ns: int, is_last: bool = False) -> str:
     """The same for a cell; slow ranks are marked."""
     slow = {straggler.rank for straggler in stragglers(standings)}
     shown, left_out = _chosen(standings, _MOST_ROWS_OF_A_CELL)
@@ -39,15 +44,17 @@ def table_html(standings: Sequence[Standing], now_ns: int) -> str:
         style = ' style="font-weight: bold; color: #b00020"' if standing.rank in slow else ""
         parts += [f"<tr{style}>", *(f"<td>{html.escape(cell)}</td>" for cell in row), "</tr>"]
     parts.append("</tbody></table>")
-    parts += [f"<p>{html.escape(remark)}</p>" for remark in [*left_out, *_remarks(standings, now_ns)]]
+    parts += [f"<p>{html.escape(remark)}</p>" for remark in [*left_out, *_remarks(standings, now_ns, is_last)]]
     return "".join(parts)
 
 
-def table_sentence(standings: Sequence[Standing], now_ns: int) -> str:
+def table_sentence(standings: Sequence[Standing], now_ns: int, is_last: bool = False) -> str:
     """The same in one line: the slowest, the mean, the most."""
-    steps = min(standing.steps for standing in standings)
+    slowest = min(standings, key=lambda standing: standing.steps)
     rate = min(standing.steps_per_second for standing in standings)
-    parts = [f"step {steps}", f"{_rate(rate)} steps/s"]
+    parts = [f"step {slowest.steps}", f"{_rate(rate)} steps/s"]
+    if slowest.batches:
+        parts.insert(1, f"batch {_position(slowest)} of this pass")
     losses = [standing.loss for standing in standings if not math.isnan(standing.loss)]
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.4g}")
@@ -58,7 +65,7 @@ def table_sentence(standings: Sequence[Standing], now_ns: int) -> str:
     if knows_waits(standings):
         waits = [standing.share_waited for standing in standings]
         parts.append(f"waiting {min(waits):.0%} to {max(waits):.0%}")
-    return "; ".join([", ".join(parts), *_remarks(standings, now_ns)])
+    return "; ".join([", ".join(parts), *_remarks(standings, now_ns, is_last)])
 
 
 def _chosen(standings: Sequence[Standing], most: int) -> tuple[list[Standing], list[str]]:
@@ -73,7 +80,9 @@ def _chosen(standings: Sequence[Standing], most: int) -> tuple[list[Standing], l
 def _cells(shown: Sequence[Standing], everyone: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
     has_devices = any(standing.device_bytes for standing in everyone)
     known = knows_waits(everyone)
-    head = ["rank", "step", "steps/s", "loss", "memory", *(["device"] if has_devices else []), "waiting"]
+    has_length = any(standing.batches for standing in everyone)
+    head = ["rank", "step", *(["batch"] if has_length else []), "steps/s", "loss", "memory"]
+    head += [*(["device"] if has_devices else []), "waiting"]
     rows = []
     for standing in shown:
         began = bool(standing.step_seconds)
@@ -81,6 +90,7 @@ def _cells(shown: Sequence[Standing], everyone: Sequence[Standing]) -> tuple[lis
             [
                 str(standing.rank),
                 str(standing.steps),
+                *([_position(standing) if standing.batches else _UNKNOWN] if has_length else []),
                 _rate(standing.steps_per_second) if began else _UNKNOWN,
                 _UNKNOWN if math.isnan(standing.loss) else f"{standing.loss:.4g}",
                 _size(standing.resident_bytes) if standing.resident_bytes else _UNKNOWN,
@@ -91,14 +101,31 @@ def _cells(shown: Sequence[Standing], everyone: Sequence[Standing]) -> tuple[lis
     return head, rows
 
 
-def _remarks(standings: Sequence[Standing], now_ns: int) -> list[str]:
+def _remarks(standings: Sequence[Standing], now_ns: int, is_last: bool) -> list[str]:
     remarks = [straggler.sentence() for straggler in stragglers(standings)]
+    if is_last:
+        return remarks
     last = max((standing.last_ns for standing in standings), default=0)
     usual = max((max(standing.step_seconds, default=0.0) for standing in standings), default=0.0)
     idle = (now_ns - last) / 1e9
+    left = [standing.seconds_left for standing in standings if standing.seconds_left is not None]
     if last and idle > max(_STALL_SECONDS, _STALL_STEPS * usual):
         remarks.append(f"no rank has completed a step for {idle:.0f} s")
+    elif left and max(left) > idle:
+        remarks.append(f"about {_duration(max(left) - idle)} left of this pass over the data")
     return remarks
+
+
+def _position(standing: Standing) -> str:
+    return f"{standing.batches_read}/{standing.batches}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _rate(steps_per_second: float) -> str:

@@ -11,8 +11,8 @@ from accelerate_cpp.launch.view.screen import Screen
 from accelerate_cpp.launch.view.slowest_rank import stragglers
 from accelerate_cpp.runtime.progress_board import Board, Standing
 
-Show = Callable[[Sequence[Standing], int], object]
-"""Shows standings at a time of the monotonic clock, in nanoseconds."""
+Show = Callable[[Sequence[Standing], int, bool], object]
+"""Shows standings at a time of the monotonic clock, in nanoseconds, and whether they are the last."""
 
 LOOK_SECONDS = 0.5
 LOG_SECONDS = 10.0
@@ -24,7 +24,7 @@ class LiveView:
     """Looks at a board at intervals, and at the end, once a worker has made a step.
 
     Args:
-        delay_seconds: nothing is shown of a run that is over before.
+        delay_seconds: of a run that is over before, only the end is shown.
     """
 
     def __init__(
@@ -33,8 +33,7 @@ class LiveView:
         self._board = board
         self._show = show
         self._clock = clock
-        self._begins = clock() + delay_seconds
-        self._due = self._begins
+        self._due = clock() + delay_seconds
 
     def seconds_left(self) -> float:
         """How long until the next look."""
@@ -44,40 +43,44 @@ class LiveView:
         """Shows the standings if it is time."""
         if self._clock() >= self._due:
             self._due = self._clock() + LOOK_SECONDS
-            self.show_all()
+            self._look(is_last=False)
 
     def show_all(self) -> None:
-        """Shows the standings as they are."""
-        now = self._clock()
-        if now >= self._begins:
-            standings = self._board.look()
-            if any(standing.steps for standing in standings):
-                self._show(standings, int(now * 1e9))
+        """Shows the standings at the end of the run."""
+        self._look(is_last=True)
+
+    def _look(self, is_last: bool) -> None:
+        standings = self._board.look()
+        if any(standing.steps for standing in standings):
+            self._show(standings, int(self._clock() * 1e9), is_last)
 
 
 def on_screen(screen: Screen) -> Show:
     """A table at the bottom of the terminal."""
 
-    def show(standings: Sequence[Standing], now_ns: int) -> None:
+    def show(standings: Sequence[Standing], now_ns: int, is_last: bool) -> None:
         columns, lines = screen.size
-        screen.draw(["─" * (columns - 1), *table_lines(standings, now_ns, columns - 1, lines // 2)])
+        screen.draw(["─" * (columns - 1), *table_lines(standings, now_ns, columns - 1, lines // 2, is_last)])
 
     return show
 
 
 class Log:
-    """A line every :data:`LOG_SECONDS`, and as soon as a rank falls behind."""
+    """A line every :data:`LOG_SECONDS`, as soon as a rank falls behind, and at the end."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._due_ns = 0
         self._named: set[int] = set()
+        self._shown: list[int] = []
 
-    def __call__(self, standings: Sequence[Standing], now_ns: int) -> None:
+    def __call__(self, standings: Sequence[Standing], now_ns: int, is_last: bool) -> None:
         slow = {straggler.rank for straggler in stragglers(standings)}
+        steps = [standing.steps for standing in standings]
         is_due = now_ns >= self._due_ns
-        if is_due or slow - self._named:
-            self._write(table_sentence(standings, now_ns))
+        if is_due or slow - self._named or (is_last and steps != self._shown):
+            self._shown = steps
+            self._write(table_sentence(standings, now_ns, is_last))
             self._due_ns = now_ns + int(LOG_SECONDS * 1e9)
             self._named = slow if is_due else self._named | slow
 
@@ -85,9 +88,9 @@ class Log:
 def in_cell(display: Callable[[str, str], object]) -> Show:
     """A table in a cell; ``display`` takes it as text and as HTML."""
 
-    def show(standings: Sequence[Standing], now_ns: int) -> None:
+    def show(standings: Sequence[Standing], now_ns: int, is_last: bool) -> None:
         height = shutil.get_terminal_size().lines
-        text = "\n".join(table_lines(standings, now_ns, _CELL_WIDTH, height))
-        display(text, table_html(standings, now_ns))
+        text = "\n".join(table_lines(standings, now_ns, _CELL_WIDTH, height, is_last))
+        display(text, table_html(standings, now_ns, is_last))
 
     return show

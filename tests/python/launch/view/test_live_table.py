@@ -74,6 +74,26 @@ def test_standstill_is_said_when_it_is_long_compared_with_steps() -> None:
     assert stands not in table_lines([slow_steps], 13 * SECOND, 80, 20)
 
 
+def test_position_and_time_left_are_said_where_the_length_of_the_data_is_known() -> None:
+    ahead = replace(FAST, batches_read=150, batches=300, seconds_left=75.4)
+    behind = replace(ahead, rank=1, batches_read=148, seconds_left=76.4)
+    lines = table_lines([ahead, behind, NEW], 2 * SECOND, 80, 20)
+    assert [line.split()[2] for line in lines[:4]] == ["batch", "150/300", "148/300", "-"]
+    left = "about 1 min 15 s left of this pass over the data"  # the look is 1 s after the last step
+    assert lines[4] == left
+    assert table_sentence([ahead, behind], 2 * SECOND).startswith("step 12, batch 150/300 of this pass, 10 steps/s")
+    assert table_sentence([ahead, behind], 2 * SECOND).endswith(left)
+    assert "3 h 0 min left" in table_sentence([replace(ahead, seconds_left=10800.0)], SECOND)
+    assert "9 s left" in table_sentence([replace(ahead, seconds_left=9.0)], SECOND)
+
+
+def test_end_of_a_run_has_neither_time_left_nor_a_standstill() -> None:
+    ended = replace(FAST, batches_read=300, batches=300, seconds_left=0.5)
+    assert len(table_lines([ended], SECOND, 80, 20, is_last=True)) == 2
+    assert "left" not in table_sentence([ended], SECOND, is_last=True)
+    assert "no rank" not in table_html([ended], 99 * SECOND, is_last=True)
+
+
 def test_line_says_the_slowest_the_mean_and_the_most() -> None:
     behind = replace(SLOW, steps=11, loss=1.0, step_seconds=[0.2] * 10)
     assert table_sentence([FAST, behind, NEW], SECOND) == (

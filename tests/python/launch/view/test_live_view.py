@@ -22,7 +22,7 @@ class Watch:
 
     def __init__(self, watched: Board, delay_seconds: float) -> None:
         self.now = 100.0
-        self.seen: list[tuple[Sequence[Standing], int]] = []
+        self.seen: list[tuple[Sequence[Standing], int, bool]] = []
         self._slot = open_slot((watched.descriptor, 0), 1)
         self.view = LiveView(watched, lambda *seen: self.seen.append(seen), delay_seconds, clock=lambda: self.now)
 
@@ -43,42 +43,56 @@ def test_standings_are_shown_at_intervals(watched: Board) -> None:
     assert watch.view.seconds_left() == 0.0
     watch.view.show_due()
     watch.view.show_due()
-    assert [at for _, at in watch.seen] == [100 * SECOND]
+    assert [at for _, at, _ in watch.seen] == [100 * SECOND]
     assert watch.view.seconds_left() == LOOK_SECONDS
     watch.now += LOOK_SECONDS
     watch.view.show_due()
     assert len(watch.seen) == 2
 
 
-def test_run_without_a_step_and_a_short_run_show_nothing(watched: Board) -> None:
+def test_run_without_a_step_shows_nothing(watched: Board) -> None:
     watch = Watch(watched, 3.0)
     watch.now += 4.0
+    watch.view.show_due()
     watch.view.show_all()
     assert watch.seen == []
-    short = Watch(watched, 3.0)
-    short.step()
-    short.now += 2.0
-    short.view.show_due()
-    short.view.show_all()
-    assert short.seen == []
-    assert short.view.seconds_left() == 1.0
+
+
+def test_of_a_run_that_is_over_before_the_delay_the_end_is_shown(watched: Board) -> None:
+    watch = Watch(watched, 3.0)
+    watch.step()
+    watch.now += 2.0
+    watch.view.show_due()
+    assert watch.seen == []
+    assert watch.view.seconds_left() == 1.0
+    watch.view.show_all()
+    assert [(at, is_last) for _, at, is_last in watch.seen] == [(102 * SECOND, True)]
 
 
 def test_end_of_a_run_is_shown_whether_it_is_due_or_not(watched: Board) -> None:
-    watch = Watch(watched, 3.0)
-    watch.now += 3.0
+    watch = Watch(watched, 0.0)
+    watch.step()
     watch.view.show_due()
     watch.step()
     watch.view.show_all()
-    assert [standing.steps for standings, _ in watch.seen for standing in standings] == [1]
+    assert [(standings[0].steps, is_last) for standings, _, is_last in watch.seen] == [(1, False), (2, True)]
 
 
 def test_log_has_a_line_at_intervals() -> None:
     lines: list[str] = []
     log = Log(lines.append)
     for seconds in (0.0, 1.0, LOG_SECONDS - 1.0, LOG_SECONDS, LOG_SECONDS + 1.0):
-        log([FAST, AS_FAST], int(seconds * 1e9))
+        log([FAST, AS_FAST], int(seconds * 1e9), False)
     assert len(lines) == 2
+
+
+def test_log_has_a_line_at_the_end() -> None:
+    lines: list[str] = []
+    log = Log(lines.append)
+    log([FAST, AS_FAST], 0, False)
+    log([replace(FAST, steps=12), replace(AS_FAST, steps=12)], 1, True)
+    log([replace(FAST, steps=12), replace(AS_FAST, steps=12)], 2, True)
+    assert [line.partition(",")[0] for line in lines] == ["step 11", "step 12"]
 
 
 def test_log_names_a_slow_rank_at_once_and_then_with_the_other_lines() -> None:
@@ -86,18 +100,18 @@ def test_log_names_a_slow_rank_at_once_and_then_with_the_other_lines() -> None:
     log = Log(lines.append)
     said = []
     for at, standings in enumerate(([FAST, AS_FAST], [FAST, SLOW], [FAST, SLOW], [FAST, AS_FAST], [FAST, SLOW])):
-        log(standings, at)
+        log(standings, at, False)
         said.append(len(lines))
     assert said == [1, 2, 2, 2, 2]
     assert "rank 1 is slower" in lines[1]
-    log([FAST, SLOW], int((LOG_SECONDS + 1) * 1e9))
+    log([FAST, SLOW], int((LOG_SECONDS + 1) * 1e9), False)
     assert "rank 1 is slower" in lines[2]
 
 
 def test_table_on_a_terminal_leaves_half_of_it_free() -> None:
     read_end, write_end = os.pipe()
     on_screen(Screen(write_end, size=lambda: os.terminal_size((40, 12))))(
-        [replace(FAST, rank=rank) for rank in range(50)], SECOND
+        [replace(FAST, rank=rank) for rank in range(50)], SECOND, False
     )
     drawn = os.read(read_end, 1 << 16).decode()
     os.close(read_end)
@@ -108,7 +122,7 @@ def test_table_on_a_terminal_leaves_half_of_it_free() -> None:
 
 def test_cell_gets_text_and_html() -> None:
     shown: list[Any] = []
-    in_cell(lambda *both: shown.append(both))([FAST, SLOW], SECOND)
+    in_cell(lambda *both: shown.append(both))([FAST, SLOW], SECOND, False)
     [(text, page)] = shown
     assert text.splitlines()[0].split()[0] == "rank"
     assert page.startswith("<table>")
