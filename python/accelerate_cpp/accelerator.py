@@ -46,6 +46,7 @@ from accelerate_cpp.prepare.order import (
 )
 from accelerate_cpp.prepare.private_steps import PreparationSteps
 from accelerate_cpp.prepare.uneven_inputs import uneven_inputs
+from accelerate_cpp.prepare.unprepared import warn_of_unprepared
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.runtime.reading import OnUneven
@@ -218,6 +219,7 @@ class Accelerator(PreparationSteps):
         )
         self.flag_tensor = None
         self._prepared = Bundle()
+        self._has_stepped = False
         self._checkpoints = Checkpoints()
 
     # Processes and devices
@@ -648,6 +650,8 @@ class Accelerator(PreparationSteps):
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
         """``loss.backward(**kwargs)``; in fp16 the loss is scaled.
 
+        The first call on several processes warns of a model or a loader that was never prepared.
+
         Args:
             loss: without ``weight``, a mean, which is divided by ``gradient_accumulation_steps``; with ``weight``, a
                 sum, which is not divided.
@@ -662,6 +666,9 @@ class Accelerator(PreparationSteps):
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
         current.accumulation = self._accumulation
+        if not self._has_stepped:
+            self._has_stepped = True
+            warn_of_unprepared(self._prepared, self._accumulation.reading, self.num_processes)
         loss, weight = self._accumulation.weighted(loss, weight)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         with self._accumulation.weights.of_pass(self._session.strategy.models, weight, self.sync_gradients) as weights:
@@ -947,6 +954,7 @@ class Accelerator(PreparationSteps):
             the caller's own references.
         """
         self._prepared = Bundle()
+        self._has_stepped = False
         self._checkpoints.release_memory()
         self.step = 0
         freed = [None] * len(objects)

@@ -15,13 +15,14 @@ class Reading:
     Loaders push themselves when an iterator over them starts and remove themselves when it ends. They are held weakly,
     so an abandoned iterator leaves nothing behind.
 
-    ``on_uneven`` says what loaders do when some processes have no batches any more (``None``: nothing, and collectives
-    that do not fit together raise). With ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the
-    active loader tells.
+    ``has_begun`` is whether any prepared loader has been read yet. ``on_uneven`` says what loaders do when some
+    processes have no batches any more (``None``: nothing, and collectives that do not fit together raise). With
+    ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the active loader tells.
     """
 
     def __init__(self) -> None:
         self._loaders: list[weakref.ref[Any]] = []
+        self.has_begun = False
         self.on_uneven: OnUneven | None = None
         self.weighs_rows = False
         self.rows: int | None = None
@@ -47,6 +48,7 @@ class Reading:
 
     def push_loader(self, loader: Any) -> None:
         """An iterator over ``loader`` has started."""
+        self.has_begun = True
         self._loaders.append(weakref.ref(loader))
 
     def remove_loader(self, loader: Any) -> None:
