@@ -244,6 +244,20 @@ class DataParallel(torch.nn.Module, Joinable):
             self._broadcast(new, 0)
             self._reducer = self._make_reducer()
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module" or not hasattr(self.module, name):
+                raise
+            kind = type(self.module).__name__
+            raise AttributeError(
+                f"a prepared model has no attribute {name!r}, but the {kind} inside it has: "
+                f"accelerator.unwrap_model(model).{name}",
+                name=name,
+                obj=self,
+            ) from None
+
     def __getstate__(self) -> dict[str, Any]:
         own = (
             *("_communicator", "_make_device_group", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook"),

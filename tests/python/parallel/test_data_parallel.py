@@ -37,6 +37,15 @@ def test_outputs_and_arguments_pass_through() -> None:
     assert torch.equal(wrapped(data, scale=3)["loss"], model(data, scale=3)["loss"])
 
 
+def test_attribute_of_the_model_inside_says_how_to_reach_it() -> None:
+    wrapped = wrap(torch.nn.Linear(2, 2))
+    with pytest.raises(AttributeError, match=r"the Linear inside it has: accelerator\.unwrap_model\(model\)\.weight$"):
+        _ = wrapped.weight
+    assert not hasattr(wrapped, "weight")
+    with pytest.raises(AttributeError, match=r"'DataParallel' object has no attribute 'nowhere'"):
+        _ = wrapped.nowhere
+
+
 def test_training_and_evaluation_modes_reach_the_module() -> None:
     wrapped = wrap(torch.nn.Linear(2, 2))
     wrapped.eval()
