@@ -22,8 +22,7 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
     rank, world_size = env_table.RANK.get(), env_table.WORLD_SIZE.get()
     descriptor = env_table.RENDEZVOUS_FD.get()
     if descriptor is None:
-        handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
-        shared, rank, world_size = next(handshake)
+        shared, rank, world_size = _met(timeout)
         if env_table.USE_AGENT_STORE.get():
             shared = fresh_store(shared, rank, world_size, timeout)
         return shared, rank, world_size
@@ -32,6 +31,20 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)
     store.set_timeout(timeout)
     return store, rank, world_size
+
+
+def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """The store that rank 0 holds at the address in the environment."""
+    handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
+    try:
+        return next(handshake)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise InvalidArgument(
+            f"rank 0 cannot listen on port {env_table.MASTER_PORT.get()}: another program uses it. Pass another one on "
+            "all machines (accelerate-cpp launch --main_process_port, torchrun --master-port), or end that program"
+        ) from error
 
 
 def choose_backend(device_type: str) -> str:

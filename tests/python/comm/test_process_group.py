@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_torchs_variables_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert connect(device_type="cpu") is True
     assert dist.get_backend_config() == "cpu:shm"
+
+
+def test_a_port_that_is_taken_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        torchs = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in torchs.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InvalidArgument, match=rf"port {port}: .*--main_process_port, torchrun"):
+            connect(device_type="cpu")
 
 
 @pytest.mark.usefixtures("alone")

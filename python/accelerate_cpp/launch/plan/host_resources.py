@@ -92,6 +92,19 @@ def _bound(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def require_port(port: int) -> None:
+    """Raises :class:`InvalidArgument` if another program on this host listens on ``port``, which rank 0 has to use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store, which closed connections spare
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise InvalidArgument(
+                f"rank 0 of the run cannot listen on port {port} of this machine ({error.strerror}): pass another "
+                "--main_process_port on all machines, or end the program that uses it"
+            ) from None
+
+
 def can_supervise() -> bool:
     """Whether this system has the calls by which several workers are started and watched (Linux 5.4 or newer)."""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):

@@ -93,6 +93,16 @@ def test_free_port_is_one_of_the_kernels_where_it_has_all_others(
         assert host_resources.free_port(tmp_path / "absent") != taken
 
 
+def test_port_of_another_program_is_refused_with_the_flag_that_changes_it() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        with pytest.raises(InvalidArgument, match=rf"port {port} .*--main_process_port on all machines"):
+            host_resources.require_port(port)
+    host_resources.require_port(port)
+
+
 def test_several_workers_are_refused_where_the_system_calls_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(InvalidArgument, match="num_processes=2 needs Linux"):
