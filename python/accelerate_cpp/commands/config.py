@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import answers as answers_of
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.questions import QUESTIONS, Machine
+from accelerate_cpp.devices.cores import read_places
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import resolve_group
@@ -74,24 +74,33 @@ def get_config_parser(
     return parser
 
 
-def default_values(mixed_precision: str) -> dict[str, Any]:
-    """A configuration that uses all GPUs of this machine, or its CPU."""
+def default_values(mixed_precision: str, cpu_processes: int = 1) -> dict[str, Any]:
+    """A configuration that uses all GPUs of this machine; without one, its CPU with ``cpu_processes``."""
     gpus = host_resources.gpu_count()
+    processes = gpus or cpu_processes
     values = {name: key.default for name, key in config_file.KEYS.items()}
     return values | {
-        "distributed_type": "MULTI_GPU" if gpus > 1 else "NO",
+        "distributed_type": "NO" if processes == 1 else "MULTI_GPU" if gpus else "MULTI_CPU",
         "mixed_precision": mixed_precision,
-        "num_processes": max(1, gpus),
+        "num_processes": processes,
         "use_cpu": gpus == 0,
     }
 
 
+def _processes_for_cores() -> int:
+    """One for each NUMA node, and two where one node has several cores; a launch divides the cores among them."""
+    cores = host_resources.usable_cores()
+    nodes = {place.node for place in read_places(os.sched_getaffinity(0)).values()} if sys.platform == "linux" else ()
+    return min(cores, max(2, len(nodes)))
+
+
 def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> Path | bool:
-    """Writes a configuration file that fits this machine.
+    """Writes a configuration file that fits this machine: one process for each GPU, or one on the CPU, as the original.
 
     Args:
         mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.
-        save_location: the file; ``None`` for the one that launches read by default.
+        save_location: the file, in YAML, or in JSON if its suffix says so; ``None`` for the one that launches read by
+            default.
 
     Returns:
         Its path, or ``False`` if the file already exists; it is then not changed.
@@ -103,13 +112,16 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
     if precision not in _PRECISIONS:
         raise InvalidArgument(f"mixed_precision={mixed_precision!r}: expected one of {', '.join(_PRECISIONS)}")
     path = config_file.path_of(save_location)
+    return path if _is_written(path, default_values(precision)) else False
+
+
+def _is_written(path: Path, values: Mapping[str, Any]) -> bool:
+    """Writes ``values`` unless there is a file."""
     if path.exists():
         print(f"{path} already exists and was not changed; remove it, or change it with `accelerate-cpp config update`")
         return False
-    kept = {name: value for name, value in default_values(precision).items() if value is not None}
-    # JSON whatever the suffix, as the original writes it: every YAML reader can also read it.
-    config_file.replace_text(path, json.dumps(kept, indent=2, sort_keys=True) + "\n")
-    return path
+    config_file.save(path, values)
+    return True
 
 
 def _ask(args: argparse.Namespace) -> int:
@@ -156,9 +168,11 @@ def _refuse_answers(args: argparse.Namespace) -> None:
 
 def _default(args: argparse.Namespace) -> int:
     _refuse_answers(args)
-    path = write_basic_config(args.mixed_precision, args.config_file)
-    if path:
-        print(f"accelerate-cpp config: wrote {path}")
+    path, values = config_file.path_of(args.config_file), default_values(args.mixed_precision, _processes_for_cores())
+    if _is_written(path, values):
+        count, cores = values["num_processes"], host_resources.usable_cores()
+        on = f"on the CPU with its {cores} core{'s' * (cores > 1)}" if values["use_cpu"] else "one for each GPU"
+        print(f"accelerate-cpp config: wrote {path}: {count} process{'es' * (count > 1)}, {on}")
     return 0
 
 

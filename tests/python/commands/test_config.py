@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from accelerate_cpp.commands import config
 from accelerate_cpp.commands.config import default_values, host_resources, write_basic_config
 from accelerate_cpp.config import file
+from accelerate_cpp.devices.cores import Place
 from accelerate_cpp.errors import InvalidArgument
 
 CONFIG = ("-m", "accelerate_cpp.commands.accelerate_cli", "config")
@@ -32,14 +34,31 @@ def run(*arguments: str, folder: Path, typed: str = "", **environ: str) -> subpr
     )
 
 
-def test_a_file_for_this_machine_is_written_once(tmp_path: Path) -> None:
+def test_a_file_for_this_machine_is_written_once_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "accelerate" / "default_config.yaml"
-    assert run("default", "--mixed_precision", "bf16", folder=tmp_path, CUDA_VISIBLE_DEVICES="").returncode == 0
-    content = json.loads(path.read_text())
-    assert (content["mixed_precision"], content["use_cpu"], content["num_processes"]) == ("bf16", True, 1)
+    written = run("default", "--mixed_precision", "bf16", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert written.returncode == 0
+    text = path.read_text()
+    assert "mixed_precision: bf16\n" in text
+    content = yaml.safe_load(text)
+    count = content["num_processes"]
+    assert content["use_cpu"] is True
+    assert content["distributed_type"] == ("MULTI_CPU" if count > 1 else "NO")
+    cores = host_resources.usable_cores()
+    assert f"{path}: {count} process{'es' * (count > 1)}, on the CPU with its {cores} core" in written.stdout
     again = run("default", folder=tmp_path)
-    assert (again.returncode, json.loads(path.read_text())) == (0, content)
+    assert (again.returncode, path.read_text()) == (0, text)
     assert "was not changed" in again.stdout
+
+
+@pytest.mark.parametrize(("cores", "nodes", "processes"), [(1, 1, 1), (2, 1, 2), (64, 1, 2), (64, 4, 4), (3, 4, 3)])
+def test_processes_on_the_cpu_are_one_for_each_node_and_two_where_there_is_one(
+    cores: int, nodes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_resources, "usable_cores", lambda: cores)
+    places = {core: Place(core % nodes, 0, core) for core in range(max(cores, nodes))}
+    monkeypatch.setattr(config, "read_places", lambda _: places)
+    assert config._processes_for_cores() == processes
 
 
 def test_all_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +69,18 @@ def test_all_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_values("no")["distributed_type"] == "NO"
 
 
+def write_basic_config_as_json(folder: Path) -> str:
+    written = write_basic_config(save_location=folder / "c.json")
+    assert isinstance(written, Path)
+    return written.read_text()
+
+
 def test_the_function_returns_the_path_or_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.yaml"
     assert write_basic_config("BF16", path) == path
     assert file.load(path).given["mixed_precision"] == "bf16"
+    assert file.load(path).given["num_processes"] == max(1, host_resources.gpu_count())
+    assert json.loads(write_basic_config_as_json(tmp_path))["mixed_precision"] == "no"
     assert write_basic_config(save_location=str(path)) is False
     assert str(path) in capsys.readouterr().out
     with pytest.raises(InvalidArgument, match="expected one of no, fp16, bf16"):
