@@ -25,6 +25,7 @@ from accelerate_cpp.launch.fork.forked_plan import (
     processes_of_notebook,
     runs_on_tpus,
 )
+from accelerate_cpp.launch.fork.kernel_messages import sender
 from accelerate_cpp.launch.fork.results import result_files, values_of
 from accelerate_cpp.launch.fork.tpu import run_on_tpus
 from accelerate_cpp.launch.plan.environment import WorkerGroup, exported
@@ -164,7 +165,7 @@ def _launch(
     display = cell_display() if group.world_size > 1 else None
     with result_files(group.num_processes) as results:
         if obstacle is None:
-            run_forked(task, group, results, Parent(display=display), supervision)
+            run_forked(task, group, results, Parent(display=display, show=sender()), supervision)
         else:
             from accelerate_cpp.launch.fork.fork_server import run_in_fork_server  # loads cloudpickle
 

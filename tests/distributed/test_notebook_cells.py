@@ -39,6 +39,17 @@ def wait():
     time.sleep(600)
 notebook_launcher(wait, num_processes=2)""",
     "output": """notebook_launcher(lambda: print("hello"), num_processes=2)""",
+    "shown": """
+from IPython.display import HTML, display
+from tqdm.auto import tqdm
+import matplotlib.pyplot as plt
+def show():
+    display(HTML(f"<b>rank {{os.environ['RANK']}}</b>"))
+    plt.plot([0, 1])
+    plt.show()
+    for _ in tqdm(range(3), desc="steps"):
+        pass
+notebook_launcher(show, num_processes=2)""",
     "values": """
 def train():
     return Accelerator(cpu=True).process_index, os.environ["KERNEL"] == str(os.getppid())
@@ -63,6 +74,7 @@ def cells(
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     outputs = {name: list(cell.outputs) for name, cell in zip(CELLS, notebook.cells, strict=True)}
     outputs["kind"] = request.param
+    outputs["widgets"] = notebook.metadata.get("widgets", {})
     return outputs
 
 
@@ -104,3 +116,20 @@ def test_cell_shows_what_the_workers_return(cells: dict[str, list[nbformat.Noteb
     (shown,) = (output.data["text/plain"] for output in cells["values"] if output.output_type == "execute_result")
     is_child = cells["kind"] == "forks"
     assert shown == f"[(0, {is_child}), (1, {is_child})]"
+
+
+def test_what_rank_0_displays_is_in_the_cell_once_and_no_worker_complains(
+    cells: dict[str, list[nbformat.NotebookNode]],
+) -> None:
+    text = "".join(output.get("text", "") for output in cells["shown"])
+    assert "from fork" not in text
+    if cells["kind"] == "helper":  # it is no kernel, and shows them as text
+        assert "IPython.core.display.HTML" in text
+        return
+    shown = [output.data for output in cells["shown"] if output.output_type == "display_data"]
+    assert [data["text/html"] for data in shown if "text/html" in data] == ["<b>rank 0</b>"]
+    assert ["image/png" in data for data in shown].count(True) == 1
+    bars = [data for data in shown if "application/vnd.jupyter.widget-view+json" in data]
+    assert len(bars) == 1
+    states = cells["widgets"]["application/vnd.jupyter.widget-state+json"]["state"].values()
+    assert [state["state"]["value"] for state in states if state["model_name"] == "FloatProgressModel"] == [3.0]
