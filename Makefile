@@ -18,7 +18,7 @@ SPHINX := $(BIN)/python -m sphinx -c docs -b html -d out/doctrees --fail-on-warn
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs site wheel bench clean
+.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs notebooks site wheel bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ pattern = re.escape(begin) + ".*" + re.escape(end)
 page.write_text(re.sub(pattern, lambda _: begin + markdown_table() + end, page.read_text(), flags=re.DOTALL))
 endef
 export UPDATE_REFUSALS
+
+notebooks: build ## run the notebooks and store them with their outputs
+	$(BIN)/python notebooks/execute.py
 
 site: build ## build the documentation into out/site
 	$(BIN)/python -m pip install --quiet -r requirements/docs.txt

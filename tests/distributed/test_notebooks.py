@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
+from execute import ThisPython
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
-
-
-class ThisPython(AsyncKernelManager):
-    """Starts the kernel with the interpreter of the tests, whatever kernels the user has installed."""
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="tests", language="python")
 
 
 def executed(name: str, folder: Path) -> nbformat.NotebookNode:
@@ -43,6 +32,11 @@ def executed(name: str, folder: Path) -> nbformat.NotebookNode:
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     return executed("quickstart.ipynb", tmp_path_factory.mktemp("notebook"))
+
+
+@pytest.fixture(scope="module")
+def results_notebook(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    return executed("results.ipynb", tmp_path_factory.mktemp("results"))
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -73,13 +67,12 @@ def test_what_the_workers_print_reaches_the_notebook_once(quickstart: nbformat.N
     assert len(re.findall(r"^epoch 1: accuracy", text_of(quickstart), re.MULTILINE)) == 1
 
 
-def test_results_come_back_edits_count_and_errors_are_shown(tmp_path: Path) -> None:
-    notebook = executed("results.ipynb", tmp_path)
-    assert results(notebook) == [
+def test_results_come_back_edits_count_and_errors_are_shown(results_notebook: nbformat.NotebookNode) -> None:
+    assert results(results_notebook) == [
         "[(6.0, [6.0, 22.0]), (22.0, [6.0, 22.0])]",
         "[(60.0, [60.0, 220.0]), (220.0, [60.0, 220.0])]",
     ]
-    assert text_of(notebook) == "rank 1 failed: ValueError: no more data on rank 1\n"
+    assert text_of(results_notebook) == "rank 1 failed: ValueError: no more data on rank 1\n"
 
 
 def test_a_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
@@ -88,9 +81,25 @@ def test_a_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
     assert second.startswith("[(True, 5, ")
 
 
+def kinds_of_outputs(notebook: nbformat.NotebookNode) -> list[set[str]]:
+    return [{output.output_type for output in cell.get("outputs", ())} for cell in notebook.cells]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_are_stored_without_outputs(path: Path) -> None:
+def test_notebooks_are_stored_as_they_ran_from_top_to_bottom(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert outputs(notebook) == []
-    assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert outputs(notebook) != []
+    assert {output.output_type for output in outputs(notebook)} <= {"stream", "display_data", "execute_result"}
+    assert {output.name for output in outputs(notebook) if output.output_type == "stream"} <= {"stdout"}
+
+
+def test_stored_outputs_are_of_the_cells_as_they_are(
+    quickstart: nbformat.NotebookNode, results_notebook: nbformat.NotebookNode
+) -> None:
+    for name, fresh in (("quickstart.ipynb", quickstart), ("results.ipynb", results_notebook)):
+        stored = nbformat.read(NOTEBOOKS[0].with_name(name), as_version=4)
+        assert kinds_of_outputs(stored) == kinds_of_outputs(fresh)
+        assert results(stored) == results(fresh)
