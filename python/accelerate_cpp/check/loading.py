@@ -131,8 +131,10 @@ class Loading:
             f"{_samples(loader)} samples are not a multiple of {whole}, the samples of all processes in one step: "
             f"{repeated} of them {'is' if repeated == 1 else 'are'} repeated to complete the last one"
         )
-        gathers = set(reading.gathers) - {"gather_for_metrics"}
-        if gathers and not reading.trains and "gather_for_metrics" not in reading.gathers:
+        gathers = set(reading.gathers)
+        if not reading.trains and "gather_for_metrics" in gathers:
+            return  # it leaves the repeated samples out
+        if gathers and not reading.trains:
             name = sorted(gathers)[0]
             observed.find(
                 "warning",
