@@ -31,7 +31,7 @@ class C10dBackend;
 struct BackendHooks {
   // Called every 50 ms within waits; throws to end them.
   InterruptProbe probe = [] {};
-  // The place in the user's program, "train.py:88". Asked for when an asynchronous operation is issued.
+  // Where the user's program is, the text of a CallSite. Asked for when an asynchronous operation is issued.
   std::function<std::string()> call_site = [] { return std::string(); };
   Rethrow rethrow = [] { throw; };
   // Called at the beginning and at the end of each backend that has these hooks.

@@ -167,10 +167,10 @@ def test_tensors_that_differ_raise_on_all_ranks_which_go_on(backend: str) -> Non
     for raised in run_processes(mismatches, 2, backend):
         assert [kind for kind, _ in raised] == ["MismatchedCollective"] * 7
         texts = [text for _, text in raised]
-        assert "rank 0: gather of [(torch.float32, 2)] at" in texts[0]
-        assert "rank 1: gather of [(torch.float32, 3)] at" in texts[0]
-        assert "rank 1: gather of [(torch.float32, 3), (torch.float32, 2)] at" in texts[1]
-        assert "rank 1: gather of [(torch.int32, 2)] at" in texts[3]
+        assert "rank 0: gather of a float32 tensor of shape (2,) at" in texts[0]
+        assert "rank 1: gather of a float32 tensor of shape (3,) at" in texts[0]
+        assert "rank 1: gather of 2 tensors: float32 (3,), float32 (2,) at" in texts[1]
+        assert "rank 1: gather of an int32 tensor of shape (2,) at" in texts[3]
         assert "rank 0: gather_object of list at" in texts[6]
         assert all(text.count("test_operations_of_batches.py:") == 2 for text in texts)
 

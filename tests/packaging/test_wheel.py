@@ -85,7 +85,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert top == {"accelerate_cpp", "accelerate_cpp_alias.pth"}
+    assert top == {"accelerate_cpp", "accelerate_cpp_start.pth"}
     assert sum(name.endswith(".so") for name in names) == 1
     assert {f"accelerate_cpp/{name}" for name in ("_build_info.py", "_C.pyi", "__init__.pyi", "py.typed")} <= {*names}
     shown = "accelerate_cpp/alias/distribution/accelerate-1.15.0.egg-info"

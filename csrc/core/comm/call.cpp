@@ -26,4 +26,10 @@ std::string Shape::to_string() const {
   return text + "]";
 }
 
+CallSite::CallSite(std::string_view text) {
+  const std::size_t tab = text.find('\t');
+  called = tab == std::string_view::npos ? std::string_view() : text.substr(0, tab);
+  place = tab == std::string_view::npos ? text : text.substr(tab + 1);
+}
+
 }  // namespace accelerate_cpp::comm

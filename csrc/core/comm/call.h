@@ -35,7 +35,21 @@ struct Call {
 
   Deadline deadline;
   Shape shape;                // of this rank's operand, compared between ranks where operands correspond
-  std::string_view location;  // "train.py:88"; empty: WaitHooks::call_site is asked when it is needed
+  std::string_view location;  // the text of a CallSite; empty: WaitHooks::call_site is asked when it is needed
+};
+
+// Where the program called an operation, as one text: "train.py:88". If it called something else, which became the
+// operation, a tab and that come before: "gather of a float32 tensor of shape (2,)\ttrain.py:88".
+struct CallSite {
+  explicit CallSite(std::string_view text);
+
+  std::string_view called;  // empty: the operation itself
+  std::string_view place;   // empty: unknown
+
+  // The name for messages: what the program called, else `operation`.
+  std::string name(const std::string& operation) const { return called.empty() ? operation : std::string(called); }
+  // " at train.py:88", or nothing.
+  std::string suffix() const { return place.empty() ? "" : " at " + std::string(place); }
 };
 
 }  // namespace accelerate_cpp::comm

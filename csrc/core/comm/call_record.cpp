@@ -159,10 +159,8 @@ std::string table_of(const KnownCalls& calls) {
       table += "not known to wait in this operation";
       continue;
     }
-    table += calls[rank]->describe();
-    if (!calls[rank]->location.empty()) {
-      table += " at " + calls[rank]->location;
-    }
+    const CallSite site(calls[rank]->location);
+    table += site.name(calls[rank]->describe()) + site.suffix();
   }
   return table;
 }

@@ -20,7 +20,7 @@ struct CallRecord : CallSignature {
   // Elements that this rank gives to and expects from each rank, where sizes may differ; else empty.
   std::vector<std::uint64_t> gives;
   std::vector<std::uint64_t> expects;
-  std::string location;  // "train.py:88"; not compared
+  std::string location;  // the text of a CallSite; not compared
 
   std::string encode() const;
   // Empty unless `text` was made by encode().

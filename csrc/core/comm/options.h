@@ -27,8 +27,8 @@ using InterruptProbe = std::function<void()>;
 struct WaitHooks {
   InterruptProbe probe = [] {};
 
-  // The place in the user's program that called the operation, "train.py:88"; asked for by the thread that called, once
-  // a wait has become long or a mismatch is to be reported.
+  // Where the user's program called the operation, the text of a CallSite; asked for by the thread that called, once a
+  // wait has become long or a mismatch is to be reported.
   std::function<std::string()> call_site = [] { return std::string(); };
 
   // Takes one sentence when a wait has lasted for `warn_after`.

@@ -2,7 +2,7 @@
 
 It handles imports of ``accelerate`` and its modules before any other finder, whether the original is installed or not.
 Modules are the same objects under both names; only the package object differs, because programs ask it for the version
-of the interface. ``accelerate_cpp_alias.pth`` installs the alias in every Python that starts with ACCELERATE_CPP_ALIAS
+of the interface. ``accelerate_cpp_start.pth`` installs the alias in every Python that starts with ACCELERATE_CPP_ALIAS
 in its environment, so it also reaches processes that other programs start.
 
 Programs that ask for the distribution of that name get the one in the folder ``distribution``, which joins

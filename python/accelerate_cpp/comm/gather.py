@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_object_coll_device
 
 from accelerate_cpp._native import C10dBackend
-from accelerate_cpp.comm.call_site import call_site
+from accelerate_cpp.comm.call_site import call_site, described
 from accelerate_cpp.errors import MismatchedCollective
 
 _HEAD = struct.Struct("=q24s")
@@ -81,9 +81,9 @@ def _gather_agreed(operation: str, parts: list[torch.Tensor], joined: list[torch
     fits = sum(one.nbytes for one in joined) <= _ROOM_BYTES and all(one.device == device for one in joined)
     signature = repr([(part.dtype, *part.shape) for part in parts])
     operands = [one.view(torch.uint8) for one in joined] if fits else []
-    checksums, room = _meet(operation, zlib.crc32(signature.encode()), operands, device, item=signature)
+    checksums, room = _meet(operation, zlib.crc32(signature.encode()), operands, device, item=described(parts))
     if len(set(checksums)) != 1:
-        _raise_mismatch(operation, signature)
+        _raise_mismatch(operation, described(parts))
     if not fits:
         return _all_gather_each(joined)
     lengths = [one.nbytes for one in joined]
@@ -110,8 +110,9 @@ def _meet(
 
 def _raise_mismatch(operation: str, item: str) -> NoReturn:
     """Called by all ranks: each has seen that they differ."""
-    described = all_gather_object(f"{operation} of {item} at {call_site()}", operation="mismatch")
-    rows = "".join(f"\n  rank {rank}: {row}" for rank, row in enumerate(described))
+    place = call_site().rpartition("\t")[2]
+    calls = all_gather_object(f"{operation} of {item} at {place}", operation="mismatch")
+    rows = "".join(f"\n  rank {rank}: {call}" for rank, call in enumerate(calls))
     raise MismatchedCollective(
         f"{operation}: the ranks gather tensors of different structure or shape; pad_across_processes makes lengths "
         f"equal{rows}"

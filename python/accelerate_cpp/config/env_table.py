@@ -159,6 +159,13 @@ JOINING: Variable[tuple[int, int, int] | None] = Variable(
     None,
     "inherited descriptor of the pipe on which workers say that they join a group, its inode, and this worker's number",
 )
+ERROR_REPORT: Variable[tuple[int, int] | None] = Variable(
+    "ACCELERATE_CPP_ERROR_REPORT",
+    _parse_place,
+    lambda place: ":".join(map(str, place or ())),
+    None,
+    "inherited descriptor of the memory file for the exception that ends this worker, and the pid of its launcher",
+)
 LIVE_VIEW = _flag("ACCELERATE_CPP_LIVE_VIEW", "show in the cell how far the workers of notebook_launcher are", True)
 RESTART_COUNT = _integer(
     "TORCHELASTIC_RESTART_COUNT", None, "how often the workers were started again; named as torch's"

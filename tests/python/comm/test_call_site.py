@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
 
 from accelerate_cpp.comm.call_site import call_site
 
@@ -33,10 +34,53 @@ def test_it_is_the_line_that_calls() -> None:
 
 @pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "accelerate_cpp.state", "torch", "threading"])
 def test_code_of_torch_and_of_this_package_is_left_out(module: str) -> None:
-    def library() -> str:
+    def _library() -> str:
         return call_site()
 
-    assert within(module, library)() == f"{os.path.relpath(__file__)}:{line_here()}"  # type: ignore[arg-type]
+    assert within(module, _library)() == f"{os.path.relpath(__file__)}:{line_here()}"  # type: ignore[arg-type]
+
+
+def called_in(module: str, name: str, *arguments: Any) -> str:
+    """What the call of a function of ``module`` with this name is called."""
+    names: dict[str, Any] = {"call_site": call_site, "__name__": module}
+    exec(f"def {name}(self, tensor=None, scale=1):\n    return call_site()", names)
+    site: str = names[name](None, *arguments)
+    called, _, place = site.rpartition("\t")
+    assert place == f"{os.path.relpath(__file__)}:{line_here() - 2}"
+    return called
+
+
+def test_what_the_user_called_of_this_package_is_named_with_its_operand() -> None:
+    tensor, whole = torch.ones(2), torch.zeros(3, 1, dtype=torch.int64)
+    own = "accelerate_cpp.accelerator"
+    assert called_in(own, "gather", tensor) == "gather of a float32 tensor of shape (2,)"
+    assert called_in(own, "gather", [tensor, whole]) == "gather of 2 tensors: float32 (2,), int64 (3, 1)"
+    assert called_in(own, "gather", whole) == "gather of an int64 tensor of shape (3, 1)"
+    assert called_in(own, "gather", [tensor]) == "gather of a float32 tensor of shape (2,)"
+    assert called_in(own, "gather", (tensor,) * 4).endswith("float32 (2,), float32 (2,), …")
+    assert called_in(own, "reduce", {"a": tensor}) == "reduce of dict"
+    assert called_in(own, "save_state", "folder") == "save_state"
+    assert called_in(own, "wait_for_everyone") == "wait_for_everyone"
+
+
+@pytest.mark.parametrize("name", ["backward", "__iter__", "forward", "step"])
+def test_what_hides_its_communication_has_the_name_of_the_operation(name: str) -> None:
+    assert called_in("accelerate_cpp.accelerator", name, torch.ones(2)) == ""
+
+
+def test_operations_of_torch_and_watchers_of_a_check_have_no_name_of_their_own() -> None:
+    assert called_in("torch.distributed.distributed_c10d", "all_reduce", torch.ones(2)) == ""
+    assert called_in("accelerate_cpp.check.watch", "watched", torch.ones(2)) == ""
+
+
+def test_the_outermost_call_is_named() -> None:
+    def gather(tensor: Any) -> str:
+        return within("accelerate_cpp.comm.gather", all_gather)(tensor)  # type: ignore[no-any-return, arg-type]
+
+    def all_gather(tensors: Any) -> str:
+        return call_site()
+
+    assert within("accelerate_cpp.accelerator", gather)([]).startswith("gather of list\t")  # type: ignore[arg-type]
 
 
 def test_a_module_with_a_similar_name_is_the_users() -> None:

@@ -20,10 +20,10 @@ std::string list(const std::uint64_t* first, int count) {
   return text + "]";
 }
 
-// " at train.py:88" when the rank has published where it called operation `sequence`.
-std::string place_of(const RankControl& control, std::uint64_t sequence) {
+// Where the rank called operation `sequence`, if it has published that.
+CallSite site_of(const RankControl& control, std::uint64_t sequence) {
   const auto& place = control.places[sequence & 1];
-  return place.is_of(sequence) && place.text[0] != '\0' ? std::string(" at ") + place.text : "";
+  return CallSite(place.is_of(sequence) ? place.text : "");
 }
 
 // A copy of something that its owner may be writing; only valid if the owner turns out not to have written meanwhile.
@@ -71,8 +71,9 @@ void Group::throw_mismatch() {
   await_places();
   std::string table = "ranks called different collectives as operation #" + std::to_string(sequence_) + ":";
   for (int rank = 0; rank < size_; ++rank) {
-    table += "\n  rank " + std::to_string(rank) + ": " + announced(rank).signature.describe() + describe_counts(rank) +
-             place_of(control(rank), sequence_);
+    const CallSite site = site_of(control(rank), sequence_);
+    table += "\n  rank " + std::to_string(rank) + ": " +
+             site.name(announced(rank).signature.describe() + describe_counts(rank)) + site.suffix();
   }
   throw MismatchedCollective(
       table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
@@ -93,10 +94,11 @@ std::string Group::describe_counts(int rank) const {
 
 std::string Group::describe_wait(int peer) const {
   const bool meets = current_.signature.kind == CallKind::kMeeting;
-  const std::string which = meets ? " at " + own_place()
-                                  : " (operation #" + std::to_string(number_) + ")" + place_of(control(rank_), number_);
-  return current_.signature.describe() + which + " on rank " + std::to_string(rank_) + " waited for rank " +
-         std::to_string(peer) + ": ";
+  const std::string own = meets ? own_place() : "";
+  const CallSite site = meets ? CallSite(own) : site_of(control(rank_), number_);
+  const std::string number = meets ? "" : " (operation #" + std::to_string(number_) + ")";
+  return site.name(current_.signature.describe()) + number + site.suffix() + " on rank " + std::to_string(rank_) +
+         " waited for rank " + std::to_string(peer) + ": ";
 }
 
 std::string Group::standing(int peer) const {
@@ -112,8 +114,9 @@ std::string Group::standing(int peer) const {
   if (reached == 0) {
     return who + " has not called a collective of this group";
   }
-  return who + " last reached operation #" + std::to_string(reached) + " (" + operation.signature.describe() + ")" +
-         place_of(control, reached);
+  const CallSite site = site_of(control, reached);
+  return who + " last reached operation #" + std::to_string(reached) + " (" +
+         site.name(operation.signature.describe()) + ")" + site.suffix();
 }
 
 std::string Group::standings() const {

@@ -20,13 +20,15 @@ from signal import SIGINT
 from string import Template
 
 from accelerate_cpp.devices.affinity import pinned
-from accelerate_cpp.launch.fork.forked_child import ErrorReport, run_child
+from accelerate_cpp.launch.fork.forked_child import run_child
+from accelerate_cpp.launch.fork.kernel_messages import Message, Messages
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, worker_environment
 from accelerate_cpp.launch.view.live_view import CELL_DELAY_SECONDS, LiveView, in_cell
 from accelerate_cpp.launch.view.notebook_cells import FunctionFailed
 from accelerate_cpp.launch.workers.attendance import Attendance, attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
+from accelerate_cpp.launch.workers.error_report import ErrorReport
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, account, describe, first_failure
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals
@@ -40,19 +42,20 @@ _ROLE = "default"  # torch's name of workers that have none
 
 @dataclass(frozen=True)
 class _Pipes:
-    """The three pipes of one worker: standard output, standard error, and the report of the error that ended it."""
+    """The pipes of one worker: standard output and error, the report of its error, and what it shows in a notebook."""
 
     stdout: tuple[int, int]
     stderr: tuple[int, int]
     report: tuple[int, int]
+    shown: tuple[int, int]
 
     @property
-    def read_ends(self) -> tuple[int, int, int]:
-        return self.stdout[0], self.stderr[0], self.report[0]
+    def read_ends(self) -> tuple[int, int, int, int]:
+        return self.stdout[0], self.stderr[0], self.report[0], self.shown[0]
 
     @property
-    def write_ends(self) -> tuple[int, int, int]:
-        return self.stdout[1], self.stderr[1], self.report[1]
+    def write_ends(self) -> tuple[int, int, int, int]:
+        return self.stdout[1], self.stderr[1], self.report[1], self.shown[1]
 
 
 def _print_to_stdout(text: str) -> None:
@@ -76,6 +79,7 @@ class Parent:
         print_stderr: receives their standard error.
         private: descriptors that workers must not keep.
         display: shows how far the workers are, as text and as HTML; ``None``: that is not shown.
+        show: sends what rank 0 shows by IPython to the notebook; ``None``: there is none.
     """
 
     environment: Mapping[str, str] | None = None
@@ -84,6 +88,7 @@ class Parent:
     print_stderr: Callable[[str], object] = _print_to_stderr
     private: Collection[int] = ()
     display: Callable[[str, str], object] | None = None
+    show: Callable[[Message], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ class _Forks:
     def start(self, supervisor: Supervisor, reports: list[bytearray]) -> None:
         """Forks every worker and hands it to ``supervisor``; its error report will be in ``reports``."""
         for _ in self._environments:
-            self._pipes.append(_Pipes(os.pipe(), os.pipe(), os.pipe()))
+            self._pipes.append(_Pipes(os.pipe(), os.pipe(), os.pipe(), os.pipe()))
         self._thread.start()
         try:
             self._forked.exception()  # waits
@@ -232,6 +237,7 @@ class _Forks:
             pipes.stdout[0]: run.output(number, run.parent.print_stdout),
             pipes.stderr[0]: run.output(number, run.parent.print_stderr),
             pipes.report[0]: report.extend,
+            pipes.shown[0]: Messages(run.parent.show or (lambda message: None)),
         }
         return Worker(number, pid, outputs, partial(os.waitpid, pid, 0))
 
@@ -254,7 +260,8 @@ class _Forks:
             pipes = {end for pipes in self._pipes for end in (*pipes.read_ends, *pipes.write_ends)}
             result = run.results[number]
             foreign = {*pipes, *run.results, *run.parent.private}.difference(own, (result,))
-            run_child(run.task, self._environments[number], self._setup, own, result, foreign)
+            shows = run.parent.show is not None and run.group.ranks[number] == 0
+            run_child(run.task, self._environments[number], self._setup, own, result, foreign, shows)
         self._pids.append(pid)
         os.setpgid(pid, pid)  # the child does the same; whichever is first, the group exists before it is signalled
 

@@ -3,77 +3,46 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import NoReturn
 
+from accelerate_cpp.launch.fork.kernel_messages import hand_over
 from accelerate_cpp.launch.fork.results import send
 from accelerate_cpp.launch.plan.environment import become_worker
 from accelerate_cpp.launch.workers.child import ChildSetup
-from accelerate_cpp.launch.workers.worker_output import blamed_by
+from accelerate_cpp.launch.workers.error_report import ErrorReport
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
 
 
-@dataclass(frozen=True)
-class ErrorReport:
-    """The exception that ended a worker, as text: it crosses to the parent without pickling.
-
-    ``blames`` are the ranks that it names as its cause; ``None`` if it is the worker's own.
-    """
-
-    summary: str
-    traceback: str
-    blames: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, error: BaseException) -> ErrorReport:
-        """The report of ``error``; its traceback starts at the launched function."""
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_LAUNCHING):
-            frames = frames.tb_next
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        return cls(
-            summary,
-            "".join(traceback.format_exception(type(error), error, frames)).rstrip(),
-            blamed_by(summary.partition("\n")[0]),
-        )
-
-    def render(self) -> bytes:
-        """The report as bytes for the pipe."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def parse(cls, data: bytes) -> ErrorReport | None:
-        """The report in ``data``; ``None`` when the worker sent none, or died before it had sent all of it."""
-        try:
-            known = json.loads(data)
-            blames = known.pop("blames")
-            return cls(**known, blames=None if blames is None else tuple(blames))
-        except ValueError:
-            return None
+def report_of(error: BaseException) -> ErrorReport:
+    """The report of ``error``; its traceback starts at the launched function."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_LAUNCHING):
+        frames = frames.tb_next
+    return ErrorReport.of(error, frames)
 
 
 def run_child(
     task: Callable[[], object],
     environment: Mapping[str, str],
     setup: ChildSetup,
-    write_ends: tuple[int, int, int],
+    write_ends: tuple[int, int, int, int],
     result: int,
     foreign: Iterable[int],
+    shows: bool = False,
 ) -> NoReturn:
     """Runs ``task()`` as this freshly forked process, then ends it without running any of the parent's code.
 
     Args:
-        write_ends: descriptors for standard output, standard error and the error report.
+        write_ends: descriptors for standard output, standard error, the error report, and what it shows by IPython.
         result: descriptor of the file for the result of ``task()``.
         foreign: descriptors that belong to other workers or to the parent.
+        shows: whether the parent shows what it shows by IPython; otherwise that is left out.
     """
     exit_code = 1
     try:
@@ -84,6 +53,7 @@ def run_child(
         for descriptor in foreign:
             os.close(descriptor)
         _redirect(*write_ends[:2])
+        hand_over(write_ends[3] if shows else None)
         exit_code = _run_task(task, write_ends[2], result)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -119,7 +89,7 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
         return code
     except BaseException as error:
         with open(report_to, "wb", closefd=False) as pipe:
-            pipe.write(ErrorReport.of(error).render())
+            pipe.write(report_of(error).render())
         _part_from_others(error)
         return 1
     _part_from_others(None)

@@ -24,6 +24,7 @@ _OF_ANOTHER_GROUP = (
     env_table.RENDEZVOUS_FD,
     env_table.BOARD,
     env_table.JOINING,
+    env_table.ERROR_REPORT,
     env_table.FORK_LAUNCHED,
     env_table.CPU_AFFINITY,
     env_table.CORES,

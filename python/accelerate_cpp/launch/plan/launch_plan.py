@@ -30,7 +30,7 @@ from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, compiler, fp8_
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.streams import Logs, parse_tee
 
-_ALIAS_FILE = "accelerate_cpp_alias.pth"
+_ALIAS_FILE = "accelerate_cpp_start.pth"
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.config.file import replace_text
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd, account, describe, first_failure
-from accelerate_cpp.launch.workers.worker_output import blamed_ranks, last_error_line, last_traceback
+from accelerate_cpp.launch.workers.error_report import LastOutput
+from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd, account, describe, first_failure, named
+from accelerate_cpp.runtime.progress_board import Standing
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,21 @@ class Attempt:
     Attributes:
         began: seconds since the epoch.
         pids: of the workers, by rank.
-        tails: the ends of their standard errors, by rank.
+        outputs: what they have left of the errors that ended them, by rank.
+        standings: how far they came, by rank; empty unless the run was monitored.
     """
 
     number: int
     began: float
     pids: Mapping[int, int]
     end: RunEnd
-    tails: Mapping[int, str]
+    outputs: Mapping[int, LastOutput]
+    standings: Mapping[int, Standing] = field(default_factory=dict)
 
     @property
     def failure(self) -> WorkerEnd | None:
         """The worker whose end caused those of the others; ``None`` if every worker ended well."""
-        return first_failure(self.end, lambda rank: blamed_ranks(self.tails[rank]))
+        return first_failure(self.end, lambda rank: self.outputs[rank].blames)
 
     def sentence(self) -> str:
         """The worker that failed or left first, with place and cause; empty if none did."""
@@ -45,6 +49,34 @@ class Attempt:
             return ""
         where = f"rank {failure.rank} (host {socket.gethostname()}, process {self.pids[failure.rank]})"
         return f"{where} {account(failure, self.end)}"
+
+    def errors(self, again: bool = True) -> str:
+        """The errors that ended workers, with the traceback of the first failure last; empty if none is to be shown.
+
+        Other ranks have a line each, or one for all that say the same.
+
+        Args:
+            again: of several workers, show the last traceback of the first failure also where it has been shown, as
+                the worker has printed it and left no report.
+        """
+        failed = [end.rank for end in self.end.workers if end.exit_code != 0]
+        reports = {rank: report for rank in sorted(failed) if (report := self.outputs[rank].report) is not None}
+        first = self.failure.rank if self.failure is not None else None
+        if first not in reports and (self.end.interrupted_by is not None or self._has_left(first)):
+            first = next(iter(reports), None)  # it shows where the run was
+        if first is None or (first not in reports and (len(self.pids) == 1 or not again)):
+            return ""
+        ranks_by_error: dict[str, list[int]] = {}
+        for rank, report in reports.items():
+            if rank != first:
+                ranks_by_error.setdefault(report.headline, []).append(rank)
+        same = ranks_by_error.pop(self.outputs[first].error, [])
+        lines = [f"{named(ranks)}: {error}" for error, ranks in ranks_by_error.items()]
+        lines += [f"{named(same)} failed with the same error:"] if same else []
+        return "\n".join(filter(None, [*lines, self.outputs[first].traceback]))
+
+    def _has_left(self, rank: int | None) -> bool:
+        return any(end.rank == rank and end.exit_code == 0 for end in self.end.workers)
 
     def as_data(self) -> dict[str, Any]:
         """The attempt for JSON."""
@@ -58,7 +90,10 @@ class Attempt:
         }
 
     def _worker(self, end: WorkerEnd) -> dict[str, Any]:
-        tail = self.tails[end.rank]
+        output = self.outputs[end.rank]
+        progress: dict[str, Any] = {}
+        if standing := self.standings.get(end.rank):
+            progress = {"steps": standing.steps, "loss": None if math.isnan(standing.loss) else standing.loss}
         return {
             "rank": end.rank,
             "pid": self.pids[end.rank],
@@ -67,8 +102,9 @@ class Attempt:
             "signal": None if end.exit_code >= 0 else -end.exit_code,
             "how": describe(end.exit_code),
             "ended_by_launcher": end.while_ending,
-            "error": last_error_line(tail) or None,
-            "last_output": last_traceback(tail) if end.exit_code != 0 else None,
+            "error": output.error or None,
+            "last_output": output.traceback if end.exit_code != 0 else None,
+            **progress,
         }
 
 

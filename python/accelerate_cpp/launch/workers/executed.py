@@ -24,7 +24,6 @@ from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
 from accelerate_cpp.launch.workers.supervisor import Supervisor
-from accelerate_cpp.launch.workers.worker_output import blamed_ranks, last_traceback
 
 
 def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
@@ -33,10 +32,10 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     0 when every worker ended well; else that of the first failing worker, after as many attempts as the plan allows;
     128 + n for signal n, also for a signal to the launcher itself, which ends the attempts; 1 when a worker left while
     others needed it, or output for a log file was lost. Nothing of any worker's process group is left on return.
-    ``quiet``: no report of a failure on standard error.
+    ``quiet``: no sentence on standard error about which rank failed first; errors of workers are shown.
 
     Raises:
-        InvalidArgument: several workers cannot be started here, or not be monitored.
+        InvalidArgument: several workers cannot be started here, or not be monitored; or the port of rank 0 is taken.
         SystemFailure: the report cannot be written.
     """
     count = plan.group.num_processes
@@ -49,6 +48,8 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
         with pinned(plan.group.cores_of(0)):
             os.execve(plan.command[0], plan.command, worker_environment(plan.group, 0, -1))
     host_resources.require_supervision(count)
+    if plan.group.launchers.count > 1 and plan.group.ranks.start == 0:
+        host_resources.require_port(plan.group.master_port)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # when inherited as ignored, the kernel would discard exit codes
     attempts: list[Attempt] = []
     has_lost_output = False
@@ -59,13 +60,14 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
             has_lost_output |= streams.has_lost_output
             if attempts[-1].failure is None or attempts[-1].end.interrupted_by is not None:
                 break
-            if number < plan.max_restarts and not quiet:
-                _say(f"\n{attempts[-1].sentence()}; starting all again, restart {number + 1} of {plan.max_restarts}")
+            if number < plan.max_restarts:
+                sentence = attempts[-1].sentence()
+                again = f"{sentence}; starting all again, restart {number + 1} of {plan.max_restarts}"
+                _tell(attempts[-1], again, quiet)
     status = _status(attempts[-1]) or int(has_lost_output)
     if plan.report is not None:
         write_report(plan.report, plan.command, attempts, status)
-    if not quiet:
-        _tell(attempts[-1])
+    _tell(attempts[-1], _closing(attempts[-1]), quiet)
     return status
 
 
@@ -85,14 +87,15 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
         present = stack.enter_context(attendance())
         supervisor = stack.enter_context(
             Supervisor(
-                signals, [*streams.consoles, *views], lifeline, present, lambda rank: blamed_ranks(streams.tails[rank])
+                signals, [*streams.consoles, *views], lifeline, present, lambda rank: streams.last_output(rank).blames
             )
         )
-        inherited = [rendezvous, present.descriptor] + ([] if watched is None else [watched.descriptor])
+        inherited = [rendezvous, present.descriptor, *streams.inherited]
+        inherited += [] if watched is None else [watched.descriptor]
         setup = ChildSetup()
         for local_rank, rank in enumerate(plan.group.ranks):
             environment = worker_environment(plan.group, local_rank, rendezvous, restarts=(number, plan.max_restarts))
-            environment |= width_of_terminal() | streams.environment | present.variables(rank)
+            environment |= width_of_terminal() | streams.environment(local_rank) | present.variables(rank)
             if watched is not None:
                 environment |= watched.variables(local_rank)
             with pinned(plan.group.cores_of(local_rank)):
@@ -108,7 +111,8 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
             supervisor.add(worker)
             pids[rank] = worker.pid
         end = supervisor.run()
-    return Attempt(number, began, pids, end, streams.tails)
+        standings = {} if watched is None else {standing.rank: standing for standing in watched.look()}
+    return Attempt(number, began, pids, end, {rank: streams.last_output(rank) for rank in pids}, standings)
 
 
 def _status(last: Attempt) -> int:
@@ -121,13 +125,19 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _tell(last: Attempt) -> None:
-    """Reports on standard error how a failed run ended, with the error of the first failing worker last."""
+def _closing(last: Attempt) -> str:
+    """What the launch says of how the run ended, before the error that ended it."""
     failure = last.failure
     if failure is None or last.end.interrupted_by is not None:
-        return
+        return ""
     if len(last.pids) > 1:
-        _say(f"\n{last.sentence()}")
-        _say(last_traceback(last.tails[failure.rank]))
-    elif failure.exit_code < 0:
-        _say(f"the worker was {describe(failure.exit_code)}")
+        return last.sentence()
+    return f"the worker was {describe(failure.exit_code)}" if failure.exit_code < 0 else ""
+
+
+def _tell(attempt: Attempt, sentence: str, quiet: bool) -> None:
+    """Shows on standard error how an attempt failed: ``sentence`` unless ``quiet``, and the errors of its workers."""
+    if sentence and not quiet:
+        _say(f"\n{sentence}" if len(attempt.pids) > 1 else sentence)
+    if errors := attempt.errors(again=not quiet):
+        _say(errors)

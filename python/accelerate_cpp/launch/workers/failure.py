@@ -80,9 +80,13 @@ def account(failure: WorkerEnd, run: RunEnd) -> str:
         return f"failed first: {describe(failure.exit_code)}"
     if run.absence is None:
         return "left first: it ended with exit code 0 while others still needed it"
-    waiting = run.absence.waiting
-    by = f"rank {waiting[0]}" if len(waiting) == 1 else f"ranks {ranges(waiting)}"
+    by = named(run.absence.waiting)
     return f"left first: it ended with exit code 0 before it joined the process group, where {by} waited for it"
+
+
+def named(ranks: Collection[int]) -> str:
+    """``rank 1``, or ``ranks 0,2-7``."""
+    return f"rank {ranges(ranks)}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
 
 
 def describe(exit_code: int) -> str:

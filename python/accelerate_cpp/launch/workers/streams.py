@@ -1,16 +1,18 @@
-"""Where the output of each worker goes: to the terminal, to files, and the end of it into the report."""
+"""Where the output of each worker goes: to the terminal, to files, and what is left of an error into the report."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.view.console import Console
+from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.worker import Sink
 from accelerate_cpp.launch.workers.worker_output import Descriptor, LogFile, Tail, to_all
@@ -64,7 +66,7 @@ class Logs:
 
 
 class Streams:
-    """The sinks of one attempt at a run. Leaving the context closes the files.
+    """The sinks of one attempt at a run. Leaving the context closes the files, to which reports of errors are added.
 
     Standard error always passes through the launcher; standard output only where it goes to a file, as a worker that
     has the terminal itself prints without delay, or where a table stands at the bottom of the same terminal.
@@ -79,6 +81,8 @@ class Streams:
         self._ranks = ranks
         self._files: list[LogFile] = []
         self._tails = {rank: Tail() for rank in ranks}
+        self._reports = {rank: os.memfd_create("accelerate-cpp-error") for rank in ranks}
+        self._error_logs: dict[int, LogFile] = {}
         self._screen = _screen() if monitor and os.isatty(STDERR) else None
         self._above_table = _streams_of_one_terminal() if self._screen is not None else ()
         plain = None if any(logs.streams) else 0
@@ -92,8 +96,14 @@ class Streams:
     def __exit__(self, *error: object) -> None:
         if self._screen is not None:
             self._screen.close()
+        for rank, log in self._error_logs.items():
+            report = self._report(rank)
+            if report is not None:
+                log(f"{report.traceback}\n".encode())
         for file in self._files:
             file.close()
+        for descriptor in self._reports.values():
+            os.close(descriptor)
 
     @property
     def consoles(self) -> list[Console]:
@@ -101,9 +111,16 @@ class Streams:
         return list(self._consoles.values())
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What workers are told besides, so that a standard output that has become a pipe comes without delay."""
-        return {"PYTHONUNBUFFERED": "1"} if STDOUT in self._above_table and "PYTHONUNBUFFERED" not in os.environ else {}
+    def inherited(self) -> list[int]:
+        """The descriptors that workers need besides."""
+        return list(self._reports.values())
+
+    def environment(self, worker: int) -> dict[str, str]:
+        """What the worker with this local rank is told besides."""
+        told = env_table.render({env_table.ERROR_REPORT: (self._reports[self._ranks[worker]], os.getpid())})
+        if STDOUT in self._above_table and "PYTHONUNBUFFERED" not in os.environ:
+            told["PYTHONUNBUFFERED"] = "1"  # a standard output that has become a pipe comes without delay
+        return told
 
     def progress(self) -> Show:
         """The display of the workers' progress."""
@@ -113,10 +130,13 @@ class Streams:
             return on_screen(self._screen)
         return Log(lambda sentence: self._announce(f"accelerate-cpp: {sentence}"))
 
-    @property
-    def tails(self) -> Mapping[int, str]:
-        """The end of each rank's standard error."""
-        return {rank: tail.text for rank, tail in self._tails.items()}
+    def last_output(self, rank: int) -> LastOutput:
+        """What the worker has left so far: the report of its error, and the end of its standard error."""
+        return LastOutput(self._tails[rank].text, self._report(rank))
+
+    def _report(self, rank: int) -> ErrorReport | None:
+        file = self._reports[rank]
+        return ErrorReport.parse(os.pread(file, os.fstat(file).st_size, 0))
 
     def of(self, worker: int) -> dict[int, Sink]:
         """The sinks of the worker with this local rank, by stream; a stream without one is the launcher's own."""
@@ -126,7 +146,10 @@ class Streams:
         for stream, parts in sinks.items():
             parts.append(self._consoles[stream].sink(rank) if self._consoles else self._writer(stream))
             if asked & stream and self._logs.folder is not None:
-                parts.append(self._file(self._logs.folder / f"attempt_{self._attempt}" / str(rank) / _NAMES[stream]))
+                file = self._file(self._logs.folder / f"attempt_{self._attempt}" / str(rank) / _NAMES[stream])
+                parts.append(file)
+                if stream == STDERR:
+                    self._error_logs[rank] = file
         sinks[STDERR].append(self._tails[rank])
         return {stream: to_all(*parts) for stream, parts in sinks.items()}
 

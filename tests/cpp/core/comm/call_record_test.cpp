@@ -136,6 +136,8 @@ TEST(KnownCalls, AreShownAsATable) {
             "\n  rank 0: all_reduce(sum) of 10 float32 at train.py:88"
             "\n  rank 1: not known to wait in this operation"
             "\n  rank 2: gather of 3 int64, root 0");
+  calls[0]->location = "save_state\ttrain.py:88";
+  EXPECT_THAT(table_of(calls), HasSubstr("\n  rank 0: save_state at train.py:88\n"));
 }
 
 }  // namespace

@@ -57,6 +57,15 @@ TEST(Calls, NeedNoMoreThanADeadline) {
   EXPECT_TRUE(call.location.empty());
 }
 
+TEST(CallSites, HaveTheNameOfTheOperationUnlessTheProgramCalledSomethingElse) {
+  const CallSite itself("train.py:88");
+  EXPECT_EQ(itself.name("barrier") + itself.suffix(), "barrier at train.py:88");
+  const CallSite named("gather of 2 tensors\ttrain.py:88");
+  EXPECT_EQ(named.name("all_gather") + named.suffix(), "gather of 2 tensors at train.py:88");
+  const CallSite unknown("");
+  EXPECT_EQ(unknown.name("barrier") + unknown.suffix(), "barrier");
+}
+
 TEST(Calls, KeepTheShapeAndThePlace) {
   const Call call(Deadline::after(std::chrono::milliseconds(0)), {4, 5}, "train.py:88");
   EXPECT_TRUE(call.deadline.expired());

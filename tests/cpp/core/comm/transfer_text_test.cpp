@@ -14,6 +14,8 @@ TEST(TransferTexts, SayWhatWasAskedFor) {
   text.peer = Communicator::kAnySource;
   text.location = "train.py:88";
   EXPECT_EQ(text.describe(), "receive of 3 float32 from any rank with tag 7 on rank 0 at train.py:88");
+  text.location = "forward\ttrain.py:88";
+  EXPECT_EQ(text.describe(), "receive of 3 float32 from any rank with tag 7 on rank 0 at train.py:88");
 }
 
 TEST(TransferTexts, SayWhatDoesNotFit) {

@@ -8,25 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-from accelerate_cpp.errors import PeerLost
-from accelerate_cpp.launch.fork.forked_child import ErrorReport, run_child
+from accelerate_cpp.launch.fork.forked_child import run_child
 from accelerate_cpp.launch.fork.results import result_files, values_of
 from accelerate_cpp.launch.workers.child import ChildSetup
-
-
-def _raised(error: BaseException) -> BaseException:
-    try:
-        raise error
-    except BaseException as caught:
-        return caught
+from accelerate_cpp.launch.workers.error_report import ErrorReport
 
 
 def _run(task: Callable[[], object]) -> tuple[int, str, str, ErrorReport | None]:
     """Runs ``task`` in a fork and returns its exit code, what it printed, what it complained, and its report."""
-    pipes = [os.pipe() for _ in range(3)]
+    pipes = [os.pipe() for _ in range(4)]
     setup = ChildSetup()
     with result_files(1) as (result,):
-        write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+        write_ends = (pipes[0][1], pipes[1][1], pipes[2][1], pipes[3][1])
         pid = os.fork()
         if pid == 0:
             run_child(task, dict(os.environ), setup, write_ends, result, [end for end, _ in pipes])
@@ -37,25 +30,6 @@ def _run(task: Callable[[], object]) -> tuple[int, str, str, ErrorReport | None]
             texts.append(pipe.read())
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status, texts[0], texts[1], ErrorReport.parse(texts[2].encode())
-
-
-def test_report_survives_the_pipe() -> None:
-    report = ErrorReport.of(_raised(ValueError("böom")))
-    assert ErrorReport.parse(report.render()) == report
-    assert report.summary == "ValueError: böom"
-    assert report.traceback.startswith("Traceback (most recent call last)")
-    assert report.blames is None
-
-
-def test_report_knows_whom_the_error_blames() -> None:
-    report = ErrorReport.of(_raised(PeerLost("rank 1 died")))
-    assert report.blames == (1,)
-    assert ErrorReport.parse(report.render()) == report
-
-
-@pytest.mark.parametrize("data", [b"", b'{"summary": "Val'])
-def test_report_that_did_not_arrive_is_none(data: bytes) -> None:
-    assert ErrorReport.parse(data) is None
 
 
 def test_child_prints_to_its_pipes_in_any_way() -> None:
@@ -69,11 +43,11 @@ def test_child_prints_to_its_pipes_in_any_way() -> None:
 
 def test_what_the_child_returns_is_in_the_file() -> None:
     with result_files(1) as (result,):
-        pipes = [os.pipe() for _ in range(3)]
+        pipes = [os.pipe() for _ in range(4)]
         setup = ChildSetup()
         pid = os.fork()
         if pid == 0:
-            write_ends = (pipes[0][1], pipes[1][1], pipes[2][1])
+            write_ends = (pipes[0][1], pipes[1][1], pipes[2][1], pipes[3][1])
             run_child(lambda: {"loss": 0.5}, dict(os.environ), setup, write_ends, result, ())
         assert os.waitpid(pid, 0)[1] == 0
         assert values_of([result]) == [{"loss": 0.5}]

@@ -180,9 +180,9 @@ def test_mpi_is_started_unless_it_has_started_this_launcher(script: str, tmp_pat
 def test_alias_needs_its_file(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan.site, "getsitepackages", lambda: [str(tmp_path)])
     monkeypatch.setattr(plan.site, "getusersitepackages", lambda: str(tmp_path / "user"))
-    with pytest.raises(InvalidArgument, match=r"accelerate_cpp_alias\.pth.*import accelerate_cpp\.compat"):
+    with pytest.raises(InvalidArgument, match=r"accelerate_cpp_start\.pth.*import accelerate_cpp\.compat"):
         resolve(LaunchOptions(script, alias=True), {})
-    (tmp_path / "accelerate_cpp_alias.pth").touch()
+    (tmp_path / "accelerate_cpp_start.pth").touch()
     assert resolve(LaunchOptions(script, alias=True), {}).group.alias
 
 

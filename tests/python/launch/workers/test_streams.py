@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.workers import streams as streams_module
+from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.streams import Logs, Streams, parse_tee
 from accelerate_cpp.runtime.progress_board import Standing
@@ -27,8 +29,24 @@ def test_standard_output_is_left_to_the_workers_and_standard_error_is_kept(capfd
         sinks = streams.of(0)
         assert sinks.keys() == {STDERR}
         sinks[STDERR](b"oops\n")
+        assert streams.last_output(0) == LastOutput("oops\n")
     assert capfd.readouterr().err == "oops\n"
-    assert streams.tails == {0: "oops\n"}
+
+
+def test_report_of_a_worker_is_kept_and_joins_its_log_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report = ErrorReport("ValueError: boom", "Traceback: boom", None)
+    with Streams(Logs(tmp_path, (STDERR, STDERR)), 0, [4, 5]) as streams:
+        streams.of(0)[STDERR](b"before\n")
+        streams.of(1)
+        descriptor = int(streams.environment(0)["ACCELERATE_CPP_ERROR_REPORT"].partition(":")[0])
+        assert descriptor in streams.inherited
+        os.write(descriptor, report.render())
+        assert streams.last_output(4) == LastOutput("before\n", report)
+        assert streams.last_output(5) == LastOutput("")
+    logs = tmp_path / "attempt_0"
+    assert (logs / "4" / "stderr.log").read_text() == "before\nTraceback: boom\n"
+    assert (logs / "5" / "stderr.log").read_text() == ""
+    assert "boom" not in capfd.readouterr().err
 
 
 def test_asked_for_streams_are_shown_with_ranks_and_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +85,7 @@ def test_log_of_a_monitored_run_is_on_standard_error_and_leaves_standard_output_
     standing = Standing(0, steps=3, loss=1.0, resident_bytes=5 << 20)
     with Streams(Logs(), 0, [0, 1], monitor=True) as streams:
         assert streams.of(1).keys() == {STDERR}
-        assert streams.environment == {}
+        assert streams.environment(1).keys() == {"ACCELERATE_CPP_ERROR_REPORT"}
         streams.of(0)[STDERR](b"before\n")
-        streams.progress()([standing], 0)
+        streams.progress()([standing], 0, False)
     assert capfd.readouterr().err == "before\naccelerate-cpp: step 3, 0 steps/s, loss 1, memory up to 5 MiB\n"

@@ -47,6 +47,16 @@ TEST(GroupReports, ShowOnEveryRankWhatEachCalledAndWhere) {
   });
 }
 
+TEST(GroupReports, NameACallAsTheProgramDid) {
+  run_groups(2, [](Group& group) {
+    const std::string place = group.rank() == 0 ? "reduce of a tensor\ttrain.py:80" : "train.py:81";
+    const std::string message = message_of<MismatchedCollective>(
+        [&] { compare(group, all_reduce_of(group.rank() == 0 ? 3 : 4), Call(soon(), {}, place)); });
+    EXPECT_THAT(message, AllOf(HasSubstr("\n  rank 0: reduce of a tensor at train.py:80\n"),
+                               HasSubstr("\n  rank 1: all_reduce(sum) of 4 float32 at train.py:81\n")));
+  });
+}
+
 TEST(GroupReports, AskForThePlaceOfACallThatBroughtNoneOnlyOnceItIsNeeded) {
   std::atomic<int> asked{0};
   const auto hooks = [&](int rank) {

@@ -1,0 +1,104 @@
+"""The exception that ended a worker, as the worker itself tells its launcher, in a memory file or a pipe.
+
+So the launcher can show it once, whole and in one piece, after all that the workers have printed. A worker that cannot
+tell it, because it is no Python program or was killed, leaves the end of its standard error
+(:class:`accelerate_cpp.launch.workers.worker_output.Tail`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.launch.workers.folded_traceback import folded_traceback
+from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """The exception that ended a worker, as text: it crosses to the parent without pickling.
+
+    Attributes:
+        summary: its type and message as they close the traceback, with notes; of a SyntaxError also the line of code.
+        traceback: the text for the user.
+        blames: the ranks that it names as its cause; ``None`` if it is the worker's own.
+    """
+
+    summary: str
+    traceback: str
+    blames: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, error: BaseException, frames: TracebackType | None = None) -> ErrorReport:
+        """The report of ``error``, whose traceback begins at ``frames``; the mode of ``--debug`` leaves nothing out."""
+        summary = "".join(traceback.format_exception_only(error)).strip("\n")
+        text = folded_traceback(error, frames, whole=env_table.DEBUG_MODE.get())
+        report = cls(summary, text, None)
+        return replace(report, blames=blamed_by(report.headline))
+
+    @property
+    def headline(self) -> str:
+        """The line ``module.Type: message``. A SyntaxError has its place and its code before it, indented."""
+        return next((line for line in self.summary.splitlines() if line and not line[0].isspace()), "")
+
+    def render(self) -> bytes:
+        """The report as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> ErrorReport | None:
+        """The report in ``data``; ``None`` when the worker sent none, or died before it had sent all of it."""
+        try:
+            known = json.loads(data)
+            blames = known.pop("blames")
+            return cls(**known, blames=None if blames is None else tuple(blames))
+        except ValueError:
+            return None
+
+
+def report_uncaught(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """The ``sys.excepthook`` of a worker: leaves its report where the launcher looks, and prints nothing.
+
+    Where that is impossible, and in processes that the worker has started, Python shows the exception as always.
+    """
+    place = env_table.ERROR_REPORT.get()
+    if place is None or os.getppid() != place[1]:
+        sys.__excepthook__(kind, error, frames)
+        return
+    try:
+        os.pwrite(place[0], ErrorReport.of(error, frames).render(), 0)
+    except OSError:  # no memory, or the program has closed the descriptor
+        sys.__excepthook__(kind, error, frames)
+
+
+@dataclass(frozen=True)
+class LastOutput:
+    """What a worker has left of the error that ended it.
+
+    Attributes:
+        tail: the end of its standard error.
+        report: its own report, if it has left one.
+    """
+
+    tail: str
+    report: ErrorReport | None = None
+
+    @property
+    def traceback(self) -> str:
+        """The traceback; else the last lines of its standard error."""
+        return last_traceback(self.tail) if self.report is None else self.report.traceback
+
+    @property
+    def error(self) -> str:
+        """The line with type and message; empty if it has left none."""
+        return last_error_line(self.tail) if self.report is None else self.report.headline
+
+    @property
+    def blames(self) -> tuple[int, ...] | None:
+        """The ranks that the error names as its cause; ``None`` if it is the worker's own."""
+        return blamed_ranks(self.tail) if self.report is None else self.report.blames

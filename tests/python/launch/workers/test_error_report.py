@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.errors import PeerLost
+from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
+
+
+def _raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_report_survives_the_way_to_the_launcher() -> None:
+    report = ErrorReport.of(_raised(ValueError("böom")))
+    assert ErrorReport.parse(report.render()) == report
+    assert report.summary == report.headline == "ValueError: böom"
+    assert report.traceback.startswith("Traceback (most recent call last)")
+    assert report.blames is None
+
+
+def test_report_knows_whom_the_error_blames() -> None:
+    report = ErrorReport.of(_raised(PeerLost("rank 1 died")))
+    assert report.blames == (1,)
+    assert ErrorReport.parse(report.render()) == report
+
+
+@pytest.mark.parametrize("data", [b"", b'{"summary": "Val'])
+def test_report_that_did_not_arrive_is_none(data: bytes) -> None:
+    assert ErrorReport.parse(data) is None
+
+
+def test_headline_of_a_syntax_error_is_its_message() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = (", "train.py", "exec")
+    report = ErrorReport.of(caught.value)
+    assert report.headline == "SyntaxError: '(' was never closed"
+    assert report.summary.startswith('  File "train.py", line 1\n')
+
+
+def test_worker_without_a_report_is_known_by_what_it_printed() -> None:
+    printed = "Traceback (most recent call last):\naccelerate_cpp.errors.PeerLost: rank 3 died\n"
+    known = LastOutput(printed)
+    assert (known.error, known.blames) == ("accelerate_cpp.errors.PeerLost: rank 3 died", (3,))
+    assert known.traceback == printed.rstrip()
+    told = LastOutput(printed, ErrorReport("KeyError: 1", "trace", None))
+    assert (told.error, told.blames, told.traceback) == ("KeyError: 1", None, "trace")
+
+
+def _run(code: str, launcher: int, folder: Path) -> tuple[str, ErrorReport | None]:
+    """What a program prints on standard error, and its report, if ``launcher`` is said to have started it."""
+    with (folder / "report").open("w+b") as file:
+        environment = os.environ | {"ACCELERATE_CPP_ERROR_REPORT": f"{file.fileno()}:{launcher}"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, pass_fds=[file.fileno()], capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr, ErrorReport.parse((folder / "report").read_bytes())
+
+
+def test_program_leaves_its_report_and_prints_nothing(tmp_path: Path) -> None:
+    printed, report = _run("raise ValueError('boom')", os.getpid(), tmp_path)
+    assert printed == ""
+    assert report is not None
+    assert report.headline == "ValueError: boom"
+    assert report.traceback.splitlines()[1] == '  File "<string>", line 1, in <module>'
+
+
+def test_process_that_the_launcher_has_not_started_prints_its_error(tmp_path: Path) -> None:
+    printed, report = _run("raise ValueError('boom')", os.getpid() + 1, tmp_path)
+    assert printed.endswith("\nValueError: boom\n")
+    assert report is None
+
+
+def test_error_is_printed_where_the_report_cannot_be_written(tmp_path: Path) -> None:
+    code = "import os\nos.close(int(os.environ['ACCELERATE_CPP_ERROR_REPORT'].partition(':')[0]))\nraise KeyError(7)"
+    printed, report = _run(code, os.getpid(), tmp_path)
+    assert printed.endswith("\nKeyError: 7\n")
+    assert report is None
+
+
+def test_fork_of_a_worker_prints_its_error(tmp_path: Path) -> None:
+    code = "import os\nif os.fork() == 0: raise ValueError('of the fork')\nos.wait()\nraise ValueError('of the worker')"
+    printed, report = _run(code, os.getpid(), tmp_path)
+    assert printed.endswith("\nValueError: of the fork\n")
+    assert report is not None
+    assert report.headline == "ValueError: of the worker"
