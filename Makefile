@@ -7,6 +7,10 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start hundreds of processes, and each would compile the modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+# Modules are compiled when they are first imported: pip would compile all that the packages have, on one core.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 EDITABLE := build/editable
 CXX_SOURCES := $(shell find csrc cmake CMakeLists.txt -type f 2>/dev/null)
 CXX_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
@@ -30,11 +34,11 @@ $(VENV)/.created:
 
 # torch goes first and alone: it decides what the package is built against.
 $(VENV)/.torch: $(VENV)/.created
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(PIP_INSTALL) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.requirements: $(VENV)/.torch $(wildcard requirements/*.txt)
-	$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	$(PIP_INSTALL) -r requirements/dev.txt
 	@touch $@
 
 env: $(VENV)/.requirements ## create .venv with torch and the tools
@@ -74,7 +78,7 @@ tsan asan: $(VENV)/.requirements
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	@.ci/system-packages $(PYTHON) browser
-	$(BIN)/python -m pip install --quiet -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
+	$(PIP_INSTALL) -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
 	$(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) tsan
@@ -111,7 +115,7 @@ notebooks: build ## run the notebooks and store them with their outputs
 	$(BIN)/python notebooks/execute.py
 
 site: build ## build the documentation into out/site
-	$(BIN)/python -m pip install --quiet -r requirements/docs.txt
+	$(PIP_INSTALL) -r requirements/docs.txt
 	$(SPHINX) . out/site
 
 wheel: $(VENV)/.requirements ## build a wheel into dist/
