@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kProbeInterval{50};
 // After its last task the thread looks for new ones this many times, once per grace period, before it sleeps until
 // woken.
-constexpr int kIdleLooks = 20;
+constexpr int kLooksInGrace = 20;
 
 // Whether `error` concerns the thread in which it was raised rather than the operation.
 bool is_interrupt(const std::exception_ptr& error) {
@@ -184,7 +184,7 @@ void WorkQueue::State::serve() {
     idle_looks = seen == issued ? idle_looks + 1 : 0;
     seen = issued;
     if (running || waiting.empty()) {
-      looking = grace.count() > 0 && idle_looks < kIdleLooks;
+      looking = grace.count() > 0 && idle_looks < kLooksInGrace;
       if (looking) {
         work.wait_for(lock, grace);
       } else {
