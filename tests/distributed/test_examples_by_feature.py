@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -203,6 +204,20 @@ CHECKED_ELSEWHERE = {
     "digits_plain.py": "test_examples.py",
     "show_digits.py": "test_examples.py",
 }
+# In plain PyTorch, with what they are compared with. plain.py is the training that the other examples start from.
+PLAIN = {
+    "nlp_example_plain.py": "nlp_example.py",
+    "cv_example_plain.py": "cv_example.py",
+    "by_feature/gradient_accumulation_plain.py": "by_feature/gradient_accumulation.py",
+    "by_feature/gradient_accumulation_for_autoregressive_models_plain.py": (
+        "by_feature/gradient_accumulation_for_autoregressive_models.py"
+    ),
+    "by_feature/checkpointing_plain.py": "by_feature/checkpointing.py",
+    "by_feature/cross_validation_plain.py": "by_feature/cross_validation.py",
+    "by_feature/tracking_plain.py": "by_feature/tracking.py",
+    "by_feature/plain.py": "by_feature/ddp_comm_hook.py",
+}
+WITHOUT_COMPRESSION = ("--ddp_comm_hook", "no")
 NOT_LONG = (
     "nlp_example.py",
     "by_feature/gradient_accumulation_for_autoregressive_models.py",
@@ -213,7 +228,7 @@ NOT_LONG = (
 
 RUN_HERE = [
     pytest.param(name, marks=() if name in NOT_LONG else pytest.mark.long)
-    for name in sorted(FILES - CHECKED_ELSEWHERE.keys())
+    for name in sorted(FILES - CHECKED_ELSEWHERE.keys() - PLAIN.keys())
 ]
 
 
@@ -224,8 +239,24 @@ def test_the_example_does_what_it_shows(name: str, tmp_path: Path) -> None:
     CHECKS[name](Example(name, tmp_path))
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in PLAIN])
+def test_on_one_process_the_example_prints_what_its_twin_in_plain_torch_prints(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    alone = [sys.executable, str(EXAMPLES / name)]
+    plain = subprocess.run(alone, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert plain.returncode == 0, plain.stderr
+    command = [*LAUNCH, "--cpu", "--num_cpu_threads_per_process", "1", str(EXAMPLES / PLAIN[name])]
+    command += WITHOUT_COMPRESSION if name == "by_feature/plain.py" else ()
+    ours = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ours.returncode == 0, ours.stderr
+    assert re.findall(r"[a-z]+", ours.stdout) == re.findall(r"[a-z]+", plain.stdout)
+    printed = [[float(number) for number in re.findall(r"\d[\d.e-]*", text)] for text in (ours.stdout, plain.stdout)]
+    assert printed[0] == pytest.approx(printed[1], rel=1e-4)
+    assert printed[1]
+
+
 def test_each_example_is_checked() -> None:
-    assert CHECKS.keys() | CHECKED_ELSEWHERE.keys() == FILES
+    assert CHECKS.keys() | CHECKED_ELSEWHERE.keys() | PLAIN.keys() == FILES
     for name, test in CHECKED_ELSEWHERE.items():
         assert Path(name).name in (Path(__file__).parent / test).read_text()
 

@@ -1,0 +1,87 @@
+"""Saves a run after each epoch, and continues from it, in plain PyTorch, on one process."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def load_data(samples, seed):
+    """Sequences of 16 tokens 0…63, int64, with label 1 if more than half of the tokens are even, else 0."""
+    tokens = torch.randint(0, 64, (samples, 16), generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(tokens, (tokens % 2 == 0).sum(dim=1).gt(8).long())
+
+
+def build_model():
+    """Two layers that classify the mean of the embedded tokens."""
+    return nn.Sequential(nn.EmbeddingBag(64, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def evaluate(model, loader):
+    """Mean loss and accuracy over every sample of ``loader``."""
+    model.eval()
+    loss, correct, samples = 0.0, 0, 0
+    for inputs, labels in loader:
+        with torch.no_grad():
+            logits = model(inputs)
+        loss += cross_entropy(logits, labels, reduction="sum").item()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
+        samples += len(labels)
+    return loss / samples, correct / samples
+
+
+def train(args):
+    torch.manual_seed(args.seed)
+    train_loader = DataLoader(load_data(2048, seed=0), args.batch_size, shuffle=True)
+    test_loader = DataLoader(load_data(500, seed=1), batch_size=50)
+    model = build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.num_epochs * len(train_loader))
+    steps, finished = 0, 0
+    newest = args.output_dir / "newest.pt"
+    if newest.exists():
+        saved = torch.load(newest)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        torch.set_rng_state(saved["random"])
+        steps, finished = saved["steps"], saved["epoch"]
+        print(f"resumed after {steps} steps, in epoch {finished + 1}")
+    for epoch in range(finished, args.num_epochs):
+        model.train()
+        for tokens, labels in train_loader:
+            cross_entropy(model(tokens), labels).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            steps += 1
+        loss, accuracy = evaluate(model, test_loader)
+        print(f"epoch {epoch + 1}: loss {loss:.9f}, accuracy {accuracy:.3f}, steps {steps}")
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+            "steps": steps,
+            "epoch": epoch + 1,
+        }
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        torch.save(state, args.output_dir / "writing.pt")
+        (args.output_dir / "writing.pt").replace(newest)  # so that a crash never leaves half a file
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output_dir", type=Path, default=Path("out/checkpointing_plain"))
+    parser.add_argument("--batch_size", type=int, default=64, help="samples per batch")
+    parser.add_argument("--num_epochs", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    train(parse_args())
