@@ -275,47 +275,165 @@ class Accelerator(PreparationSteps):
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Returns when every process has called it."""
+        """Returns when every process has called it.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> from pathlib import Path
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     if accelerator.is_main_process:
+            ...         Path("vocabulary.txt").write_text("a b c")
+            ...     accelerator.wait_for_everyone()  # now the file is there, for every process
+            ...     return Path("vocabulary.txt").read_text()
+            >>> debug_launcher(work, num_processes=2)
+            ['a b c', 'a b c']
+        """
         self.state.wait_for_everyone()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on rank 0 of each host."""
+        """``print`` on rank 0 of each host.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     accelerator.print(f"{accelerator.num_processes} processes print this once")
+            >>> debug_launcher(work, num_processes=2)
+            2 processes print this once
+        """
         self.state.print(*args, **kwargs)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorates ``function`` so that it only runs on rank 0; on other ranks it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank 0; on other ranks it returns ``None``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     @accelerator.on_main_process
+            ...     def download():
+            ...         return "downloaded"
+            ...     return download()
+            >>> debug_launcher(work, num_processes=2)
+            ['downloaded', None]
+        """
         return self.state.on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorates ``function`` so that it only runs on rank 0 of each host; on other ranks it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank 0 of each host; on other ranks it returns ``None``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     @accelerator.on_local_main_process
+            ...     def unpack():
+            ...         return "unpacked on this host"
+            ...     return unpack()
+            >>> debug_launcher(work, num_processes=2)
+            ['unpacked on this host', None]
+        """
         return self.state.on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates ``function`` so that it only runs on the highest rank; on other ranks it returns ``None``."""
+        """Decorates ``function`` so that it only runs on the highest rank; on other ranks it returns ``None``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     @accelerator.on_last_process
+            ...     def rank():
+            ...         return accelerator.process_index
+            ...     return rank()
+            >>> debug_launcher(work, num_processes=2)
+            [None, 1]
+        """
         return self.state.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorates ``function`` so that it only runs on rank ``process_index``; on other ranks it returns ``None``."""
+        """Decorates ``function`` so that it only runs on rank ``process_index``; on other ranks it returns ``None``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     @accelerator.on_process(process_index=1)
+            ...     def rank():
+            ...         return accelerator.process_index
+            ...     return rank()
+            >>> debug_launcher(work, num_processes=2)
+            [None, 1]
+        """
         return self.state.on_process(function, process_index=process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorates ``function`` to only run on rank ``local_process_index`` of each host; else it returns ``None``."""
+        """Decorates ``function`` to only run on rank ``local_process_index`` of each host; else it returns ``None``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     @accelerator.on_local_process(local_process_index=1)
+            ...     def rank():
+            ...         return accelerator.local_process_index
+            ...     return rank()
+            >>> debug_launcher(work, num_processes=2)
+            [None, 1]
+        """
         return self.state.on_local_process(function, local_process_index=local_process_index)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Rank 0 runs the block before the other ranks do. They continue even if rank 0 raises in it."""
+        """Rank 0 runs the block before the other ranks do. They continue even if rank 0 raises in it.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> from pathlib import Path
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     with accelerator.main_process_first():
+            ...         made_here = not Path("cache").exists()
+            ...         Path("cache").mkdir(exist_ok=True)
+            ...     return made_here
+            >>> debug_launcher(work, num_processes=2)
+            [True, False]
+        """
         return self.state.main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Rank 0 of each host runs the block before the others do."""
+        """Rank 0 of each host runs the block before the others do.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> from pathlib import Path
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     with accelerator.local_main_process_first():
+            ...         made_here = not Path("local-cache").exists()
+            ...         Path("local-cache").mkdir(exist_ok=True)
+            ...     return made_here
+            >>> debug_launcher(work, num_processes=2)
+            [True, False]
+        """
         return self.state.local_main_process_first()
 
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
-        """Gives each process its consecutive part of ``inputs``; see :meth:`PartialState.split_between_processes`."""
+        """Gives each process its consecutive part of ``inputs``; see :meth:`PartialState.split_between_processes`.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     with accelerator.split_between_processes(["a", "b", "c"]) as prompts:
+            ...         return prompts
+            >>> debug_launcher(work, num_processes=2)
+            [['a', 'b'], ['c']]
+        """
         return self.state.split_between_processes(inputs, apply_padding=apply_padding)
 
     # Settings
@@ -464,15 +582,45 @@ class Accelerator(PreparationSteps):
             buffers: the tensors to split in place.
             buffer_seq_dims: the dimension of the sequence of each.
             no_restore_buffers: those that stay split after the block.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> tokens = torch.arange(6).reshape(1, 6)
+            >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
+            ...     tokens.shape
+            torch.Size([1, 6])
         """
         return nullcontext()
 
     def deepspeed_ulysses_dl_adapter(self, dl: T, model: Any) -> T:
-        """Returns the loader unchanged: sequence parallelism, which would split sequences, is not supported."""
+        """Returns the loader unchanged: sequence parallelism, which would split sequences, is not supported.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(4), batch_size=2))
+            >>> accelerator.deepspeed_ulysses_dl_adapter(loader, model=None) is loader
+            True
+        """
         return dl
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Whether ``model``, or a part of it, was spread over several devices by a ``device_map``."""
+        """Whether ``model``, or a part of it, was spread over several devices by a ``device_map``.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = torch.nn.Linear(2, 2)
+            >>> accelerator.verify_device_map(model)
+            False
+            >>> model.hf_device_map = {"encoder": "cpu", "decoder": "disk"}  # as dispatch_model leaves it
+            >>> accelerator.verify_device_map(model)
+            True
+        """
         return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
     # Preparing
@@ -495,6 +643,21 @@ class Accelerator(PreparationSteps):
             ValueError: ``device_placement`` has another length than ``args``.
             ValueError: with several processes, a model that was spread over devices, or one to be trained that is
                 sharded already (by FSDP, or with ``DTensor`` parameters).
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> loader = torch.utils.data.DataLoader(torch.ones(8, 1), batch_size=4)
+            >>> scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2)
+            >>> model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+            >>> for batch in loader:
+            ...     optimizer.zero_grad()
+            ...     accelerator.backward(model(batch).mean())
+            ...     optimizer.step()
+            ...     scheduler.step()
         """
         prepared = prepare_together(self, args, placements_of(args, device_placement), _replaced_conversion())
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
@@ -506,6 +669,14 @@ class Accelerator(PreparationSteps):
 
         With ``evaluation_mode`` it is only moved (and compiled, if requested): gradients are not reduced, and it may
         have no trainable parameters.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 2), evaluation_mode=True)
+            >>> teacher(torch.ones(1, 2, device=accelerator.device)).shape
+            torch.Size([1, 2])
         """
         if is_prepared(model) and (evaluation_mode or not self._session.strategy.is_thawed(model)):
             return remember(self._models, model)
@@ -523,6 +694,16 @@ class Accelerator(PreparationSteps):
         """A loader that yields this process's share, on its device.
 
         ``slice_fn_for_dispatch`` cuts a rank's part from the batches that rank 0 reads for everyone.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     loader = accelerator.prepare_data_loader(torch.utils.data.DataLoader(range(8), batch_size=2))
+            ...     return [batch.tolist() for batch in loader]
+            >>> debug_launcher(work, num_processes=2)
+            [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
         """
         if is_prepared(data_loader):
             return remember(self._dataloaders, data_loader)
@@ -548,7 +729,17 @@ class Accelerator(PreparationSteps):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> torch.optim.Optimizer:
-        """An optimizer that steps only where gradients are synchronised."""
+        """An optimizer that steps only where gradients are synchronised.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare_model(torch.nn.Linear(2, 1))
+            >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> type(optimizer).__name__
+            'AcceleratedOptimizer'
+        """
         if is_prepared(optimizer):
             return remember(self._optimizers, optimizer)
         placement = self.device_placement if device_placement is None else device_placement
@@ -557,7 +748,19 @@ class Accelerator(PreparationSteps):
         return remember(self._optimizers, prepared)
 
     def prepare_scheduler(self, scheduler: LRScheduler | AcceleratedScheduler) -> LRScheduler | AcceleratedScheduler:
-        """A scheduler that steps with its optimizer, which may already be prepared."""
+        """A scheduler that steps with its optimizer, which may already be prepared.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+            >>> scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)
+            >>> scheduler = accelerator.prepare_scheduler(scheduler)
+            >>> scheduler.get_last_lr()
+            [0.05]
+        """
         if is_prepared(scheduler):
             return remember(self._schedulers, scheduler)
         own = [wrapped for wrapped in self._optimizers if wrapped.optimizer is getattr(scheduler, "optimizer", None)]
@@ -568,7 +771,16 @@ class Accelerator(PreparationSteps):
         return remember(self._schedulers, prepared)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-        """A loader like ``dataloader`` that starts after its first ``num_batches`` batches."""
+        """A loader like ``dataloader`` that starts after its first ``num_batches`` batches.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=2))
+            >>> [batch.tolist() for batch in accelerator.skip_first_batches(loader, num_batches=2)]
+            [[4, 5]]
+        """
         rest: DataLoader[Any] = skip_first_batches(dataloader, num_batches=num_batches)
         return rest
 
@@ -622,6 +834,25 @@ class Accelerator(PreparationSteps):
 
         Args:
             models: the models whose backward passes run in the block.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(gradient_accumulation_steps=2)
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> loader = torch.utils.data.DataLoader(torch.ones(4, 1))
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> for batch in loader:
+            ...     with accelerator.accumulate(model):
+            ...         accelerator.backward(model(batch).mean())
+            ...         optimizer.step()
+            ...         optimizer.zero_grad()
+            ...     print("step" if accelerator.sync_gradients else "accumulate")
+            accumulate
+            step
+            accumulate
+            step
         """
         current.accumulation = self._accumulation
         self._do_sync()
@@ -632,7 +863,23 @@ class Accelerator(PreparationSteps):
             yield
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Inside this block, backward passes through ``model`` do not synchronise gradients."""
+        """Inside this block, backward passes through ``model`` do not synchronise gradients.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+            ...     mine = torch.tensor([[float(accelerator.process_index)]])
+            ...     with accelerator.no_sync(model):
+            ...         accelerator.backward(model(mine).sum())
+            ...     own = next(model.parameters()).grad.item()
+            ...     accelerator.backward(model(mine).sum())  # averages the gradients of both passes
+            ...     return own, next(model.parameters()).grad.item()
+            >>> debug_launcher(work, num_processes=2)
+            [(0.0, 1.0), (1.0, 1.0)]
+        """
         return self._session.strategy.no_sync(model)
 
     @staticmethod
@@ -644,6 +891,20 @@ class Accelerator(PreparationSteps):
 
         Args:
             model: as :meth:`prepare` returned it.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+            ...     with accelerator.no_sync(model):
+            ...         output = model(torch.tensor([[float(accelerator.process_index)]]))
+            ...     with accelerator.trigger_sync_in_backward(model):
+            ...         accelerator.backward(output.sum())
+            ...     return next(model.parameters()).grad.item()
+            >>> debug_launcher(work, num_processes=2)
+            [0.5, 0.5]
         """
         return synchronising(model)
 
@@ -662,6 +923,20 @@ class Accelerator(PreparationSteps):
         Raises:
             InvalidArgument: some backward passes of a step of a model have a weight and some have none; or its
                 gradients have been divided by their weights already.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+            >>> inputs = torch.tensor([[1.0], [3.0]], device=accelerator.device)
+            >>> accelerator.backward(model(inputs).mean())
+            >>> next(model.parameters()).grad.item()
+            2.0
+            >>> model.zero_grad()
+            >>> accelerator.backward(model(inputs).sum(), weight=len(inputs))  # a sum, and of how many
+            >>> next(model.parameters()).grad.item()
+            2.0
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
@@ -686,6 +961,20 @@ class Accelerator(PreparationSteps):
 
         Args:
             optimizer: one optimizer, prepared or not, or a list of them.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(mixed_precision="fp16")
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> accelerator.backward(model(torch.ones(1, 1, device=accelerator.device)).sum() / 4)
+            >>> next(model.parameters()).grad.item()  # scaled by 65,536
+            16384.0
+            >>> accelerator.unscale_gradients()
+            >>> next(model.parameters()).grad.item()
+            0.25
         """
         chosen = self._optimizers if optimizer is None else optimizer
         if self.sync_gradients:
@@ -698,6 +987,17 @@ class Accelerator(PreparationSteps):
 
         Gradients of a scaled loss are un-scaled first. In a micro-batch that only accumulates, they stay scaled, and
         the limit is scaled like them.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
+            >>> accelerator.backward(model(torch.tensor([[3.0, 4.0]], device=accelerator.device)).sum())
+            >>> accelerator.clip_grad_norm_(model.parameters(), max_norm=1.0).item()  # the norm before
+            5.0
+            >>> [round(value, 3) for value in next(model.parameters()).grad[0].tolist()]
+            [0.6, 0.8]
         """
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         measured = unscale_all(self.scaler, self._optimizers if self.sync_gradients else (), left=tensors)
@@ -705,7 +1005,18 @@ class Accelerator(PreparationSteps):
         return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, measured) / scale
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales as ``clip_grad_norm_``."""
+        """Clamps every gradient element in place to ``[-clip_value, clip_value]``; un-scales as ``clip_grad_norm_``.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
+            >>> accelerator.backward(model(torch.tensor([[3.0, 0.5]], device=accelerator.device)).sum())
+            >>> accelerator.clip_grad_value_(model.parameters(), clip_value=1.0)
+            >>> next(model.parameters()).grad[0].tolist()
+            [1.0, 0.5]
+        """
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         torch.nn.utils.clip_grad_value_(parameters, clip_value * self._scale_of_gradients)
 
@@ -723,16 +1034,49 @@ class Accelerator(PreparationSteps):
 
         Raises:
             ValueError: it has not been prepared.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> print(accelerator.precision_plan(model))
+            mixed_precision='bf16' on cpu
+            layer      parameters  elements  storage  compute   reduce  master
+            Linear              2        20  float32  bfloat16  -       float32
+            LayerNorm           2         8  float32  float32   -       float32
         """
         return precision_plan(self, model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
-        """The autocast context of the run's mixed precision. It has no effect in full precision."""
+        """The autocast context of the run's mixed precision. It has no effect in full precision.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(mixed_precision="bf16")
+            >>> matrix = torch.eye(2, device=accelerator.device)
+            >>> with accelerator.autocast():
+            ...     (matrix @ matrix).dtype
+            torch.bfloat16
+        """
         return self._session.precision.autocast(autocast_options(autocast_handler or self.autocast_handler))
 
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
-        """Profiles the block; with ``output_trace_dir``, each rank then writes ``profile_<rank>.json`` there."""
+        """Profiles the block; with ``output_trace_dir``, each rank then writes ``profile_<rank>.json`` there.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> with accelerator.profile() as profiler:
+            ...     product = torch.ones(8, 8) @ torch.ones(8, 8)
+            >>> any(event.key == "aten::mm" for event in profiler.key_averages())
+            True
+        """
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         with handler.build() as profiler:
             yield profiler
@@ -755,6 +1099,20 @@ class Accelerator(PreparationSteps):
 
         Raises:
             InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     model = accelerator.prepare(torch.nn.Linear(1, 1))
+            ...     own = torch.ones(1 + accelerator.process_index, 1)  # one batch here, two there
+            ...     with accelerator.join_uneven_inputs([model]):
+            ...         for row in own:
+            ...             model(row.unsqueeze(0)).sum().backward()
+            ...     return len(own)
+            >>> debug_launcher(work, num_processes=2)
+            [1, 2]
         """
         with ExitStack() as stack:
             stack.enter_context(overriding_even_batches(self._dataloaders, even_batches))
@@ -768,6 +1126,15 @@ class Accelerator(PreparationSteps):
         """Concatenates the tensors of all processes along their first dimension, in nested containers as well.
 
         Every process gets the result; a 0-dim tensor gives one value per process.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     return accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+            >>> debug_launcher(work, num_processes=2)
+            [[0, 1], [0, 1]]
         """
         return gather(tensor)
 
@@ -780,6 +1147,17 @@ class Accelerator(PreparationSteps):
         Args:
             input_data: tensors in nested containers; anything else is gathered by pickling, as a list of samples.
             use_gather_object: pickle tensors as well.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
+            ...     for batch in loader:  # the second process gets 2, and 0 to fill up
+            ...         return accelerator.gather(batch).tolist(), accelerator.gather_for_metrics(batch).tolist()
+            >>> debug_launcher(work, num_processes=2)[0]
+            ([0, 1, 2, 0], [0, 1, 2])
         """
         pickled = use_gather_object or not all_tensors(input_data)
         gathered = gather_object(input_data) if pickled else gather(input_data)
@@ -787,19 +1165,62 @@ class Accelerator(PreparationSteps):
         return gathered if rows is None else drop_repeated(gathered, input_data, pickled, *rows)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The ``"sum"``, ``"mean"`` or ``"max"`` over all processes, as new tensors; ``scale`` has no effect."""
+        """The ``"sum"``, ``"mean"`` or ``"max"`` over all processes, as new tensors; ``scale`` has no effect.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     loss = torch.tensor(float(accelerator.process_index))
+            ...     return accelerator.reduce(loss, "sum").item(), accelerator.reduce(loss, "mean").item()
+            >>> debug_launcher(work, num_processes=2)
+            [(1.0, 0.5), (1.0, 0.5)]
+        """
         return reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pads ``dim`` with ``pad_index`` to the longest among the processes, at the end or at the front."""
+        """Pads ``dim`` with ``pad_index`` to the longest among the processes, at the end or at the front.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     tokens = torch.ones(1 + accelerator.process_index, dtype=torch.long)
+            ...     return accelerator.pad_across_processes(tokens).tolist()
+            >>> debug_launcher(work, num_processes=2)
+            [[1, 0], [1, 1]]
+        """
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def set_trigger(self) -> None:
-        """Raises a flag here that the next :meth:`check_trigger` sees on every process."""
+        """Raises a flag here that the next :meth:`check_trigger` sees on every process.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     for step in range(10):
+            ...         if accelerator.is_last_process and step == 3:
+            ...             accelerator.set_trigger()  # this process has seen enough
+            ...         if accelerator.check_trigger():
+            ...             return step
+            >>> debug_launcher(work, num_processes=2)
+            [3, 3]
+        """
         self.flag_tensor = torch.tensor(1, device=self.device)
 
     def check_trigger(self) -> bool:
-        """Whether any process has called :meth:`set_trigger` since the last check. Every process has to call it."""
+        """Whether any process has called :meth:`set_trigger` since the last check. Every process has to call it.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> accelerator.set_trigger()
+            >>> accelerator.check_trigger(), accelerator.check_trigger()
+            (True, False)
+        """
         flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
         self.flag_tensor = torch.zeros_like(flag)
         return bool(reduce(flag).item())
@@ -837,6 +1258,15 @@ class Accelerator(PreparationSteps):
             OSError: writing failed on this rank; the other ranks raise ``CheckpointError``, which names this rank.
             PeerLost: a process has died, and the checkpoint would be without its part, as the last one, or the one
                 that was resumed, was of all processes. Call it again on the main process to save without it.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("checkpoint")
+            >>> sorted(path.name for path in folder.iterdir())
+            ['accelerate_cpp.json', 'model.safetensors', 'random_states_0.pkl']
         """
         return checkpointing.save_state(self, output_dir, safe_serialization, blocking)
 
@@ -863,6 +1293,18 @@ class Accelerator(PreparationSteps):
             ValueError: there is no such folder, or no complete checkpoint.
             CheckpointError: a file is missing or damaged, would run code, or does not fit the object that loads it; or
                 the number of registered objects differs.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+            >>> weight = next(model.parameters())
+            >>> folder = accelerator.save_state("checkpoint")
+            >>> saved, _ = weight.item(), weight.data.zero_()
+            >>> accelerator.load_state("checkpoint")
+            >>> weight.item() == saved
+            True
         """
         checkpointing.load_state(self, input_dir, load_kwargs, load_model_func_kwargs)
 
@@ -878,15 +1320,59 @@ class Accelerator(PreparationSteps):
         Raises:
             ValueError: the project does not number its checkpoints, or has some, but none is complete.
             CheckpointError: as :meth:`load_state`.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> from accelerate_cpp.utils import ProjectConfiguration
+            >>> project = ProjectConfiguration(project_dir="run", automatic_checkpoint_naming=True)
+            >>> accelerator = Accelerator(project_config=project)
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.resume()  # there is no checkpoint yet
+            False
+            >>> accelerator.save_state().name
+            'checkpoint_0'
+            >>> accelerator.resume()
+            True
         """
         return checkpointing.resume(self)
 
     def wait_for_checkpoint(self) -> None:
-        """Waits until no checkpoint is being written. If the last one failed, raises its error once."""
+        """Waits until no checkpoint is being written. If the last one failed, raises its error once.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("checkpoint", blocking=False)
+            >>> accelerator.wait_for_checkpoint()
+            >>> (folder / "accelerate_cpp.json").is_file()
+            True
+        """
         self._checkpoints.wait()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Adds ``objects`` to all checkpoints; ``ValueError`` if one lacks ``state_dict`` or ``load_state_dict``."""
+        """Adds ``objects`` to all checkpoints; ``ValueError`` if one lacks ``state_dict`` or ``load_state_dict``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> class Progress:
+            ...     steps = 0
+            ...     def state_dict(self):
+            ...         return {"steps": self.steps}
+            ...     def load_state_dict(self, state):
+            ...         self.steps = state["steps"]
+            >>> progress = Progress()
+            >>> accelerator.register_for_checkpointing(progress)
+            >>> progress.steps = 100
+            >>> folder = accelerator.save_state("checkpoint")
+            >>> progress.steps = 0
+            >>> accelerator.load_state("checkpoint")
+            >>> progress.steps
+            100
+        """
         self._checkpoints.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
@@ -894,11 +1380,38 @@ class Accelerator(PreparationSteps):
         not saved.
 
         Files that a hook writes appear at once, before the checkpoint is complete.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> from pathlib import Path
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> def note(models, weights, folder):
+            ...     (Path(folder) / "note.txt").write_text(f"{len(models)} model")
+            >>> hook = accelerator.register_save_state_pre_hook(note)
+            >>> (accelerator.save_state("checkpoint") / "note.txt").read_text()
+            '1 model'
+            >>> hook.remove()
         """
         return self._checkpoints.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it removes are skipped."""
+        """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it removes are skipped.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> def tell(models, folder):
+            ...     print(f"loads {len(models)} model")
+            >>> hook = accelerator.register_load_state_pre_hook(tell)
+            >>> folder = accelerator.save_state("checkpoint")
+            >>> accelerator.load_state("checkpoint")
+            loads 1 model
+            >>> hook.remove()
+        """
         return self._checkpoints.add_load_hook(hook)
 
     @property
@@ -907,7 +1420,16 @@ class Accelerator(PreparationSteps):
         return self.is_local_main_process
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Saves ``obj`` once, or once per host with ``save_on_each_node``; see :func:`accelerate_cpp.utils.save`."""
+        """Saves ``obj`` once, or once per host with ``save_on_each_node``; see :func:`accelerate_cpp.utils.save`.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> accelerator.save({"threshold": torch.tensor(0.5)}, "settings.pt")  # on one process only
+            >>> torch.load("settings.pt")
+            {'threshold': tensor(0.5000)}
+        """
         save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
 
     def save_model(
@@ -928,6 +1450,16 @@ class Accelerator(PreparationSteps):
         Raises:
             ValueError: ``save_directory`` is a file.
             RuntimeError: parameters are on the meta device.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> from safetensors.torch import load_file
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.save_model(model, "weights")
+            >>> sorted(load_file("weights/model.safetensors"))
+            ['bias', 'weight']
         """
         checkpointing.save_model(self, model, save_directory, max_shard_size, safe_serialization)
 
@@ -939,11 +1471,30 @@ class Accelerator(PreparationSteps):
         """The module that was passed to :meth:`prepare`, still compiled if ``keep_torch_compile``.
 
         ``model`` itself does not change: it stays compiled and distributed.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator()
+            ...     model = accelerator.prepare(torch.nn.Linear(2, 1))
+            ...     return type(model).__name__, type(accelerator.unwrap_model(model)).__name__
+            >>> debug_launcher(work, num_processes=2)[0]
+            ('DataParallel', 'Linear')
         """
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """The full state dict of ``model``, under the user's own names if ``unwrap``."""
+        """The full state dict of ``model``, under the user's own names if ``unwrap``.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> sorted(accelerator.get_state_dict(model))
+            ['bias', 'weight']
+        """
         return self._session.strategy.model_state(model) if unwrap else model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -952,6 +1503,16 @@ class Accelerator(PreparationSteps):
         Returns:
             One ``None`` for each of ``objects``: ``model, optimizer = accelerator.free_memory(model, optimizer)`` drops
             the caller's own references.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = torch.nn.Linear(2, 1)
+            >>> model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> model, optimizer = accelerator.free_memory(model, optimizer)
+            >>> print(model, optimizer)
+            None None
         """
         self._prepared = Bundle()
         self._has_stepped = False
@@ -963,7 +1524,17 @@ class Accelerator(PreparationSteps):
         return freed
 
     def clear(self, *objects: Any) -> list[None]:
-        """The same as :meth:`free_memory`."""
+        """The same as :meth:`free_memory`.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> (model,) = accelerator.clear(model)
+            >>> print(model)
+            None
+        """
         return self.free_memory(*objects)
 
     # Experiment trackers
@@ -994,6 +1565,13 @@ class Accelerator(PreparationSteps):
 
         Raises:
             ValueError: the trackers are running already.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="run")
+            >>> accelerator.init_trackers("digits", config={"lr": 0.01, "batch_size": 64})
+            >>> accelerator.log({"loss": 0.5}, step=1)
+            >>> accelerator.end_training()
         """
         self._trackers.start(self.logging_dir, *args, **kwargs)
 
@@ -1004,6 +1582,14 @@ class Accelerator(PreparationSteps):
 
         Raises:
             ValueError: there are trackers, but none of this name.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="run")
+            >>> accelerator.init_trackers("digits")
+            >>> type(accelerator.get_tracker("tensorboard", unwrap=True)).__name__
+            'SummaryWriter'
+            >>> accelerator.end_training()
         """
         return self._trackers.find(name, unwrap)
 
@@ -1014,6 +1600,22 @@ class Accelerator(PreparationSteps):
             values: names with values; numbers, and tensors with one element, are understood by all trackers.
             step: the step to which the values belong.
             log_kwargs: options by name of the tracker: ``{"wandb": {"commit": False}}``.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> from accelerate_cpp.tracking import GeneralTracker
+            >>> class Screen(GeneralTracker):
+            ...     name = "screen"
+            ...     requires_logging_directory = False
+            ...     tracker = None
+            ...     def store_init_configuration(self, values):
+            ...         pass
+            ...     def log(self, values, step=None, **kwargs):
+            ...         print(step, values)
+            >>> accelerator = Accelerator(log_with=Screen())
+            >>> accelerator.init_trackers("digits")
+            >>> accelerator.log({"loss": 0.5}, step=1)
+            1 {'loss': 0.5}
         """
         self._trackers.log(*args, **kwargs)
 
@@ -1021,6 +1623,13 @@ class Accelerator(PreparationSteps):
         """Waits for checkpoints, finishes the trackers, and waits for every process.
 
         Process groups are destroyed when the interpreter exits.
+
+        Example:
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="run")
+            >>> accelerator.init_trackers("digits")
+            >>> accelerator.log({"loss": 0.5}, step=1)
+            >>> accelerator.end_training()  # the last line of a script
         """
         try:
             self.wait_for_checkpoint()

@@ -65,6 +65,16 @@ def cpu_offload(
 
     Raises:
         InvalidArgument: the device is not present, or there are no values to keep.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import cpu_offload
+        >>> model = cpu_offload(nn.Linear(2, 1), execution_device=torch.device("cpu"))
+        >>> model.weight.device  # the values are loaded while the layer runs
+        device(type='meta')
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 1])
     """
     device = _first_device(model) if execution_device is None else execution_device
     weights = values_of(model, "pass them as state_dict") if state_dict is None else state_dict
@@ -93,6 +103,14 @@ def disk_offload(
     Raises:
         InvalidArgument: the device is not present; there are no values to write; the folder contains another model.
         SystemFailure: the disk is full, or the system refused something else.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import disk_offload
+        >>> model = disk_offload(nn.Linear(2, 1), "offload", execution_device=torch.device("cpu"))
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 1])
     """
     device = _first_device(model) if execution_device is None else execution_device
     write_missing(model.state_dict(), offload_dir)
@@ -145,6 +163,16 @@ def cpu_offload_with_hook(
 
     Raises:
         InvalidArgument: the device is not present.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import cpu_offload_with_hook
+        >>> encoder, encoder_hook = cpu_offload_with_hook(nn.Linear(2, 2), execution_device="cpu")
+        >>> decoder, decoder_hook = cpu_offload_with_hook(nn.Linear(2, 2), "cpu", prev_module_hook=encoder_hook)
+        >>> decoder(encoder(torch.ones(1, 2))).shape  # the encoder leaves the device when the decoder comes
+        torch.Size([1, 2])
+        >>> decoder_hook.offload()
     """
     hook = CpuOffload(execution_device, prev_module_hook)
     add_hook_to_module(model, hook, append=True)
@@ -196,6 +224,17 @@ def load_checkpoint_and_dispatch(
         InvalidArgument: ``device_map`` is another string; also the errors of the functions that this one calls.
         CheckpointError: a file is missing, damaged or cut short.
         SystemFailure: the disk is full, or the system refused something else.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
+        >>> Accelerator().save_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "weights")
+        >>> with init_empty_weights():
+        ...     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> model = load_checkpoint_and_dispatch(model, "weights", device_map={"": "cpu"})
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 1])
     """
     if isinstance(device_map, str):
         device_map = choose_device_map(

@@ -354,6 +354,13 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
 
     For a prepared loader these are batches of the training loop, whatever the number of processes, and the result is
     also prepared. Skipped samples are not read, except from an iterable dataset. ``dataloader`` itself is not changed.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from accelerate_cpp import skip_first_batches
+        >>> loader = DataLoader(range(6), batch_size=2)
+        >>> [batch.tolist() for batch in skip_first_batches(loader, num_batches=1)]
+        [[2, 3], [4, 5]]
     """
     if num_batches < 0:
         raise InvalidArgument(f"num_batches={num_batches}: a loader cannot skip fewer than 0 batches")

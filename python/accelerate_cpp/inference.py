@@ -69,6 +69,19 @@ def prepare_pippy(
         InvalidArgument: there are not as many stages as processes, there is no example with rows, or torch cannot trace
             the model. In a forward pass, on all processes: inputs that differ from the example in more than their
             number of rows.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import PartialState, debug_launcher, prepare_pippy
+        >>> def work():
+        ...     state = PartialState()
+        ...     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).eval()
+        ...     model = prepare_pippy(model, split_points=["1"], example_args=(torch.ones(2, 2),), gather_output=True)
+        ...     with torch.no_grad():
+        ...         return model(torch.ones(2, 2)).shape
+        >>> debug_launcher(work, num_processes=2)
+        [torch.Size([2, 1]), torch.Size([2, 1])]
     """
     state = PartialState()
     count = state.num_processes

@@ -120,6 +120,14 @@ def notebook_launcher(
             process, such as a tensor on a GPU.
         WorkerFailed: a worker raised or died.
         AccelerateError: the helper process died.
+
+    Example:
+        >>> from accelerate_cpp import Accelerator, notebook_launcher
+        >>> def train(epochs):
+        ...     accelerator = Accelerator()
+        ...     return accelerator.process_index, epochs
+        >>> notebook_launcher(train, args=(10,), num_processes=2)
+        [(0, 10), (1, 10)]
     """
     _check_call("notebook_launcher", function, args)
     precision = _precision(mixed_precision)
@@ -148,7 +156,13 @@ def notebook_launcher(
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any] | None:
-    """Runs ``function(*args)`` in ``num_processes`` workers that only use the CPU; see :func:`notebook_launcher`."""
+    """Runs ``function(*args)`` in ``num_processes`` workers that only use the CPU; see :func:`notebook_launcher`.
+
+    Example:
+        >>> from accelerate_cpp import Accelerator, debug_launcher
+        >>> debug_launcher(lambda: Accelerator().process_index, num_processes=3)
+        [0, 1, 2]
+    """
     _check_call("debug_launcher", function, args)
     try:
         return _launch(function, args, function_group(num_processes, cpu=True))

@@ -64,6 +64,13 @@ def shared_empty(
     Raises:
         InvalidArgument: a length is negative, or there are more bytes than can be addressed.
         SystemFailure: there is not enough memory, within the limits of the container, say.
+
+    Example:
+        >>> import torch
+        >>> from accelerate_cpp import is_shared, shared_empty
+        >>> activations = shared_empty(4, 8, dtype=torch.bfloat16)
+        >>> activations.shape, is_shared(activations)
+        (torch.Size([4, 8]), True)
     """
     return _native.shared_empty(_shape(size), dtype).requires_grad_(requires_grad)
 
@@ -74,6 +81,11 @@ def shared_zeros(
     """A tensor of zeros in shared memory; as ``torch.zeros``.
 
     Arguments and errors are those of :func:`shared_empty`.
+
+    Example:
+        >>> from accelerate_cpp import shared_zeros
+        >>> shared_zeros(3)
+        tensor([0., 0., 0.])
     """
     return shared_empty(*size, dtype=dtype, requires_grad=requires_grad)  # fresh memory is zero
 
@@ -91,6 +103,11 @@ def shared_full(
 
     Raises:
         InvalidArgument, SystemFailure: as :func:`shared_empty`.
+
+    Example:
+        >>> from accelerate_cpp import shared_full
+        >>> shared_full((2,), 7.0)
+        tensor([7., 7.])
     """
     dtype = torch.full((), fill_value).dtype if dtype is None else dtype
     return _native.shared_empty(_shape((size,)), dtype).fill_(fill_value).requires_grad_(requires_grad)
@@ -105,6 +122,12 @@ def shared_empty_like(
 
     Raises:
         SystemFailure: there is not enough memory.
+
+    Example:
+        >>> import torch
+        >>> from accelerate_cpp import shared_empty_like
+        >>> shared_empty_like(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
     """
     return shared_empty(
         tuple(tensor.shape), dtype=tensor.dtype if dtype is None else dtype, requires_grad=requires_grad
@@ -122,6 +145,11 @@ def shared_tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad:
     Raises:
         InvalidArgument: the tensor is sparse.
         SystemFailure: there is not enough memory.
+
+    Example:
+        >>> from accelerate_cpp import shared_tensor
+        >>> shared_tensor([1, 2, 3])
+        tensor([1, 2, 3])
     """
     source = torch.as_tensor(data, dtype=dtype)
     if source.layout != torch.strided:
@@ -137,5 +165,11 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Whether the tensor, or the one that it is a view of, was made by a function of this module.
 
     ``tensor.is_shared()`` is another question: whether :mod:`torch.multiprocessing` shares its storage.
+
+    Example:
+        >>> import torch
+        >>> from accelerate_cpp import is_shared, shared_zeros
+        >>> is_shared(shared_zeros(1)), is_shared(torch.zeros(1))
+        (True, False)
     """
     return _native.is_shared_tensor(tensor)

@@ -100,6 +100,15 @@ def load_checkpoint_in_model(
         CheckpointError: a file is missing, damaged or cut short.
         SystemFailure: the disk is full, or the system refused something else.
         torch.OutOfMemoryError: a device has no room for a tensor.
+
+    Example:
+        >>> from torch import nn
+        >>> from accelerate_cpp import Accelerator, load_checkpoint_in_model
+        >>> trained, model = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> Accelerator().save_model(trained, "weights")
+        >>> load_checkpoint_in_model(model, "weights")
+        >>> bool((model.weight == trained.weight).all())
+        True
     """
     if offload_8bit_bnb:
         raise InvalidArgument(

@@ -76,6 +76,13 @@ def infer_auto_device_map(
 
     Raises:
         InvalidArgument: ``max_memory`` cannot be used, or what ``workload`` needs is not known.
+
+    Example:
+        >>> from torch import nn
+        >>> from accelerate_cpp import infer_auto_device_map
+        >>> model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(3)))  # 440 bytes each
+        >>> dict(infer_auto_device_map(model, max_memory={"cpu": 900, "disk": 10_000}))  # keeps room for one
+        {'0': 'cpu', '1': 'disk', '2': 'disk'}
     """
     plan = MapPlan(model, no_split_module_classes, dtype, special_dtypes, workload, "infer_auto_device_map")
     memory = plan.spared(get_max_memory(max_memory))

@@ -32,6 +32,14 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     Args:
         include_buffers: buffers too; ``None`` is what ``ACCELERATE_INIT_INCLUDE_BUFFERS`` says, by default no. Then
             every tensor that is made within it without a device is on the meta device.
+
+    Example:
+        >>> from torch import nn
+        >>> from accelerate_cpp import init_empty_weights
+        >>> with init_empty_weights():
+        ...     model = nn.Linear(1000, 1000)
+        >>> model.weight.device
+        device(type='meta')
     """
     with init_on_device("meta", include_buffers):
         yield
@@ -50,6 +58,15 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
 
     Raises:
         InvalidArgument: the device is not present.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import init_on_device
+        >>> with init_on_device(torch.device("cpu")):
+        ...     model = nn.Linear(2, 2)
+        >>> model.weight.device
+        device(type='cpu')
     """
     with_buffers = env_table.INIT_INCLUDE_BUFFERS.get() if include_buffers is None else include_buffers
     placing = _Placing(as_device(device))

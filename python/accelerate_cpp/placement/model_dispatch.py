@@ -208,6 +208,15 @@ def dispatch_model(
         InvalidArgument: the map leaves out a tensor or names a device that is not present; there is no folder for what
             is on the disk, or one of another model; something that should be moved has no values.
         SystemFailure: the disk is full, or the system refused something else.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from accelerate_cpp import dispatch_model
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> model = dispatch_model(model, {"0": "cpu", "1": "disk"}, main_device="cpu", offload_dir="offload")
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 1])
     """
     check_device_map(model, device_map)
     places = set(device_map.values())

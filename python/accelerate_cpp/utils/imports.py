@@ -96,7 +96,13 @@ def is_tensorboard_available() -> bool:
 
 
 def is_rich_available() -> bool:
-    """Whether rich is installed and ``ACCELERATE_ENABLE_RICH`` enables its tracebacks."""
+    """Whether rich is installed and ``ACCELERATE_ENABLE_RICH`` enables its tracebacks.
+
+    Example:
+        >>> from accelerate_cpp import is_rich_available
+        >>> isinstance(is_rich_available(), bool)
+        True
+    """
     return env_table.ENABLE_RICH.get() and _is_installed("rich")
 
 

@@ -62,6 +62,16 @@ def find_executable_batch_size(
     Raises:
         RuntimeError: the size has reached 0.
         TypeError: the batch size was passed to the decorated function.
+
+    Example:
+        >>> from accelerate_cpp import find_executable_batch_size
+        >>> @find_executable_batch_size(starting_batch_size=128)
+        ... def train(batch_size):
+        ...     if batch_size > 100:
+        ...         raise RuntimeError("CUDA out of memory.")
+        ...     return batch_size
+        >>> train()  # each try takes nine tenths of the last size
+        92
     """
     if function is None:
         return functools.partial(

@@ -66,6 +66,18 @@ def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | Non
 
 
 def synchronize_rng_states(rng_types: list[Any], generator: torch.Generator | None = None) -> None:
-    """Calls :func:`synchronize_rng_state` for each of ``rng_types``."""
+    """Calls :func:`synchronize_rng_state` for each of ``rng_types``.
+
+    Example:
+        >>> import torch
+        >>> from accelerate_cpp import PartialState, debug_launcher, synchronize_rng_states
+        >>> def work():
+        ...     torch.manual_seed(PartialState().process_index)
+        ...     synchronize_rng_states(["torch"])
+        ...     return torch.rand(1).item()
+        >>> first, second = debug_launcher(work, num_processes=2)
+        >>> first == second
+        True
+    """
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator=generator)
