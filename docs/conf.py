@@ -6,11 +6,16 @@ The root of the repository is the source folder, so that links between README.md
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import accelerate_cpp
 from accelerate_cpp import utils
+
+sys.path.insert(0, str(Path(__file__).parent))
+import command_reference
+import example_gallery
 
 # A Markdown link to something of the repository.
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)[^)]*\)")
@@ -22,12 +27,14 @@ version = release = accelerate_cpp.__version__
 language = "en"
 
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**", "examples/README.md"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns += ["docs/**", "examples/README.md", "notebooks/*.ipynb"]
 exclude_patterns = [".*", "build", "csrc", "out", "python", "tests"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]  # myst_nb reads Markdown and notebooks
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
 
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are shown with the outputs that are stored in them
 napoleon_numpy_docstring = False
 napoleon_preprocess_types = False
 autodoc_member_order = "bysource"
@@ -40,6 +47,8 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"accelerate-cpp {release}"
 html_copy_source = False
 html_show_sphinx = False
@@ -54,6 +63,14 @@ def without_folders(app: Any, docname: str, source: list[str]) -> None:
 
     if app.env.doc2path(docname).suffix == ".md":
         source[0] = LINK.sub(keep, source[0])
+
+
+def generate(app: Any, docname: str, source: list[str]) -> None:
+    """Puts the flags of commands and the gallery of examples into the pages that ask for them."""
+    if docname == "docs/cli":
+        source[0] = command_reference.with_flags(source[0])
+    elif docname == "docs/gallery":
+        source[0] = example_gallery.with_examples(source[0])
 
 
 def list_utilities(app: Any, docname: str, source: list[str]) -> None:
@@ -91,6 +108,7 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", without_folders)
     app.connect("source-read", list_utilities)
+    app.connect("source-read", generate)
     app.connect("autodoc-process-docstring", hide_colon, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", show_colon, priority=600)
     app.connect("build-finished", lead_to_root_doc)
