@@ -55,11 +55,8 @@ $(VENV)/.built-with-tests: $(VENV)/.requirements $(BUILD_INPUTS) $(CXX_TESTS)
 
 build: $(VENV)/.built ## build the C++ core and install the package in editable mode
 
-demo: build ## train the digits on two processes and on one, and show the result
-	@mkdir -p out
-	$(BIN)/accelerate-cpp launch --cpu --num_processes $(PROCESSES) examples/digits.py --metrics out/digits.json
-	$(BIN)/accelerate-cpp launch --cpu --num_processes 1 examples/digits.py --metrics out/digits_1.json
-	@$(BIN)/python examples/show_digits.py out/digits.json --beside out/digits_1.json --plot out/digits.png
+demo: build ## train the digits on one process, on two, and on two with the original, and show the times and losses
+	@$(BIN)/python examples/show_digits.py --processes $(PROCESSES) --plot out/digits.png
 
 ctest: $(VENV)/.built-with-tests
 	$(CTEST) --test-dir $(EDITABLE)

@@ -73,12 +73,13 @@ def train(args):
                 "accuracy": correct / len(test_set),
                 "samples_per_second": len(train_loader) * args.batch_size / seconds,
                 "seconds": seconds,
+                "steps": len(train_loader),
             }
         )
         print(f"epoch {epoch}: loss {history[-1]['loss']:.4f}, accuracy {history[-1]['accuracy']:.4f}")
     if args.metrics:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        args.metrics.write_text(json.dumps({"processes": processes, "epochs": history}, indent=1))
+        run = {"processes": int(os.environ.get("WORLD_SIZE", "1")), "threads": torch.get_num_threads()}
+        args.metrics.write_text(json.dumps({**run, "epochs": history}, indent=1))
 
 
 def parse_args():

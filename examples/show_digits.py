@@ -1,7 +1,12 @@
-"""Shows what digits.py wrote: a table, the curves as a picture, and a comparison with the time of another run."""
+"""Trains digits.py on one process, on several, and on several with the original accelerate, and shows them together."""
 
 import argparse
+import importlib.metadata
 import json
+import os
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,58 +15,105 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+SCRIPT, FOLDER = Path(__file__).with_name("digits.py"), Path("out/demo")
+COLORS = ("#8a95a1", "#1f6fd6", "#e07b00")
+# Equal curves cover each other: the first is the widest, and the last has marks alone.
+LINES: tuple[dict[str, Any], ...] = (
+    {"linewidth": 7, "alpha": 0.6},
+    {"linewidth": 2},
+    {"linestyle": "none", "marker": "x", "markersize": 7, "markeredgewidth": 1.8},
+)
 Run = dict[str, Any]
 
 
-def table(run: Run) -> str:
-    """One row per epoch: test loss, test accuracy and training throughput."""
-    rows = [f"{'epoch':>5}  {'loss':>7}  {'accuracy':>8}  {'samples/s':>9}"]
-    rows += [
-        f"{row['epoch']:>5}  {row['loss']:>7.4f}  {row['accuracy']:>8.4f}  {row['samples_per_second']:>9,.0f}"
-        for row in run["epochs"]
-    ]
+def contestants(processes: int, threads: int) -> dict[str, tuple[int, list[str]]]:
+    """The threads of each process, and the command, of each run; all runs have ``threads`` threads together."""
+    launch = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes"]
+    share = threads // processes
+    several = f"{processes} processes × {share} thread{'s' if share > 1 else ''}"
+    found = {
+        f"accelerate-cpp, 1 process × {threads} threads": (threads, [*launch, "1", str(SCRIPT)]),
+        f"accelerate-cpp, {several}": (share, [*launch, str(processes), str(SCRIPT)]),
+    }
+    try:
+        version = importlib.metadata.version("accelerate")
+    except importlib.metadata.PackageNotFoundError:
+        print("Hugging Face Accelerate is not installed, so it is not compared: pip install accelerate==1.15.0")
+        return found
+    copy = FOLDER / "digits_with_the_original.py"  # the same script, but for its import
+    copy.write_text(SCRIPT.read_text().replace("from accelerate_cpp import", "from accelerate import"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]  # its launcher starts one on the CPU
+    found[f"accelerate {version}, {several}"] = (share, [*torchrun, str(processes), str(copy)])
+    return found
+
+
+def train(threads: int, command: list[str]) -> Run:
+    """What one training wrote, with so many threads in each process."""
+    metrics = FOLDER / "metrics.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE": "1"}
+    done = subprocess.run([*command, "--metrics", str(metrics)], env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{done.stdout}{done.stderr}{' '.join(command)} failed with status {done.returncode}")
+    return dict(json.loads(metrics.read_text()))
+
+
+def step_milliseconds(runs: list[Run]) -> float:
+    """The median over all epochs of the mean time of a training step."""
+    return statistics.median(1000 * row["seconds"] / row["steps"] for run in runs for row in run["epochs"])
+
+
+def table(results: dict[str, list[Run]]) -> str:
+    """A row for each contestant: step time, and test loss and accuracy after the last epoch."""
+    width = max(map(len, results))
+    rows = [f"{'':<{width}}  {'step':>8}  {'test loss':>9}  {'accuracy':>8}"]
+    for name, runs in results.items():
+        last, time = runs[0]["epochs"][-1], f"{step_milliseconds(runs):.2f} ms"
+        rows.append(f"{name:<{width}}  {time:>8}  {last['loss']:>9.4f}  {last['accuracy']:>8.4f}")
     return "\n".join(rows)
 
 
-def training_seconds(run: Run) -> float:
-    """Seconds spent in the training loops of all epochs, without evaluation and start-up."""
-    return sum(row["seconds"] for row in run["epochs"])
-
-
-def describe(run: Run) -> str:
-    """``2 processes``, ``1 process``."""
-    return f"{run['processes']} process{'es' if run['processes'] != 1 else ''}"
-
-
-def plot(run: Run, target: Path) -> None:
-    """Writes the curves of test loss and test accuracy to ``target`` (PNG)."""
-    epochs = [row["epoch"] for row in run["epochs"]]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    left.plot(epochs, [row["loss"] for row in run["epochs"]], color="tab:blue", marker="o", markersize=3)
-    left.set(xlabel="epoch", ylabel="test loss", yscale="log")
-    right.plot(epochs, [row["accuracy"] for row in run["epochs"]], color="tab:green", marker="o", markersize=3)
-    right.set(xlabel="epoch", ylabel="test accuracy", ylim=(None, 1))
-    figure.suptitle(f"1,797 handwritten digits, {describe(run)}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=90)
-    plt.close(figure)
+def plot(results: dict[str, list[Run]], threads: int, target: Path) -> None:
+    """Writes the test losses and the step times to ``target`` (PNG)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.1), layout="constrained", width_ratios=(1, 1.25))
+    for color, style, (name, runs) in zip(COLORS, LINES, results.items(), strict=False):
+        losses = [row["loss"] for row in runs[0]["epochs"]]
+        left.plot(range(1, len(losses) + 1), losses, label=name.partition(" ×")[0], color=color, **style)
+    epochs = zip(*([row["loss"] for row in runs[0]["epochs"]] for runs in results.values()), strict=True)
+    apart = max(max(losses) / min(losses) - 1 for losses in epochs)
+    left.set(xlabel="epoch", yscale="log", title=f"test loss (largest difference: {100 * apart:.1g} %)")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    left.legend(frameon=False, fontsize=9)
+    times = [step_milliseconds(runs) for runs in results.values()]
+    labels = [name.replace(", ", "\n") for name in results]
+    bars = right.barh(labels, times, color=COLORS[: len(times)], height=0.62)
+    right.bar_label(bars, [f"{time:.1f} ms" for time in times], padding=4)
+    right.invert_yaxis()
+    right.set(xlabel="milliseconds", xlim=(0, 1.22 * max(times)), title="time of a training step")
+    for axes in (left, right):
+        axes.title.set_fontsize(10.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"The same script on 1,797 handwritten digits, with {threads} threads in each run", fontsize=11)
+    figure.savefig(target, dpi=100)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="what digits.py --metrics wrote")
-    parser.add_argument("--beside", type=Path, help="the same of another run, to compare the training time with")
-    parser.add_argument("--plot", type=Path, help="PNG file for the curves")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="how often each is trained; they take turns")
+    parser.add_argument("--plot", type=Path, help="PNG file for the picture")
     args = parser.parse_args()
-    run = json.loads(args.run.read_text())
-    print(table(run))
-    print()
-    for shown in [run, *([json.loads(args.beside.read_text())] if args.beside else [])]:
-        print(f"{describe(shown) + ':':<14}{training_seconds(shown):6.2f} s of training")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    threads = max((os.cpu_count() or 1) // args.processes, 1) * args.processes  # equally many for each process
+    trained, results = contestants(args.processes, threads), dict[str, list[Run]]()
+    for number in range(1, args.rounds + 1):
+        for name, (own_threads, command) in trained.items():
+            run = train(own_threads, command)
+            results.setdefault(name, []).append(run)
+            print(f"round {number}: {name}: {step_milliseconds([run]):.2f} ms per step", flush=True)
+    print(f"\n{table(results)}")
     if args.plot:
-        plot(run, args.plot)
-        print(f"curves: {args.plot}")
-    print(f"test accuracy: {run['epochs'][-1]['accuracy']:.3f}")
+        plot(results, threads, args.plot)
+        print(f"\npicture: {args.plot}")
 
 
 if __name__ == "__main__":

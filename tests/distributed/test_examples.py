@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -94,16 +96,65 @@ def test_one_process_and_plain_torch_train_alike(
     assert on_one[2]["epochs"][-1]["accuracy"] == pytest.approx(in_plain_torch[2]["epochs"][-1]["accuracy"], abs=0.02)
 
 
-@pytest.mark.long
-def test_the_result_is_shown_as_table_picture_times_and_accuracy(
-    tmp_path: Path, on_two: tuple[Path, list[str], dict[str, Any]], on_one: tuple[Path, list[str], dict[str, Any]]
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """show_digits.py as a module, which writes into a temporary folder."""
+    specification = importlib.util.spec_from_file_location("show_digits", EXAMPLES / "show_digits.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    return module
+
+
+def test_the_three_runs_of_the_demo_have_equally_many_threads_and_the_same_script(show: Any, tmp_path: Path) -> None:
+    runs = show.contestants(2, 4)
+    assert list(runs) == [
+        "accelerate-cpp, 1 process × 4 threads",
+        "accelerate-cpp, 2 processes × 2 threads",
+        "accelerate 1.15.0, 2 processes × 2 threads",
+    ]
+    assert [threads for threads, _ in runs.values()] == [4, 2, 2]
+    ours, original = ((Path(command[-1]).read_text().splitlines()) for _, command in list(runs.values())[1:])
+    changed = [(old, new) for old, new in zip(ours, original, strict=True) if old != new]
+    assert changed == [
+        (
+            "from accelerate_cpp import Accelerator, DataLoaderConfiguration",
+            "from accelerate import Accelerator, DataLoaderConfiguration",
+        )
+    ]
+
+
+def test_the_demo_without_the_original_shows_the_other_two_and_says_so(
+    show: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "digits.png"
-    show = EXAMPLES / "show_digits.py"
-    lines = run(sys.executable, show, on_two[0], "--beside", on_one[0], "--plot", picture).splitlines()
-    assert lines[0].split() == ["epoch", "loss", "accuracy", "samples/s"]
-    assert [line.split()[0] for line in lines[1:16]] == [str(epoch) for epoch in range(1, 16)]
-    assert any(line.startswith("2 processes:") for line in lines)
-    assert any(line.startswith("1 process:") for line in lines)
-    assert lines[-1] == f"test accuracy: {on_two[2]['epochs'][-1]['accuracy']:.3f}"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert len(show.contestants(2, 2)) == 2
+    assert "Hugging Face Accelerate is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_original_trains_the_same_network_in_the_demo(
+    show: Any, on_two: tuple[Path, list[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    names, (*_, original) = zip(*show.contestants(2, 2).items(), strict=True)
+    runs = [show.train(*original), on_two[2]]
+    theirs, our_own = ([row["loss"] for row in run["epochs"]] for run in runs)
+    assert [run["processes"] for run in runs] == [2, 2]
+    assert theirs == pytest.approx(our_own, rel=1e-3)
+    results = {names[1]: [on_two[2]], names[2]: [runs[0]]}
+    heading, *rows = show.table(results).splitlines()
+    assert heading.split() == ["step", "test", "loss", "accuracy"]
+    assert [row[: len(name)] for row, name in zip(rows, results, strict=True)] == list(results)
+    assert rows[0].endswith(f"{on_two[2]['epochs'][-1]['accuracy']:.4f}")
+    show.plot(results, 2, tmp_path / "digits.png")
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_of_a_step_is_the_median_over_the_epochs_of_all_runs(show: Any) -> None:
+    runs = [{"epochs": [{"seconds": seconds, "steps": 10}]} for seconds in (0.1, 0.5, 0.2)]
+    assert show.step_milliseconds(runs) == pytest.approx(20.0)
