@@ -34,7 +34,13 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]  # myst_nb
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
 
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # notebooks are shown with the outputs that are stored in them
+# Notebooks are shown with the outputs that are stored in them, whatever these are. Widgets have no kernel here: their
+# text is shown, and the scripts that would draw them, which come from elsewhere, are left out.
+nb_execution_mode = "off"
+nb_merge_streams = True
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
+suppress_warnings = ["mystnb.unknown_mime_type"]
 napoleon_numpy_docstring = False
 napoleon_preprocess_types = False
 autodoc_member_order = "bysource"
