@@ -40,6 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_site_has_every_document(site: Path) -> None:
     sources = [
         *REPOSITORY.glob("docs/**/*.md"),
+        *REPOSITORY.glob("notebooks/*.ipynb"),
         *map(REPOSITORY.joinpath, ("README.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")),
     ]
     pages = [source.relative_to(REPOSITORY).with_suffix(".html") for source in sources]
@@ -59,6 +60,16 @@ def test_site_shows_docstrings(site: Path) -> None:
         ("utils", "accelerate_cpp.utils.dataclasses.DataLoaderConfiguration"),
     ):
         assert f'id="{name}"' in (site / "docs" / "api" / f"{page}.html").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_site_has_the_flags_of_commands_and_the_differences_of_examples(site: Path) -> None:
+    """They are made while the site is built."""
+    assert 'id="cmdoption-accelerate-cpp-launch-num_processes"' in (site / "docs" / "cli.html").read_text()
+    gallery = (site / "docs" / "gallery.html").read_text()
+    assert '<span class="gi">+             accelerator.backward(loss)  # 4</span>' in gallery
+    assert "<!-- " not in gallery.split("<article")[1].split("</article>")[0]
 
 
 @pytest.mark.long
