@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -70,14 +69,22 @@ HOME_OF: dict[str, str] = {
 """By the former name of a module, inside the package, the one that it has now."""
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds a module by its former name: the same object as under the present one."""
+class _Finder:
+    """Finds a module by its former name: the same object as under the present one.
+
+    It is a finder and a loader of ``importlib.abc`` without being derived from them: their module takes long to load,
+    and this one is loaded with the package.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         own, _, name = fullname.partition(".")
-        return ModuleSpec(fullname, self) if own == _PACKAGE and name in HOME_OF else None
+        found = own == _PACKAGE and name in HOME_OF
+        return ModuleSpec(fullname, self) if found else None  # type: ignore[arg-type]  # a loader by its methods
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """The usual empty module is made."""
 
     def exec_module(self, module: ModuleType) -> None:
         # Whoever imports it gets what is in the table of modules when this returns.

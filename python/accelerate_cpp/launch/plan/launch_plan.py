@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import site
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +311,8 @@ def _command(options: LaunchOptions, environ: Mapping[str, str]) -> tuple[str, .
     if options.module and options.no_python:
         raise InvalidArgument("--module and --no_python exclude each other: pass one of them")
     if options.no_python:
+        import shutil  # here, as few launches look for a program
+
         program = shutil.which(script, path=environ.get("PATH"))
         if program is None:
             raise InvalidArgument(f"--no_python: no executable {script!r} here or in PATH")
@@ -329,6 +329,8 @@ def _script_meant(script: Path) -> str:
     folder = script.parent
     if not folder.is_dir():
         return ""
+    from difflib import get_close_matches  # here, as most launches find their script
+
     beside = {path.stem: path for path in folder.glob("*.py")}
     nearest = [beside[stem] for stem in get_close_matches(script.stem, beside, 1)] or [*folder.glob(f"*/{script.name}")]
     return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -1,21 +1,13 @@
-"""The events of a launch, as sentences for the terminal and as JSON for programs."""
+"""How an attempt at a run ended, as sentences for the terminal."""
 
 from __future__ import annotations
 
-import json
-import math
-import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
-from accelerate_cpp.config.file import replace_text
-from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.error_report import LastOutput
-from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd, account, describe, first_failure, named
+from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd, account, first_failure, named
 from accelerate_cpp.runtime.progress_board import Standing
 
 
@@ -77,55 +69,3 @@ class Attempt:
 
     def _has_left(self, rank: int | None) -> bool:
         return any(end.rank == rank and end.exit_code == 0 for end in self.end.workers)
-
-    def as_data(self) -> dict[str, Any]:
-        """The attempt for JSON."""
-        failure = self.failure
-        return {
-            "attempt": self.number,
-            "began": _time(self.began),
-            "interrupted_by": None if self.end.interrupted_by is None else signal.Signals(self.end.interrupted_by).name,
-            "first_failure": None if failure is None else failure.rank,
-            "workers": [self._worker(end) for end in sorted(self.end.workers, key=lambda end: end.rank)],
-        }
-
-    def _worker(self, end: WorkerEnd) -> dict[str, Any]:
-        output = self.outputs[end.rank]
-        progress: dict[str, Any] = {}
-        if standing := self.standings.get(end.rank):
-            progress = {"steps": standing.steps, "loss": None if math.isnan(standing.loss) else standing.loss}
-        return {
-            "rank": end.rank,
-            "pid": self.pids[end.rank],
-            "ended": _time(end.at),
-            "exit_code": end.exit_code if end.exit_code >= 0 else None,
-            "signal": None if end.exit_code >= 0 else -end.exit_code,
-            "how": describe(end.exit_code),
-            "ended_by_launcher": end.while_ending,
-            "error": output.error or None,
-            "last_output": output.traceback if end.exit_code != 0 else None,
-            **progress,
-        }
-
-
-def write_report(path: Path, command: Sequence[str], attempts: Sequence[Attempt], status: int) -> None:
-    """Writes what happened as JSON, in one step.
-
-    Raises:
-        SystemFailure: the file cannot be written.
-    """
-    report = {
-        "host": socket.gethostname(),
-        "command": list(command),
-        "exit_status": status,
-        "written": _time(datetime.now(timezone.utc).timestamp()),
-        "attempts": [attempt.as_data() for attempt in attempts],
-    }
-    try:
-        replace_text(path, json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise SystemFailure(error.errno or 0, f"the report {path} cannot be written: {error.strerror}") from error
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

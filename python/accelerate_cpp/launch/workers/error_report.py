@@ -7,15 +7,12 @@ tell it, because it is no Python program or was killed, leaves the end of its st
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 
 from accelerate_cpp.config import env_table
-from accelerate_cpp.launch.workers.folded_traceback import folded_traceback
 from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
 
 
@@ -36,6 +33,10 @@ class ErrorReport:
     @classmethod
     def of(cls, error: BaseException, frames: TracebackType | None = None) -> ErrorReport:
         """The report of ``error``, whose traceback begins at ``frames``; the mode of ``--debug`` leaves nothing out."""
+        import traceback  # here, as the launcher only parses reports
+
+        from accelerate_cpp.launch.workers.folded_traceback import folded_traceback
+
         summary = "".join(traceback.format_exception_only(error)).strip("\n")
         text = folded_traceback(error, frames, whole=env_table.DEBUG_MODE.get())
         report = cls(summary, text, None)
@@ -48,11 +49,17 @@ class ErrorReport:
 
     def render(self) -> bytes:
         """The report as bytes."""
+        import json
+
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> ErrorReport | None:
         """The report in ``data``; ``None`` when the worker sent none, or died before it had sent all of it."""
+        if not data:
+            return None
+        import json  # here, as most launches get no report
+
         try:
             known = json.loads(data)
             blames = known.pop("blames")

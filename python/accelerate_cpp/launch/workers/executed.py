@@ -15,7 +15,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
-from accelerate_cpp.launch.view.report import Attempt, write_report
+from accelerate_cpp.launch.view.report import Attempt
 from accelerate_cpp.launch.workers.attendance import attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, failed_status, shell_status
@@ -66,6 +66,8 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
                 _tell(attempts[-1], again, quiet)
     status = _status(attempts[-1]) or int(has_lost_output)
     if plan.report is not None:
+        from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
+
         write_report(plan.report, plan.command, attempts, status)
     _tell(attempts[-1], _closing(attempts[-1]), quiet)
     return status

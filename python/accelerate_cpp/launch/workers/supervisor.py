@@ -73,6 +73,7 @@ class Supervisor:
         self._pidfds: set[int] = set()
         self._watched_members: set[int] = set()
         self._ending = False
+        self._guard: Guard | None = None
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signal, signals))
         if lifeline is not None:
@@ -81,7 +82,6 @@ class Supervisor:
             self._selector.register(attendance.incoming, selectors.EVENT_READ, attendance.read)
 
     def __enter__(self) -> Supervisor:
-        self._guard = Guard()
         return self
 
     def add(self, worker: Worker) -> None:
@@ -93,7 +93,6 @@ class Supervisor:
             worker.reap()
             raise
         self._workers.append(worker)
-        self._guard.watch(worker.pid)
         for descriptor, sink in worker.outputs.items():
             os.set_blocking(descriptor, False)
             self._outputs[descriptor] = sink
@@ -101,6 +100,9 @@ class Supervisor:
 
     def run(self) -> RunEnd:
         """Returns when every worker and every process in its group has ended."""
+        self._guard = Guard()  # only now, as it takes a moment that the workers need to start
+        for worker in self._workers:
+            self._guard.watch(worker.pid)
         self._wait(lambda: self._all_ended or self._any_failed or self._interrupts or self._absence())
         absence = self._absence()
         self._wait(lambda: self._all_ended or self._interrupts or absence, REPORT_SECONDS)
@@ -120,7 +122,8 @@ class Supervisor:
             for console in self._consoles:
                 console.show_all()
         finally:
-            self._guard.dismiss()
+            if self._guard is not None:
+                self._guard.dismiss()
             ended = {end.rank for end in self._ends}
             for worker in self._workers:
                 if worker.rank in ended:

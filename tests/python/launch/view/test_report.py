@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.launch.view.report import Attempt, write_report
+from accelerate_cpp.launch.view.report import Attempt
+from accelerate_cpp.launch.view.report_file import write_report
 from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd
 from accelerate_cpp.runtime.progress_board import Standing
