@@ -1,4 +1,4 @@
-"""Finds the torch that accelerate_cpp is built against and pins it in the wheel's metadata.
+"""Finds the torch that accelerate_cpp is built against and names it in the wheel's metadata.
 
 torch is never imported here: an isolated build cannot import it, and its folder and version file say enough.
 """
@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any
 
 FOLDER_VARIABLE = "ACCELERATE_TORCH_DIR"
+OLDEST_TORCH = "2.11"
+LABEL_VARIABLE = "ACCELERATE_CPP_LABEL_WHEEL"
 
 NO_TORCH = (
     "accelerate-cpp is built against an installed torch, and none was found for {python}: run "
     "`pip install torch` there first and then install accelerate-cpp again "
     f"(or name torch's folder in {FOLDER_VARIABLE})."
+)
+TOO_OLD = (
+    "accelerate-cpp needs torch {oldest} or newer, but torch {version} is installed in {folder}: run "
+    "`pip install --upgrade torch` first and then install accelerate-cpp again."
 )
 NO_WINDOWS = "accelerate-cpp runs on Linux and macOS; on Windows install it inside WSL2 (Ubuntu or Debian)."
 
@@ -36,8 +42,13 @@ class Torch:
     @property
     def requirement(self) -> str:
         """What a wheel built against it needs: torch's C++ interfaces are stable within one minor version only."""
-        major, minor = (int(part) for part in self.version.split(".")[:2])
+        major, minor = numbers_of(self.version)
         return f"torch>={major}.{minor},<{major}.{minor + 1}"
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The major and minor number of ``version``."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def site_folders() -> Iterator[Path]:
@@ -75,27 +86,31 @@ def find_torch() -> Torch:
     """The torch of the environment that is being installed into.
 
     Raises:
-        SystemExit: with one sentence that says what to do when there is none, or when the system cannot build.
+        SystemExit: with one sentence that says what to do when there is none, when it is too old, or when the system
+            cannot build.
     """
     if sys.platform == "win32":
         raise SystemExit(NO_WINDOWS)
     named = os.environ.get(FOLDER_VARIABLE)
-    if named:
-        torch = read_torch(Path(named))
-        if torch is None:
-            raise SystemExit(
-                f"{FOLDER_VARIABLE}={named}: expected torch's package folder, with version.py, include and lib."
-            )
-        return torch
-    for folder in site_folders():
-        torch = read_torch(folder / "torch")
-        if torch is not None:
-            return torch
-    raise SystemExit(NO_TORCH.format(python=sys.executable))
+    folders = [Path(named)] if named else [folder / "torch" for folder in site_folders()]
+    torch = next(filter(None, map(read_torch, folders)), None)
+    if torch is None and named:
+        raise SystemExit(
+            f"{FOLDER_VARIABLE}={named}: expected torch's package folder, with version.py, include and lib."
+        )
+    if torch is None:
+        raise SystemExit(NO_TORCH.format(python=sys.executable))
+    if numbers_of(torch.version) < numbers_of(OLDEST_TORCH):
+        raise SystemExit(TOO_OLD.format(oldest=OLDEST_TORCH, version=torch.version, folder=torch.folder.parent))
+    return torch
 
 
 class TorchPin:
-    """scikit-build-core's dynamic-metadata provider: the project's dependencies and the torch built against."""
+    """scikit-build-core's dynamic-metadata provider: the version, and the dependencies with the torch built against.
+
+    With ACCELERATE_CPP_LABEL_WHEEL=1, the version of a wheel says which torch it is for, such as ``0.1.0+torch2.13``,
+    so that the wheels of one release for several versions of torch can be in one place, and be asked for.
+    """
 
     def __init__(self) -> None:
         self._state = "metadata_wheel"
@@ -103,9 +118,14 @@ class TorchPin:
     def build_state(self, build_state: str) -> None:
         self._state = build_state
 
-    def dynamic_metadata(self, settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, list[str]]:
-        torch = "torch" if self._state == "sdist" else find_torch().requirement
-        return {"dependencies": [torch, *settings["dependencies"]]}
+    def dynamic_metadata(self, settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
+        version, dependencies = settings["version"], settings["dependencies"]
+        if self._state == "sdist":
+            return {"version": version, "dependencies": ["torch", *dependencies]}
+        torch = find_torch()
+        if os.environ.get(LABEL_VARIABLE) == "1":
+            version += "+torch{}.{}".format(*numbers_of(torch.version))
+        return {"version": version, "dependencies": [torch.requirement, *dependencies]}
 
     def dynamic_wheel(self, settings: Mapping[str, Any]) -> dict[str, bool]:
         return {"dependencies": True}

@@ -7,33 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from accelerate_cpp.installation import require_fitting_torch
 
-try:
-    from accelerate_cpp._build_info import TORCH_VERSION
-except ImportError:
-    raise ImportError(
-        "accelerate_cpp was not built: its C++ module is missing. Install it with `pip install accelerate-cpp`, or "
-        "with `pip install -e .` in a clone"
-    ) from None
+require_fitting_torch()
+import torch  # noqa: E402, F401  (the C++ module needs its libraries)
 
-
-def check_torch_version(built: str, installed: str) -> None:
-    """Raises ``ImportError`` unless both versions have the same major and minor number.
-
-    Args:
-        built: the torch that the C++ module was compiled against, for example ``"2.13.0"``.
-        installed: the torch that is imported, for example ``"2.13.0+cpu"``.
-    """
-    if built.split(".")[:2] != installed.split(".")[:2]:
-        raise ImportError(
-            f"accelerate_cpp was built for torch {built}, but torch {installed} is installed. torch's C++ interface "
-            f"changes with every minor version: install torch {'.'.join(built.split('.')[:2])}, or reinstall "
-            "accelerate-cpp against the torch you have"
-        )
-
-
-check_torch_version(TORCH_VERSION, torch.__version__)
 from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch may be loaded)
     AheadCopies,
     C10dBackend,
@@ -81,7 +59,6 @@ __all__ = [
     "ReadAhead",
     "any_fit",
     "balanced_partition",
-    "check_torch_version",
     "choose_device",
     "compile_gradient_kernels",
     "copy_tensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AccelerateError",
+    "BuildMismatch",
     "CheckpointError",
     "ExistingFile",
     "InternalError",
@@ -21,6 +22,10 @@ __all__ = [
 
 class AccelerateError(RuntimeError):
     """Base of every error that a caller of accelerate_cpp can act on."""
+
+
+class BuildMismatch(AccelerateError, ImportError):
+    """The C++ module is missing, or does not fit the torch that is installed; the message has the command."""
 
 
 class InvalidArgument(AccelerateError, ValueError):

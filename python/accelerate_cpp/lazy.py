@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from accelerate_cpp.errors import BuildMismatch
+
 
 def lazy_names(
     package: str, namespace: dict[str, Any], module_of: Mapping[str, str], submodules: Collection[str]
@@ -24,7 +26,10 @@ def lazy_names(
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(module_of[name]), name)
+        try:
+            value = getattr(importlib.import_module(module_of[name]), name)
+        except BuildMismatch as mismatch:
+            raise mismatch.with_traceback(None) from None  # the way through the modules of the package tells nothing
         namespace[name] = value
         return value
 

@@ -53,6 +53,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("comm", "devices"),
     ("config",),
     ("_native",),
+    ("installation",),
     ("errors", "_C", "_build_info"),
 )
 # What lends names to every module; it imports nothing of the package but as a name is asked for.

@@ -68,6 +68,6 @@ def test_another_torch_than_it_was_built_for_is_one_clear_error(module: Path, tm
     run = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
     last = run.stderr.strip().splitlines()[-1]
     assert run.returncode != 0
-    assert last.startswith("ImportError")
+    assert last.startswith("accelerate_cpp.errors.BuildMismatch")
     assert "2.12" in last
     assert "2.13" in last

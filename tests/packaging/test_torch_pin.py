@@ -76,6 +76,21 @@ def test_a_variable_that_names_no_torch_is_refused(only_in: Path, monkeypatch: p
         find_torch()
 
 
+@pytest.mark.parametrize("version", ["2.10.1+cpu", "1.13.0"])
+def test_a_torch_that_is_too_old_is_refused_in_one_sentence(only_in: Path, version: str) -> None:
+    make_torch(only_in, version)
+    with pytest.raises(SystemExit) as raised:
+        backend.get_requires_for_build_wheel()
+    assert f"needs torch 2.11 or newer, but torch {version} is installed in {only_in}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.15.0a0+git1", "3.0.0"])
+def test_every_newer_torch_is_accepted(only_in: Path, version: str) -> None:
+    folder = make_torch(only_in, version)
+    assert find_torch() == Torch(folder, version)
+
+
 def test_windows_is_pointed_to_wsl2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit, match="WSL2"):
@@ -94,17 +109,29 @@ def test_the_requirement_is_the_minor_version_built_for(version: str, requiremen
     assert Torch(Path(), version).requirement == requirement
 
 
+SETTINGS = {"version": "1.2.3", "dependencies": ["numpy"]}
+
+
+def metadata_of(state: str) -> dict[str, object]:
+    pin = TorchPin()
+    pin.build_state(state)
+    return pin.dynamic_metadata(SETTINGS, {})
+
+
 def test_wheel_metadata_pins_torch_beside_the_other_dependencies(only_in: Path) -> None:
     make_torch(only_in)
-    pin = TorchPin()
-    pin.build_state("metadata_wheel")
-    assert pin.dynamic_metadata({"dependencies": ["numpy"]}, {}) == {"dependencies": ["torch>=2.13,<2.14", "numpy"]}
+    assert metadata_of("metadata_wheel") == {"version": "1.2.3", "dependencies": ["torch>=2.13,<2.14", "numpy"]}
 
 
-def test_a_source_distribution_needs_no_torch_and_pins_none(only_in: Path) -> None:
-    pin = TorchPin()
-    pin.build_state("sdist")
-    assert pin.dynamic_metadata({"dependencies": ["numpy"]}, {}) == {"dependencies": ["torch", "numpy"]}
+def test_a_source_distribution_needs_no_torch_and_pins_none(only_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(torch_pin.LABEL_VARIABLE, "1")
+    assert metadata_of("sdist") == {"version": "1.2.3", "dependencies": ["torch", "numpy"]}
+
+
+def test_a_wheel_for_a_release_is_labelled_with_its_torch(only_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_torch(only_in, "2.14.1+cpu")
+    monkeypatch.setenv(torch_pin.LABEL_VARIABLE, "1")
+    assert metadata_of("wheel")["version"] == "1.2.3+torch2.14"
 
 
 def test_cmake_is_told_where_torch_is_unless_the_caller_says(only_in: Path) -> None:

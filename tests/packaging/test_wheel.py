@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -13,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,6 +98,14 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {f"{shown}/{name}" for name in ("PKG-INFO", "RECORD", "entry_points.txt", "requires.txt")} <= {*names}
 
 
+def test_it_carries_the_sources_of_its_module(wheel: Path) -> None:
+    prefix = "accelerate_cpp/_sources/"
+    with zipfile.ZipFile(wheel) as archive:
+        carried = {name.removeprefix(prefix) for name in archive.namelist() if name.startswith(prefix)}
+    here = [path for folder in ("csrc", "cmake") for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
+    assert carried == {"CMakeLists.txt", *(str(path.relative_to(REPOSITORY)) for path in here)}
+
+
 def test_type_checkers_find_its_types(clean_python: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "from accelerate_cpp import Accelerator\n"
@@ -151,6 +165,54 @@ def test_a_program_for_the_original_runs_on_two_processes_there(
     lines = [line.split(" ", 1) for line in done.stdout.splitlines() if "accelerate_cpp" in line]
     assert [text for _, text in lines] == ["[0, 1] 0.5"] * 2
     assert all(Path(file).is_relative_to(where) for file, _ in lines)
+
+
+def torch_requirement(about: Path) -> SpecifierSet:
+    rows = map(Requirement, Parser().parsestr(about.read_text()).get_all("Requires-Dist") or [])
+    (specifier,) = [row.specifier for row in rows if row.name == "torch"]
+    return specifier
+
+
+def test_a_rebuild_makes_a_module_for_another_torch_fit_the_one_installed(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "environment")
+    install(python, wheel)
+    script = "import accelerate_cpp; print(accelerate_cpp.__path__[0])"
+    package = Path(run(python, "-c", script, cwd=tmp_path).stdout.strip())
+    (about,) = package.parent.glob("accelerate_cpp-*.dist-info/METADATA")
+    required, info = torch_requirement(about), package / "_build_info.py"
+    pin = re.compile(r"^Requires-Dist: torch[<>=].*", re.MULTILINE)
+    about.write_text(pin.sub("Requires-Dist: torch<1.1,>=1.0", about.read_text()))
+    info.write_text('TORCH_VERSION = "1.0.0"\n')
+    launcher = python.parent / "accelerate-cpp"
+    launch = (
+        launcher,
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        REPOSITORY / "examples" / "digits.py",
+        "--epochs",
+        "1",
+    )
+
+    refused = run(*launch, cwd=tmp_path, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert (
+        f"built for torch 1.0.0, but torch {torch.__version__} is installed: run `accelerate-cpp rebuild`"
+        in refused.stderr
+    )
+
+    tools = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    assert "done in" in run("env", tools, launcher, "rebuild", cwd=tmp_path).stdout
+    run(*launch, cwd=tmp_path)
+    assert f'"{torch.__version__.partition("+")[0]}"' in info.read_text()
+    assert torch_requirement(about) == required
+    for path, digest, size in csv.reader((about.parent / "RECORD").read_text().splitlines()):
+        content = (package.parent / path).read_bytes()
+        right = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        assert not digest or (digest, size) == (f"sha256={right}", str(len(content))), path
+    run(python, "-m", "pip", "uninstall", "--yes", "accelerate-cpp", cwd=tmp_path)
+    assert not package.exists()
 
 
 def test_uninstalling_leaves_nothing(wheel: Path, tmp_path: Path) -> None:

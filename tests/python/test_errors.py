@@ -9,6 +9,7 @@ import pytest
 from accelerate_cpp import errors
 
 BUILTIN_TWINS = {
+    "BuildMismatch": ImportError,
     "CheckpointError": RuntimeError,
     "ExistingFile": FileExistsError,
     "InvalidArgument": ValueError,

@@ -29,6 +29,7 @@ COMMANDS = (
     ),
     ("launch", "launch", "launch_command_parser", "start a training script on one or several processes"),
     ("merge-weights", "merge", "merge_command_parser", "write the weights of a sharded checkpoint into one file"),
+    ("rebuild", "rebuild", "rebuild_command_parser", "build the C++ module for the torch that is installed"),
     ("test", "test", "test_command_parser", "test communication, data and training with a configuration"),
     ("to-fsdp2", "to_fsdp2", "to_fsdp2_command_parser", "rewrite the options of FSDP 1 in a file as those of FSDP 2"),
     ("tpu-config", "tpu", "tpu_command_parser", "run commands on all machines of a TPU pod, to set them up"),

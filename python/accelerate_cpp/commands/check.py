@@ -16,6 +16,7 @@ from accelerate_cpp.check.report import as_text, write_json
 from accelerate_cpp.check.task import Task
 from accelerate_cpp.commands.launch import add_script, add_setting_flags, launch_options
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
+from accelerate_cpp.installation import require_fitting_torch
 from accelerate_cpp.launch.plan.rehearsal import rehearse
 from accelerate_cpp.launch.workers.executed import execute
 
@@ -54,6 +55,7 @@ def check_command_parser(subparsers: argparse._SubParsersAction[CustomArgumentPa
 
 
 def _check(args: argparse.Namespace) -> int:
+    require_fitting_torch()
     rehearsal = rehearse(launch_options(args, training_script_args=tuple(args.training_script_args)))
     task = Task(
         script=args.training_script,

@@ -13,6 +13,7 @@ from shutil import which
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
+from accelerate_cpp.installation import built_for, installed_torch, obstacle
 from accelerate_cpp.launch.plan import host_resources
 
 __getattr__ = lending("commands.env")
@@ -45,12 +46,14 @@ def env_command(args: argparse.Namespace) -> dict[str, str]:
 
 def facts(path: str | None) -> dict[str, str]:
     """Versions, hardware and the configuration file, in the order in which they are shown. Does not load torch."""
+    built = built_for()
     found = {name: _version(name) for name in _PACKAGES}
     in_use = config_file.path_of(path)
     shows = path is not None or in_use.is_file()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         **found,
+        "C++ module": obstacle(built, installed_torch()) or f"built for torch {built}",
         "Python": f"{platform.python_version()}, {sys.executable}",
         "command": which("accelerate-cpp") or "not in PATH",
         "platform": platform.platform(),

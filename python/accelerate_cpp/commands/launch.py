@@ -16,6 +16,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, 
 from accelerate_cpp.config import file as files
 from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
+from accelerate_cpp.installation import require_fitting_torch
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, remarks, resolve
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 from accelerate_cpp.launch.workers.executed import execute
@@ -264,7 +265,13 @@ def launch_command(args: argparse.Namespace) -> int:
 
 
 def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = False) -> int:
-    """Runs the script in ``args`` on this machine with the settings in ``args``, and returns the exit status."""
+    """Runs the script in ``args`` on this machine with the settings in ``args``, and returns the exit status.
+
+    Raises:
+        BuildMismatch: the script would not be able to load the C++ module.
+    """
+    if not (dry_run or getattr(args, "no_python", False)):
+        require_fitting_torch()
     options = launch_options(args, training_script_args=tuple(args.training_script_args))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
