@@ -1,6 +1,7 @@
 # `make` alone lists what can be done. demo and test set everything up themselves, in .venv; a second call is quick.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCH_VERSIONS ?= 2.11 2.12 2.14 2.15
 PROCESSES ?= 2
 PYTEST_ARGS ?=
 
@@ -22,40 +23,46 @@ SPHINX := $(BIN)/python -m sphinx -c docs -b html -d out/doctrees --fail-on-warn
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs notebooks site wheel bench clean
+.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.created:
 	@.ci/system-packages $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
+	@echo "==> creating .venv (some seconds)"
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # torch goes first and alone: it decides what the package is built against.
 $(VENV)/.torch: $(VENV)/.created
-	$(PIP_INSTALL) '$(TORCH)'
+	@echo "==> installing $(TORCH) (about 1 minute; a build with CUDA takes several, and 5 GB)"
+	@$(PIP_INSTALL) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.requirements: $(VENV)/.torch $(wildcard requirements/*.txt)
-	$(PIP_INSTALL) -r requirements/dev.txt
+	@echo "==> installing the tools in requirements/dev.txt (about 1 minute)"
+	@$(PIP_INSTALL) -r requirements/dev.txt
 	@touch $@
 
 env: $(VENV)/.requirements ## create .venv with torch and the tools
 
 $(VENV)/.built: $(VENV)/.requirements $(BUILD_INPUTS)
 	@.ci/system-packages $(PYTHON)
-	$(INSTALL)
+	@echo "==> compiling the C++ core and installing the package (about 4 minutes on 2 cores; less where ccache has seen it)"
+	@$(INSTALL)
 	@touch $@
 
 $(VENV)/.built-with-tests: $(VENV)/.requirements $(BUILD_INPUTS) $(CXX_TESTS)
 	@.ci/system-packages $(PYTHON) tests
-	$(INSTALL) $(WITH_TESTS)
+	@echo "==> compiling the C++ core and its tests, and installing the package (about 10 minutes on 2 cores)"
+	@$(INSTALL) $(WITH_TESTS)
 	@touch $(VENV)/.built $@
 
 build: $(VENV)/.built ## build the C++ core and install the package in editable mode
 
 demo: build ## train the digits on one process, on two, and on two with the original, and show the times and losses
+	@echo "==> training on 1 process, on $(PROCESSES), and on $(PROCESSES) with the original (about a minute)"
 	@$(BIN)/python examples/show_digits.py --processes $(PROCESSES) --plot out/digits.png
 
 ctest: $(VENV)/.built-with-tests
@@ -117,7 +124,12 @@ site: build ## build the documentation into out/site
 
 wheel: $(VENV)/.requirements ## build a wheel into dist/
 	@.ci/system-packages $(PYTHON)
+	@echo "==> compiling and packing (about 4 minutes on 2 cores)"
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+compile-only: $(VENV)/.created ## compile, without linking, against the headers of TORCH_VERSIONS
+	@$(BIN)/python -m pip install --quiet -r requirements/build.txt
+	.ci/compile-only $(TORCH_VERSIONS)
 
 bench: build ## run the benchmarks; tables on the screen, figures and a plot in out/
 	@mkdir -p out

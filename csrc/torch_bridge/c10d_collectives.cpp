@@ -11,6 +11,7 @@
 #include "torch_bridge/sparse_all_reduce.h"
 #include "torch_bridge/tensor_list.h"
 #include "torch_bridge/tensor_view.h"
+#include "torch_bridge/torch_versions.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -236,14 +237,14 @@ WorkPointer C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
 WorkPointer C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const ::c10d::ReduceScatterOptions& options) {
   constexpr const char* kName = "reduce_scatter_tensor_coalesced";
-  return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, [&] {
+  return issue(kReduceScatterTensorCoalesced, [&] {
     check_lengths(kName, outputs.size(), inputs.size());
     std::vector<std::pair<WholeAndPart, Reduction>> parts;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       parts.emplace_back(WholeAndPart(kName, inputs[i], outputs[i], getSize(), Use::kCompute),
                          reduction_of(options.reduceOp, inputs[i].is_complex()));
     }
-    const Order order{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter_tensor_coalesced", options.asyncOp,
+    const Order order{kReduceScatterTensorCoalesced, "shm:reduce_scatter_tensor_coalesced", options.asyncOp,
                       options.timeout};
     return submit(order, outputs, [parts](Communicator& communicator, const Call& call) mutable {
       for (auto& [operands, reduction] : parts) {

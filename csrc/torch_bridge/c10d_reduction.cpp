@@ -3,12 +3,13 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "torch_bridge/torch_versions.h"
 
 namespace accelerate_cpp::comm {
 namespace {
 
 double factor_of(const ::c10d::ReduceOp& op) {
-  const auto* const supplement = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* const supplement = dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
   if (supplement == nullptr) {
     throw InvalidArgument(
         "PREMUL_SUM needs a factor: make the operation with torch.distributed._make_nccl_premul_sum(factor)");
