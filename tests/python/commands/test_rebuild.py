@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -210,9 +211,12 @@ def stuck(installation: Installation) -> Iterator[tuple[Installation, subprocess
     assert process.stdout is not None
     assert "building" in process.stdout.readline()
     assert "step 4 of 4" in process.stdout.readline()
-    yield installation, process, int((installation.place / "pid").read_text())
+    ninja = int((installation.place / "pid").read_text())
+    yield installation, process, ninja
     process.kill()
     process.communicate()
+    with suppress(ProcessLookupError):
+        os.killpg(ninja, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
