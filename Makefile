@@ -49,13 +49,13 @@ env: $(VENV)/.requirements ## create .venv with torch and the tools
 
 $(VENV)/.built: $(VENV)/.requirements $(BUILD_INPUTS)
 	@.ci/system-packages $(PYTHON)
-	@echo "==> compiling the C++ core and installing the package (about 4 minutes on 2 cores; less where ccache has seen it)"
+	@echo "==> compiling the C++ core and installing the package (about 2 minutes on 2 cores; less where ccache has seen it)"
 	@$(INSTALL)
 	@touch $@
 
 $(VENV)/.built-with-tests: $(VENV)/.requirements $(BUILD_INPUTS) $(CXX_TESTS)
 	@.ci/system-packages $(PYTHON) tests
-	@echo "==> compiling the C++ core and its tests, and installing the package (about 10 minutes on 2 cores)"
+	@echo "==> compiling the C++ core and its tests, and installing the package (about 4 minutes on 2 cores)"
 	@$(INSTALL) $(WITH_TESTS)
 	@touch $(VENV)/.built $@
 
@@ -124,7 +124,7 @@ site: build ## build the documentation into out/site
 
 wheel: $(VENV)/.requirements ## build a wheel into dist/
 	@.ci/system-packages $(PYTHON)
-	@echo "==> compiling and packing (about 4 minutes on 2 cores)"
+	@echo "==> compiling and packing (about 2 minutes on 2 cores)"
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 compile-only: $(VENV)/.created ## compile, without linking, against the headers of TORCH_VERSIONS

@@ -45,7 +45,7 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 def build_wheel(
     wheel_directory: str, config_settings: Settings | None = None, metadata_directory: str | None = None
 ) -> str:
-    print("accelerate-cpp: compiling the C++ module, which takes about 4 minutes on 2 cores", flush=True)
+    print("accelerate-cpp: compiling the C++ module, which takes about 2 minutes on 2 cores", flush=True)
     return skbuild.build_wheel(wheel_directory, with_torch(config_settings), metadata_directory)
 
 

@@ -34,7 +34,7 @@ from accelerate_cpp.installation import (
 from accelerate_cpp.launch.plan.host_resources import usable_cores
 
 _BYTES_OF_A_JOB = 2**31  # what the compiler needs at most for a file that includes torch's headers
-_CPU_MINUTES = 8  # what compiling everything takes, on one core of a server of 2021
+_CPU_MINUTES = 3  # what compiling everything takes, on one core of a server of 2021
 _OLDEST_CMAKE = (3, 25)
 _COMPILERS = ("c++", "g++", "clang++")
 # As little as tells a compiler for C++20 from older ones.

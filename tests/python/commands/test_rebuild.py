@@ -119,7 +119,7 @@ def test_a_module_that_loads_takes_the_place_of_the_old_one(installation: Instal
     status, output, errors = installation.run("--force", "--jobs", "3")
     assert (status, errors) == (0, "")
     first, *steps, last = output.splitlines()
-    assert re.search(r"building the C\+\+ module for torch \S+, 3 files at once; this takes about \d+ minutes$", first)
+    assert re.search(r"building the C\+\+ module for torch \S+, 3 files at once; this takes about .* minutes?$", first)
     assert steps == [f"accelerate-cpp rebuild: step {step} of 4" for step in (1, 2, 3, 4)]
     assert "done in 0 min" in last
     assert installation.module.read_bytes() == real_module.read_bytes()
