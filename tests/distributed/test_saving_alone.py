@@ -246,7 +246,7 @@ def test_a_death_before_a_checkpoint_of_all_leaves_the_one_before(tmp_path: Path
     earlier = ["checkpoint_0"] if way in ("saved", "resumed") else []
     if way == "unknown":  # what was trained must not be lost
         assert (told, before) == ("", ["checkpoint_0"])
-        assert "only rank 0 takes part: meeting at" in outcomes[0].stderr
+        assert "only rank 0 takes part: save_state at" in outcomes[0].stderr
     else:
         assert "waited for rank 1: rank 1 has ended" in told
         assert before == earlier

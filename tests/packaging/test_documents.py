@@ -139,12 +139,12 @@ def test_commands_of_a_page_print_what_the_page_shows(name: str, fresh: Path) ->
 
 
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each ``accelerate-cpp …`` in the boxes of a page, without what stands before it and after it."""
+    """Each ``accelerate-cpp …`` in the boxes of a page, without what stands before it; to pip it is a package."""
     for block in blocks(page):
         if block.language == "bash":
             for line in block.text.replace("\\\n", " ").splitlines():
                 words = shlex.split(line.removesuffix(" &"), comments=True)
-                if "accelerate-cpp" in words:
+                if "accelerate-cpp" in words and words[0] != "pip":
                     yield block.line, words[words.index("accelerate-cpp") + 1 :]
 
 

@@ -55,7 +55,8 @@ class Attempt:
         reports = {rank: report for rank in sorted(failed) if (report := self.outputs[rank].report) is not None}
         first = self.failure.rank if self.failure is not None else None
         if first not in reports and (self.end.interrupted_by is not None or self._has_left(first)):
-            first = next(iter(reports), None)  # it shows where the run was
+            was_told = None if self.end.interrupted_by is not None else first
+            first = next(iter(reports), was_told)  # it shows where the run was
         if first is None or (first not in reports and (len(self.pids) == 1 or not again)):
             return ""
         ranks_by_error: dict[str, list[int]] = {}
