@@ -68,6 +68,28 @@ def test_passes_with_and_without_a_weight_do_not_mix_within_a_step_of_a_model(
         run(weights, nets, order[1], [nets[0]])
 
 
+def test_passes_do_not_mix_within_a_step_of_a_model_while_another_is_in_a_step_of_its_own(
+    nets: tuple[Net, Net],
+) -> None:
+    weights = StepWeights()
+    one, two = nets
+    run(weights, nets, 3.0, [one], completes=False)
+    run(weights, nets, 3.0, [two], completes=False)
+    weights.end_step(two.groups)
+    run(weights, nets, None, [two], completes=False)
+    with pytest.raises(InvalidArgument, match="of Net have a weight and some have none"):
+        run(weights, nets, 3.0, [two])
+
+
+def test_gradients_that_a_step_did_not_clear_may_take_weights_in_the_next(nets: tuple[Net, Net]) -> None:
+    weights = StepWeights()
+    run(weights, nets, 3.0, list(nets))
+    for net in nets:
+        weights.end_step(net.groups)
+    run(weights, nets, 4.0, [nets[0]], completes=False)
+    assert run(weights, nets, 5.0, [nets[1]]) == {0: 9.0, 1: 5.0}
+
+
 def test_gradients_that_were_divided_take_no_more_until_the_model_steps(nets: tuple[Net, Net]) -> None:
     weights = StepWeights()
     one, two = nets
