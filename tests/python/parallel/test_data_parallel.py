@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -10,12 +13,23 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import create_backend
+from accelerate_cpp.comm.backend import register
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
+from accelerate_cpp.parallel import data_parallel
+from accelerate_cpp.parallel.data_parallel import DataParallel, connect_nccl, core_backend, device_group_maker
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="backend shm exists on Linux only")
 
 TIMEOUT = timedelta(seconds=120)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """The default process group, whose backend on GPUs is Gloo."""
+    register()
+    dist.init_process_group("cpu:shm,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def wrap(module: torch.nn.Module) -> DataParallel:
@@ -24,6 +38,15 @@ def wrap(module: torch.nn.Module) -> DataParallel:
 
 def test_gradients_of_the_cpu_need_no_process_group() -> None:
     assert device_group_maker(torch.device("cpu"), TIMEOUT) is None
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_gradients_of_gpus_have_a_process_group_of_their_own_with_the_default_backend_there() -> None:
+    make = device_group_maker(torch.device("cuda"), TIMEOUT)
+    assert make is not None
+    group = make()
+    assert dist.get_backend(group) == "gloo"
+    assert group is not dist.group.WORLD
 
 
 def test_outputs_and_arguments_pass_through() -> None:
@@ -72,3 +95,24 @@ def test_modules_that_are_made_elsewhere_do_not_change_what_is_averaged() -> Non
     wrapped.module.register_parameter("unused", torch.nn.Parameter(torch.ones(1)))
     wrapped(torch.ones(1, 2))
     assert wrapped._reducer is not reducer
+
+
+def test_where_nccl_lacks_on_one_rank_no_rank_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_except_on_rank_1(device: torch.device) -> None:
+        if threading.current_thread().name.endswith("1"):
+            raise InvalidArgument("no libnccl.so.2")
+
+    def waits_for_all_ranks(*_: object) -> None:
+        pytest.fail("a rank waits for one that does not come")
+
+    monkeypatch.setattr(data_parallel, "open_nccl", open_except_on_rank_1)
+    monkeypatch.setattr(data_parallel, "NcclComm", waits_for_all_ranks)
+    store, device = dist.HashStore(), torch.device("cuda")
+
+    def connect(rank: int) -> object:
+        threading.current_thread().name = f"rank {rank}"
+        communicator = create_backend(store, rank, 2, TIMEOUT).communicator
+        return connect_nccl(None, communicator, device, TIMEOUT)  # type: ignore[arg-type]
+
+    with pytest.warns(RuntimeWarning, match="sums gradients instead: no libnccl"), ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(connect, range(2))) == [None, None]
