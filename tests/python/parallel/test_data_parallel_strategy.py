@@ -37,6 +37,10 @@ def prepared(model: torch.nn.Module, **ddp_kwargs: Any) -> tuple[DataParallelStr
     return strategy, strategy.prepare(Bundle(models=[model])).models[0]
 
 
+def raise_on_purpose(_: torch.Tensor) -> None:
+    raise ZeroDivisionError("on purpose")
+
+
 def test_over_backend_shm_a_model_gets_our_wrapper_and_can_be_unwrapped() -> None:
     model = torch.nn.Linear(2, 2)
     strategy, wrapped = prepared(model)
@@ -57,6 +61,13 @@ def test_over_another_backend_it_gets_torchs_wrapper_with_the_users_arguments() 
     assert strategy.unwrap(wrapped) is wrapped.module
     with strategy.no_sync(wrapped):
         assert not wrapped.require_backward_grad_sync
+
+
+@pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
+def test_the_hook_that_the_user_chose_rounds_gradients() -> None:
+    strategy, wrapped = prepared(torch.nn.Linear(1, 1, bias=False), comm_hook="bf16")
+    strategy.backward(wrapped(torch.tensor([[0.1]])).sum())
+    assert wrapped.module.weight.grad.item() == torch.tensor(0.1, dtype=torch.bfloat16).item()
 
 
 def test_our_wrapper_takes_the_arguments_that_concern_it() -> None:
@@ -101,6 +112,30 @@ def test_a_model_with_nothing_to_train_is_wrapped_once_it_is_thawed_and_prepared
     assert not strategy.is_thawed(model)
 
 
+@pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
+def test_a_frozen_model_that_is_trained_without_being_prepared_again_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy, model = prepared(torch.nn.Linear(2, 2).requires_grad_(False))
+    strategy.backward(torch.ones(1, requires_grad=True).sum())
+    assert caplog.messages == []
+    model.requires_grad_(True)
+    for _ in range(2):
+        strategy.backward(model(torch.ones(1, 2)).sum())
+    [message] = caplog.messages
+    assert "Linear had no parameter that requires a gradient" in message
+    assert "not averaged over the processes" in message
+
+
+@pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
+def test_two_models_may_train_together_on_uneven_inputs() -> None:
+    strategy, first = prepared(torch.nn.Linear(2, 1, bias=False))
+    [second] = strategy.prepare(Bundle(models=[torch.nn.Linear(2, 1, bias=False)])).models
+    with strategy.join([first, second]):
+        strategy.backward(first(torch.full((1, 2), 3.0)).sum() + second(torch.full((1, 2), 5.0)).sum())
+    assert [model.module.weight.grad.tolist() for model in (first, second)] == [[[3.0, 3.0]], [[5.0, 5.0]]]
+
+
 def test_no_sync_ends_with_its_block_even_when_that_raises() -> None:
     strategy, wrapped = prepared(torch.nn.Linear(2, 2))
     with pytest.raises(KeyError), strategy.no_sync(wrapped):
@@ -122,11 +157,8 @@ def test_an_exception_in_backward_reaches_the_caller_and_the_next_pass_works() -
 
         def forward(self, data: torch.Tensor) -> torch.Tensor:
             hidden = self.body(data)
-            hidden.register_hook(fail)
+            hidden.register_hook(raise_on_purpose)
             return self.head(hidden)
-
-    def fail(gradient: torch.Tensor) -> None:
-        raise ZeroDivisionError("on purpose")
 
     strategy, wrapped = prepared(Model())
     with pytest.raises(ZeroDivisionError, match="on purpose"):
@@ -135,6 +167,17 @@ def test_an_exception_in_backward_reaches_the_caller_and_the_next_pass_works() -
     dist.barrier()
     strategy.backward(wrapped.module.head(torch.ones(1, 2)).sum())
     assert wrapped.module.head.bias.grad.tolist() == [1, 1]
+
+
+def test_a_failed_pass_with_a_hook_leaves_the_group_of_the_program_as_it_is() -> None:
+    strategy, wrapped = prepared(torch.nn.Linear(1, 1), comm_hook="bf16")
+    output = wrapped(torch.ones(1, 1)).sum()
+    output.register_hook(raise_on_purpose)
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        strategy.backward(output)
+    dist.barrier()
+    strategy.backward(wrapped(torch.ones(1, 1)).sum())
+    assert wrapped.module.bias.grad.tolist() == [1]
 
 
 def test_backward_passes_its_arguments_on() -> None:
