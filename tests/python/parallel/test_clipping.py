@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+import platform
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelerate_cpp._native import create_backend
 from accelerate_cpp.parallel.clipping import clip_grad_norm
+from accelerate_cpp.parallel.data_parallel import DataParallel
 
 
 def _parameters(*gradients: torch.Tensor | None) -> list[torch.nn.Parameter]:
@@ -115,3 +124,40 @@ def test_factors_on_a_device_are_applied_before_torch_clips_by_another_norm() ->
     norm = clip_grad_norm([parameter], 7.0, 1.0, measured={id(parameter): (_on_device(100.0), torch.tensor(0.5))})
     assert norm.item() == 7.0
     torch.testing.assert_close(parameter.grad, torch.tensor([3.0, 4.0]))
+
+
+class _Recorded(TorchDispatchMode):
+    """Notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="backend shm exists on Linux only")
+@pytest.mark.usefixtures("group_of_one")
+def test_gradients_that_the_reduction_on_a_device_has_measured_are_not_measured_again() -> None:
+    minute = timedelta(minutes=1)
+    communicator = create_backend(dist.HashStore(), 0, 1, minute).communicator
+    make_group = partial(dist.new_group, backend="gloo")
+    model = DataParallel(torch.nn.Linear(2, 1, bias=False), communicator, minute, make_device_group=make_group)
+    for _ in range(2):  # the reduction measures once somebody has asked
+        model.zero_grad()
+        model(torch.tensor([[6.0, 8.0]])).sum().backward()
+        with _Recorded() as recorded:
+            norm = clip_grad_norm(model.parameters(), 5.0)
+    assert norm.item() == 10.0
+    torch.testing.assert_close(model.module.weight.grad, torch.tensor([[3.0, 4.0]]))
+    assert "aten::_amp_foreach_non_finite_check_and_unscale_" in recorded.names, "the host has read the norm"
+    assert not {"aten::_local_scalar_dense", "aten::_foreach_norm.Scalar"} & set(recorded.names)
