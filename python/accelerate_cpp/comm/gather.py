@@ -59,7 +59,7 @@ def all_gather_object(item: Any, operation: str = "gather_object") -> list[Any]:
     pickled = pickle.dumps(item)
     own = torch.frombuffer(bytearray(pickled), dtype=torch.uint8).to(_get_object_coll_device(dist.group.WORLD))
     fits = len(pickled) <= _ROOM_BYTES
-    lengths, room = _meet(operation, len(pickled), [own] if fits else [], own.device, item=type(item).__name__)
+    lengths, room = _meet(operation, len(pickled), [own] if fits else [], own.device, item=item)
     if max(lengths) > _ROOM_BYTES:
         room = _all_gather_each([torch.cat([own, own.new_zeros(max(lengths) - len(pickled))])])[0]
     rows = room.cpu().numpy()
@@ -81,9 +81,9 @@ def _gather_agreed(operation: str, parts: list[torch.Tensor], joined: list[torch
     fits = sum(one.nbytes for one in joined) <= _ROOM_BYTES and all(one.device == device for one in joined)
     signature = repr([(part.dtype, *part.shape) for part in parts])
     operands = [one.view(torch.uint8) for one in joined] if fits else []
-    checksums, room = _meet(operation, zlib.crc32(signature.encode()), operands, device, item=described(parts))
+    checksums, room = _meet(operation, zlib.crc32(signature.encode()), operands, device, item=parts)
     if len(set(checksums)) != 1:
-        _raise_mismatch(operation, described(parts))
+        _raise_mismatch(operation, parts)
     if not fits:
         return _all_gather_each(joined)
     lengths = [one.nbytes for one in joined]
@@ -92,11 +92,11 @@ def _gather_agreed(operation: str, parts: list[torch.Tensor], joined: list[torch
 
 
 def _meet(
-    operation: str, number: int, operands: list[torch.Tensor], device: torch.device, item: str
+    operation: str, number: int, operands: list[torch.Tensor], device: torch.device, item: Any
 ) -> tuple[list[int], torch.Tensor]:
     """The numbers of all ranks, and ``(size, _ROOM_BYTES)`` with their operands, which are bytes, side by side.
 
-    ``item`` is what messages call the operands.
+    ``item`` is what the caller gathers, for messages.
     """
     own = _HEAD.pack(number, operation.encode())
     head = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
@@ -108,10 +108,10 @@ def _meet(
     return [number for number, _ in heads], met[:, _HEAD.size :]
 
 
-def _raise_mismatch(operation: str, item: str) -> NoReturn:
+def _raise_mismatch(operation: str, item: Any) -> NoReturn:
     """Called by all ranks: each has seen that they differ."""
     place = call_site().rpartition("\t")[2]
-    calls = all_gather_object(f"{operation} of {item} at {place}", operation="mismatch")
+    calls = all_gather_object(f"{operation} of {described(item)} at {place}", operation="mismatch")
     rows = "".join(f"\n  rank {rank}: {call}" for rank, call in enumerate(calls))
     raise MismatchedCollective(
         f"{operation}: the ranks gather tensors of different structure or shape; pad_across_processes makes lengths "
