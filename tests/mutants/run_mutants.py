@@ -111,7 +111,7 @@ def main() -> None:
     equivalent = {(row["file"], row["code"], row["what"]) for row in listed}
     sample = random.Random(arguments.seed).sample(sites(arguments.folder), arguments.count)
     before = json.loads(arguments.again.read_text()) if arguments.again else []
-    known = {(row["file"], row["what"]) for row in before if row["outcome"] == "noticed"}
+    known = {(row["file"], row["line"], row["what"]) for row in before if row["outcome"] == "noticed"}
     lines = {} if arguments.again else tests_by_line(arguments.tests)
     rows: list[dict[str, Any]] = []
     for path, mutation in sample:
@@ -121,7 +121,7 @@ def main() -> None:
         code = path.read_text().splitlines()[mutation.line - 1].strip()
         if (file, code, mutation.what) in equivalent:
             outcome = "equivalent"
-        elif (file, mutation.what) in known or is_noticed_anywhere(path, mutation, names, arguments):
+        elif (file, mutation.line, mutation.what) in known or is_noticed_anywhere(path, mutation, names, arguments):
             outcome = "noticed"
         else:
             outcome = "unnoticed"
