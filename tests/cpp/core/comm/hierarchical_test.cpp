@@ -196,7 +196,7 @@ TEST(Hierarchical, ReceivesFromAnyRankOfAnyHost) {
 }
 
 TEST(Hierarchical, RefusesToWorkInAForkedChildAndLeavesTheGroupAlone) {
-  if (testing::kThreadSanitizer) {
+  if (testing::kThreadSanitizer || testing::kAddressSanitizer) {
     GTEST_SKIP() << "forks while threads run";
   }
   run_hosts({0, 1, 1}, [](Hierarchical& communicator) {

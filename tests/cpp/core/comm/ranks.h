@@ -36,6 +36,14 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+// GCC's address sanitizer (version 12) does not hold its own locks across a fork: where another thread allocates at
+// that moment, the child can wait for one of them for ever.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
+#endif
+
 // What an exception of the given type says that `action` throws.
 template <class Exception, class Action>
 std::string message_of(const Action& action) {
