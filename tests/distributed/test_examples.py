@@ -155,6 +155,26 @@ def test_the_original_trains_the_same_network_in_the_demo(
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("failures", "is_the_original"), [(2, True), (3, True), (1, False)])
+def test_only_the_original_is_run_again_and_not_for_ever(
+    show: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], failures: int, is_the_original: bool
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        f"import pathlib, sys\nruns = pathlib.Path({str(tmp_path / 'runs')!r})\nruns.open('a').write('x')\n"
+        f"if len(runs.read_text()) <= {failures}: sys.exit(6)\n"
+        "pathlib.Path(sys.argv[-1]).write_text('{\"threads\": 1}')\n"
+    )
+    command = [sys.executable, str(script), *([show.TORCHRUN] if is_the_original else [])]
+    if is_the_original and failures < 3:
+        assert show.train(command, 1) == {"threads": 1}
+    else:
+        with pytest.raises(SystemExit, match="failed with status 6"):
+            show.train(command, 1)
+    assert len((tmp_path / "runs").read_text()) == (min(failures + 1, 3) if is_the_original else 1)
+    assert capsys.readouterr().out.count("is run again") == (2 if is_the_original else 0)
+
+
 def test_the_time_of_a_step_is_the_median_over_the_epochs_of_all_runs(show: Any) -> None:
     runs = [{"epochs": [{"seconds": seconds, "steps": 10}]} for seconds in (0.1, 0.5, 0.2)]
     assert show.step_milliseconds(runs) == pytest.approx(20.0)
