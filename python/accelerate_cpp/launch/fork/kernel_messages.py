@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from accelerate_cpp.launch.view.notebook_cells import shell
 
 _KINDS = frozenset(
     {"display_data", "update_display_data", "clear_output", "comm_open", "comm_msg", "comm_close", "execute_result"}
@@ -33,8 +34,7 @@ class Message(NamedTuple):
 
 def kernel() -> Any:
     """The kernel of this process, or of the process that it is a fork of; ``None`` if that is no notebook."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else getattr(ipython.get_ipython(), "kernel", None)
+    return getattr(shell(), "kernel", None)
 
 
 def hand_over(descriptor: int | None) -> None:

@@ -21,7 +21,7 @@ def place(filename: str, line: int) -> str:
 
 def in_cells(traceback: str) -> str:
     """``traceback`` with the names of cells in place of those of the files that IPython makes up for them."""
-    name_of = getattr(getattr(_shell(), "compile", None), "format_code_name", None)
+    name_of = getattr(getattr(shell(), "compile", None), "format_code_name", None)
     if name_of is None:
         return traceback
 
@@ -32,7 +32,7 @@ def in_cells(traceback: str) -> str:
     return _FRAME.sub(rename, traceback)
 
 
-def _shell() -> Any:
+def shell() -> Any:
     """IPython's shell, if this process is one."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
@@ -43,7 +43,7 @@ def cell_display() -> Callable[[str, str], object] | None:
 
     ``None`` where there is no cell that can show it, and where ACCELERATE_CPP_LIVE_VIEW is off.
     """
-    if not hasattr(_shell(), "kernel") or not env_table.LIVE_VIEW.get():
+    if not hasattr(shell(), "kernel") or not env_table.LIVE_VIEW.get():
         return None
     display: Any = importlib.import_module("IPython.display").display
     handles: list[Any] = []
