@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_cpp._native import hold_object_of_pass
 from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
-from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
 from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of
@@ -51,10 +50,6 @@ class DataParallelStrategy(SingleStrategy):
         self._of_torch: list[weakref.ref[DistributedDataParallel]] = []
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-    def prepare(self, bundle: Bundle) -> Bundle:
-        bundle.models = [self._wrap(model) for model in bundle.models]
-        return bundle
 
     def is_thawed(self, model: torch.nn.Module) -> bool:
         inner = inside_compiler(model)
@@ -132,7 +127,7 @@ class DataParallelStrategy(SingleStrategy):
         found = zip(models, summed.tolist(), strict=True)
         multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
 
-    def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         if not _is_trained(model):
             self._frozen.add(model)
             return model

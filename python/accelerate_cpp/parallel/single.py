@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.compilation import without_compiler
 from accelerate_cpp.parallel.step_weights import PassWeights
-from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.parallel.strategy import ModelSteps, Strategy
 
 
 def share_of(total: float, parts: int = 1) -> float:
@@ -40,9 +40,18 @@ class SingleStrategy(Strategy):
     def __init__(self) -> None:
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
-    def prepare(self, bundle: Bundle) -> Bundle:
-        self._models.update(bundle.models)
+    def prepare(self, bundle: Bundle, steps: Sequence[ModelSteps] | None = None) -> Bundle:
+        orders = [ModelSteps()] * len(bundle.models) if steps is None else steps
+        bundle.models = [self._prepare(model, own) for model, own in zip(bundle.models, orders, strict=True)]
         return bundle
+
+    def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
+        """Regions are compiled inside what distributes the model, the whole with it, so that its hooks are, too."""
+        return steps.compile(self._distribute(steps.compile_regions(steps.cast(steps.place(model)))))
+
+    def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        self._models.add(model)
+        return model
 
     def models(self) -> list[torch.nn.Module]:
         return list(self._models)
@@ -73,6 +82,3 @@ class SingleStrategy(Strategy):
 
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return self.unwrap(model).state_dict()
-
-    def load_model_state(self, model: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-        self.unwrap(model).load_state_dict(state)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +13,40 @@ import torch
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.step_weights import PassWeights
 
+Step = Callable[[torch.nn.Module], torch.nn.Module]
+
+
+def _unchanged(model: torch.nn.Module) -> torch.nn.Module:
+    return model
+
+
+@dataclass(frozen=True)
+class ModelSteps:
+    """What is done to one model besides distributing it; each step returns the model. Strategies know the order.
+
+    Attributes:
+        place: moves it to the device of the process, unless the user does that.
+        cast: makes its forward compute in the precision of the run.
+        compile_regions: compiles repeated blocks, if that is asked for.
+        compile: compiles it as a whole, with what distributes it, if that is asked for.
+    """
+
+    place: Step = _unchanged
+    cast: Step = _unchanged
+    compile_regions: Step = _unchanged
+    compile: Step = _unchanged
+
 
 class Strategy(ABC):
     """One way to train a model on one or more processes. It remembers the models that it prepared, and nothing else."""
 
     @abstractmethod
-    def prepare(self, bundle: Bundle) -> Bundle:
-        """Returns the bundle with its models (and, where needed, optimizers) prepared, in the same order."""
+    def prepare(self, bundle: Bundle, steps: Sequence[ModelSteps] | None = None) -> Bundle:
+        """Returns the bundle with its models (and, where needed, optimizers) prepared, in the same order.
+
+        Args:
+            steps: for each model; ``None`` distributes them and does nothing else.
+        """
 
     def is_thawed(self, model: torch.nn.Module) -> bool:
         """Whether ``model`` was not wrapped because it had nothing to train when it was prepared, but now has."""
@@ -75,7 +103,3 @@ class Strategy(ABC):
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The full state dict under the user's own names."""
-
-    @abstractmethod
-    def load_model_state(self, model: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-        """Loads what ``model_state`` returned; missing or unexpected names raise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,8 @@ from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
+from accelerate_cpp.parallel.single import SingleStrategy
+from accelerate_cpp.parallel.strategy import ModelSteps
 from accelerate_cpp.plugins.handlers import AutocastKwargs
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
@@ -61,15 +64,25 @@ def placements_of(items: tuple[Any, ...], placements: Sequence[bool | None] | No
     return list(placements)
 
 
-def place(run: PreparationSteps, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
-    """The model on its device, where it is unless it is sharded, with a forward in the precision of the run."""
-    moves = run.device_placement and not is_sharded(model) if placement is None else placement
+def _steps(run: PreparationSteps, placement: bool | None, dynamo: DynamoConfig | None) -> ModelSteps:
+    """What is done to a model besides distributing it."""
     handler = run.autocast_handler or AutocastKwargs()
-    return install(
-        model.to(run.device) if moves else model,
-        run._session.precision,
-        autocast_options(handler),
-        keeps_low_precision=not handler.outputs_in_fp32,
+
+    def place(model: torch.nn.Module) -> torch.nn.Module:
+        """A model that is sharded is where it is."""
+        moves = run.device_placement and not is_sharded(model) if placement is None else placement
+        return model.to(run.device) if moves else model
+
+    return ModelSteps(
+        place=place,
+        cast=partial(
+            install,
+            precision=run._session.precision,
+            options=autocast_options(handler),
+            keeps_low_precision=not handler.outputs_in_fp32,
+        ),
+        compile_regions=partial(compile_prepared_regions, dynamo=dynamo),
+        compile=partial(compile_prepared, dynamo=dynamo),
     )
 
 
@@ -83,8 +96,7 @@ def _dynamo(run: PreparationSteps) -> DynamoConfig | None:
 
 def evaluated(run: PreparationSteps, model: torch.nn.Module, placement: bool | None) -> torch.nn.Module:
     """The model as ``evaluation_mode`` prepares it."""
-    dynamo = _dynamo(run)
-    return compile_prepared(compile_prepared_regions(place(run, model, placement), dynamo), dynamo)
+    return SingleStrategy().prepare(Bundle(models=[model]), [_steps(run, placement, _dynamo(run))]).models[0]
 
 
 def autocast_options(handler: AutocastKwargs | None) -> dict[str, Any]:
@@ -140,8 +152,8 @@ def prepare_together(
 ) -> list[Any]:
     """Implements ``Accelerator.prepare``: models first, so that optimizers see their final parameters, schedulers last.
 
-    Models are converted to fp8, placed with a forward in the precision of the run, compiled by regions, distributed by
-    the strategy together with their optimizers, and compiled as a whole, in this order.
+    Models are converted to fp8; the strategy places, casts, compiles and distributes them, in its order, together with
+    their optimizers.
 
     Args:
         items: what to prepare.
@@ -159,17 +171,16 @@ def prepare_together(
     converted, stepping = convert_to_fp8(
         session.config.fp8, [*models.values()], optimizers, session.device.type, convert_to_float8
     )
-    placed = [place(run, new, placement_of[key]) for key, new in zip(models, converted, strict=True)]
     ready = session.strategy.prepare(
         Bundle(
-            models=[compile_prepared_regions(model, dynamo) for model in placed],
+            models=converted,
             optimizers=stepping,
             dataloaders=[item for item in unique if isinstance(item, DataLoader)],
             schedulers=[item for item in unique if isinstance(item, LRScheduler)],
-        )
+        ),
+        [_steps(run, placement_of[key], dynamo) for key in models],
     )
-    compiled = [compile_prepared(model, dynamo) for model in ready.models]
-    results: dict[int, Any] = dict(zip(models, compiled, strict=True))
+    results: dict[int, Any] = dict(zip(models, ready.models, strict=True))
     run._models[:] = [results.get(id(model), model) for model in run._models]
     results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
     for last in (False, True):

@@ -48,8 +48,6 @@ def test_over_backend_shm_a_model_gets_our_wrapper_and_can_be_unwrapped() -> Non
     assert strategy.unwrap(wrapped) is model
     assert strategy.unwrap(model) is model
     assert list(strategy.model_state(wrapped)) == ["weight", "bias"]
-    strategy.load_model_state(wrapped, {"weight": torch.zeros(2, 2), "bias": torch.ones(2)})
-    assert model.weight.abs().sum() == 0
 
 
 @pytest.mark.parametrize("backend", ["gloo"])

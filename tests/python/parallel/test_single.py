@@ -8,6 +8,7 @@ import torch
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.step_weights import PassWeights
+from accelerate_cpp.parallel.strategy import ModelSteps, Step
 
 
 @pytest.fixture
@@ -45,12 +46,26 @@ def test_clipping_returns_the_norm_before_and_scales_in_place(norm_type: float, 
     assert torch.linalg.vector_norm(clipped, norm_type).item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_state_of_a_model_travels(model: torch.nn.Linear) -> None:
-    strategy, other = SingleStrategy(), torch.nn.Linear(3, 1)
-    strategy.load_model_state(other, strategy.model_state(model))
-    assert torch.equal(other.weight, model.weight)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        strategy.load_model_state(other, {**strategy.model_state(model), "extra": torch.ones(1)})
+def test_the_state_of_a_model_has_the_users_names(model: torch.nn.Linear) -> None:
+    compiled = torch.compile(model, backend="eager")
+    state = SingleStrategy().model_state(compiled)
+    assert {name: value.data_ptr() for name, value in state.items()} == {
+        "weight": model.weight.data_ptr(),
+        "bias": model.bias.data_ptr(),
+    }
+
+
+def test_a_model_is_placed_cast_compiled_by_regions_and_compiled_as_a_whole_in_this_order(
+    model: torch.nn.Linear,
+) -> None:
+    order: list[str] = []
+
+    def step(name: str) -> Step:
+        return lambda module: order.append(name) or module
+
+    names = ("place", "cast", "compile_regions", "compile")
+    SingleStrategy().prepare(Bundle(models=[model]), [ModelSteps(**{name: step(name) for name in names})])
+    assert order == list(names)
 
 
 def test_gradients_of_the_models_that_a_loss_depends_on_are_divided_by_their_own_totals() -> None:

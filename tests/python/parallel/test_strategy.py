@@ -17,7 +17,6 @@ def test_all_questions_must_be_answered() -> None:
         "clip_grad_norm",
         "unwrap",
         "model_state",
-        "load_model_state",
     } == Strategy.__abstractmethods__
     with pytest.raises(TypeError, match="abstract"):
         Strategy()  # type: ignore[abstract]
