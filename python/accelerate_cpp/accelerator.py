@@ -28,10 +28,10 @@ from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.data_parallel_strategy import synchronising
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.plugins.configurations import chosen_dynamo_plugin
+from accelerate_cpp.plugins.data_parallelism import rank_along
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
-from accelerate_cpp.plugins.plain_parallelism import rank_along
 from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.plan import PrecisionPlan
 from accelerate_cpp.prepare.metrics import all_tensors, drop_repeated, rows_of_last_batch
@@ -130,10 +130,11 @@ class Accelerator(PreparationSteps):
         dynamo_backend: the ``torch.compile`` backend with which ``prepare`` compiles models, in upper or lower case;
             ``None`` uses ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
         dynamo_plugin: all options of the compiler; pass it instead of ``dynamo_backend``.
-        parallelism_config: the size of each kind of parallelism. Only plain data parallelism is supported:
-            ``dp_replicate`` is 1 or the number of processes, and all other sizes are 1.
-        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins: not supported yet; only
-            ``None`` is accepted.
+        fsdp_plugin: shards parameters, gradients and states of optimizers over the processes (``fsdp_version=2``).
+        parallelism_config: the size of each kind of parallelism: ``dp_replicate``, and with ``fsdp_plugin``
+            ``dp_shard``. All other sizes are 1.
+        deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins: not supported yet; only ``None`` is
+            accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -172,7 +173,6 @@ class Accelerator(PreparationSteps):
         unsupported.refuse_given(
             {
                 "deepspeed_plugin": deepspeed_plugin,
-                "fsdp_plugin": fsdp_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
                 "megatron_lm_plugin": megatron_lm_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
@@ -196,7 +196,7 @@ class Accelerator(PreparationSteps):
         self._trackers = ActiveTrackers(filter_trackers(log_with, self.logging_dir))
         dynamo = chosen_dynamo_plugin(dynamo_plugin, dynamo_backend)
 
-        self._session = open_session(cpu, precision, accumulation, handlers, dynamo, parallelism_config)
+        self._session = open_session(cpu, precision, accumulation, handlers, dynamo, fsdp_plugin, parallelism_config)
         self._accumulation = begin_accumulation(accumulation)
         self.state = AcceleratorState()
         self.gradient_state = GradientStateOf(self._accumulation)
@@ -215,7 +215,8 @@ class Accelerator(PreparationSteps):
         self.fp8_recipe_handler = handlers.get(FP8RecipeKwargs)
         self.scaler = self._session.precision.make_scaler(
             self.scaler_handler.to_kwargs() if self.scaler_handler else None,
-            gradients_are_measured=core_backend() is not None,
+            gradients_are_measured=core_backend() is not None and not self._session.config.shards,
+            any_rank=self._session.strategy.any_rank,
         )
         self.flag_tensor = None
         self._prepared = Bundle()
@@ -522,7 +523,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
-        """The configuration that was passed, if any. It always means plain data parallelism."""
+        """The configuration that was passed, if any."""
         return self.state.parallelism_config
 
     @property
@@ -537,7 +538,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Which shard of it this process has: 0; ``InvalidArgument`` without a ``parallelism_config``."""
+        """Which shard of it this process has; ``InvalidArgument`` without a ``parallelism_config``."""
         return rank_along(self.parallelism_config, self.torch_device_mesh, "dp_shard")
 
     @property
@@ -557,12 +558,12 @@ class Accelerator(PreparationSteps):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Always false: sharding parameters is refused."""
+        """Whether models are sharded by ``fully_shard``."""
         return self.state.is_fsdp2
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Always false: ``fully_shard``, which could be combined with other kinds of parallelism, is never used."""
+        """Whether models are sharded by ``fully_shard``, which can be combined with other kinds of parallelism."""
         return self.is_fsdp2
 
     @property
@@ -711,8 +712,8 @@ class Accelerator(PreparationSteps):
         sharded = prepare_data_loader(
             data_loader,
             self.device,
-            num_processes=self.num_processes,
-            process_index=self.process_index,
+            num_processes=self._session.topology.mesh.data_size,
+            process_index=self._session.topology.mesh.data_rank,
             split_batches=config.split_batches,
             put_on_device=self.device_placement if device_placement is None else device_placement,
             rng_types=list(self.rng_types),
@@ -743,7 +744,8 @@ class Accelerator(PreparationSteps):
         if is_prepared(optimizer):
             return remember(self._optimizers, optimizer)
         placement = self.device_placement if device_placement is None else device_placement
-        prepared = AcceleratedOptimizer(optimizer, device_placement=placement, scaler=self.scaler)
+        stepping = self._session.strategy.prepare_optimizer(optimizer)
+        prepared = AcceleratedOptimizer(stepping, device_placement=placement, scaler=self.scaler)
         prepared._accumulation = self._accumulation
         return remember(self._optimizers, prepared)
 
@@ -1161,7 +1163,7 @@ class Accelerator(PreparationSteps):
         """
         pickled = use_gather_object or not all_tensors(input_data)
         gathered = gather_object(input_data) if pickled else gather(input_data)
-        rows = rows_of_last_batch(self.gradient_state, self.num_processes)
+        rows = rows_of_last_batch(self.gradient_state, self._session.topology.mesh.data_size)
         return gathered if rows is None else drop_repeated(gathered, input_data, pickled, *rows)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -26,9 +26,10 @@ from accelerate_cpp.devices.transfer import CopyStream
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader
+from accelerate_cpp.runtime.current import data_rank, data_size
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
-from accelerate_cpp.utils.operations import broadcast_object_list, process_index, slice_tensors, world_size
+from accelerate_cpp.utils.operations import broadcast_object_list, slice_tensors
 from accelerate_cpp.utils.random import synchronize_rng_states
 
 __all__ = [
@@ -185,7 +186,7 @@ class DataLoaderDispatcher(TrackedLoader):
     ) -> None:
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
         _refuse_mesh(torch_device_mesh)
-        self.num_processes = world_size()
+        self.num_processes = data_size()
         self.split_batches = split_batches
         self.skip_batches = skip_batches
         self.slice_fn = slice_tensors if slice_fn is None else slice_fn
@@ -201,7 +202,7 @@ class DataLoaderDispatcher(TrackedLoader):
     @property
     def batches_per_step(self) -> int:
         """Batches that process 0 reads for one step of all processes."""
-        return 1 if self.split_batches else world_size()
+        return 1 if self.split_batches else data_size()
 
     @property
     def total_batch_size(self) -> int | None:
@@ -231,23 +232,23 @@ class DataLoaderDispatcher(TrackedLoader):
         first = None
         for batch, sizes, is_last in self._read(reading):
             if self._completes and first is None:
-                first = self._take(batch, 0, min(world_size(), sum(sizes)))
+                first = self._take(batch, 0, min(data_size(), sum(sizes)))
             while self._completes and is_last and operations.find_batch_size(batch) < self._bounds(sizes, is_last)[-1]:
                 batch = operations.concatenate([batch, first])
             yield operations.send_to_device(batch, device, non_blocking=self._non_blocking), sizes, is_last
 
     @property
     def _completes(self) -> bool:
-        return world_size() > 1 and not self._drops_incomplete()
+        return data_size() > 1 and not self._drops_incomplete()
 
     def _bounds(self, sizes: list[int], is_last: bool) -> list[int]:
         return sharding.dispatch_bounds(
-            sizes, world_size=world_size(), split=self.split_batches, complete=self._completes and is_last
+            sizes, world_size=data_size(), split=self.split_batches, complete=self._completes and is_last
         )
 
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         device = operations.collective_device() if self.device is None else self.device
-        rank = process_index()
+        rank = data_rank()
         reader = self._completed(reading, device) if rank == 0 else None
         if reader is None and isinstance(self.dataset, IterDataPipe):
             # torch creates a process group with the first iterator over a data pipe, which needs all processes.
@@ -265,7 +266,7 @@ class DataLoaderDispatcher(TrackedLoader):
                 return
 
     def _take(self, batch: Any, start: int, stop: int) -> Any:
-        return self.slice_fn(batch, slice(start, stop), process_index=process_index(), num_processes=world_size())
+        return self.slice_fn(batch, slice(start, stop), process_index=data_rank(), num_processes=data_size())
 
 
 def _refuse_mesh(torch_device_mesh: Any) -> None:
@@ -297,7 +298,7 @@ def prepare_data_loader(
 
     Args:
         device: where batches go if ``put_on_device``.
-        num_processes, process_index: default to those of the process group.
+        num_processes, process_index: default to those that share out the data.
         split_batches: the loader's batch is the global one and cut into ``num_processes`` parts.
         rng_types: generators synchronised before each pass; ``"generator"`` is the sampler's, or an iterable dataset's.
         dispatch_batches: process 0 reads for all. Default: for iterable datasets if ``put_on_device``.
@@ -323,8 +324,8 @@ def prepare_data_loader(
         raise InvalidArgument(
             "dispatch_batches=True sends batches to the device of each process, which needs put_on_device=True"
         )
-    num_processes = world_size() if num_processes is None else num_processes
-    process_index = operations.process_index() if process_index is None else process_index
+    num_processes = data_size() if num_processes is None else num_processes
+    process_index = data_rank() if process_index is None else process_index
     if split_batches:
         loaders.check_split(dataloader, num_processes, dispatched=dispatch_batches)
     seedable = use_seedable_sampler and loaders.use_seedable_sampler(dataloader, data_seed, use_seedable_sampler)

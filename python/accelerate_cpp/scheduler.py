@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.runtime.current import data_size
 from accelerate_cpp.runtime.gradient_state import GradientState, GradientStateOf, accumulation_of
-from accelerate_cpp.utils.operations import world_size
 
 __getattr__ = lending("scheduler")
 
@@ -91,7 +91,7 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        for _ in range(world_size()):
+        for _ in range(data_size()):
             total_steps = getattr(self.scheduler, "total_steps", None)
             if total_steps is None or self.scheduler._step_count <= total_steps:
                 self.scheduler.step(*args, **kwargs)

@@ -23,10 +23,17 @@ from accelerate_cpp.config.session_config import AccumulationConfig, SessionConf
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins import fsdp
+from accelerate_cpp.plugins.data_parallelism import (
+    PluginViews,
+    announce_sharding,
+    chosen_fsdp_plugin,
+    require_data_parallel,
+    withdraw_sharding,
+)
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
 from accelerate_cpp.plugins.fp8_recipes import Recipe
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
-from accelerate_cpp.plugins.plain_parallelism import PluginViews, require_plain
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientState
 from accelerate_cpp.runtime.processes import Processes
@@ -249,7 +256,9 @@ class AcceleratorState(PluginViews, PartialState):
         cpu: use the CPU even when an accelerator is present.
         dynamo_plugin: how models are compiled from now on; ``None`` keeps the current plugin, or creates one from the
             variables ``ACCELERATE_DYNAMO_*``.
-        parallelism_config: a configuration of plain data parallelism; ``None`` keeps the current one.
+        fsdp_plugin: shards models; ``None`` keeps the current one, or with ``ACCELERATE_USE_FSDP`` makes one from the
+            variables ``FSDP_*``.
+        parallelism_config: the numbers of copies and shards; ``None`` keeps the current one.
         kwargs: as for :class:`PartialState`.
 
     Raises:
@@ -262,6 +271,8 @@ class AcceleratorState(PluginViews, PartialState):
         *("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "dynamo_plugin"),
     ]
 
+    fsdp_plugin: FullyShardedDataParallelPlugin
+    """How models are sharded; there is none where they are not."""
     dynamo_plugin: TorchDynamoPlugin
     """How models are compiled; its values at the time of ``prepare`` are used."""
 
@@ -282,21 +293,38 @@ class AcceleratorState(PluginViews, PartialState):
         unsupported.refuse_given(
             {
                 "deepspeed_plugin": deepspeed_plugin,
-                "fsdp_plugin": fsdp_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
                 "megatron_lm_plugin": megatron_lm_plugin,
             }
         )
-        parallelism = require_plain(parallelism_config)
-        plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         running = None if current.session is None else current.session.config
+        sharding = chosen_fsdp_plugin(fsdp_plugin, None if running is None else running.fsdp_plugin)
+        parallelism = require_data_parallel(parallelism_config, shards=sharding is not None)
+        plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         if running is not None:
             self._require_agreement(current.session, mixed_precision, cpu, kwargs)
         if running is None or running.mixed_precision is None:
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
-            enter_session(replace(running or compile_process(cpu=cpu, **kwargs), mixed_precision=precision))
+            if sharding is not None and precision != "no":
+                sharding.set_mixed_precision(precision)
+            enter_session(
+                replace(
+                    running or compile_process(cpu=cpu, **kwargs),
+                    mixed_precision=precision,
+                    fsdp_plugin=sharding,
+                    axes=freeze(None if parallelism is None else parallelism.data_axes()),
+                )
+            )
+        elif sharding is not running.fsdp_plugin:
+            raise InvalidArgument(
+                "fsdp_plugin: this process already has a state without it, and all its models are prepared in one way; "
+                "pass the plugin to the first Accelerator"
+            )
         self.dynamo_plugin = plugin
+        if sharding is not None and self.distributed_type == DistributedType.FSDP:
+            self.fsdp_plugin = sharding
+            announce_sharding()
         self._keep_parallelism(parallelism)
 
     def _require_agreement(self, session: Any, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
@@ -324,8 +352,11 @@ class AcceleratorState(PluginViews, PartialState):
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Drops the precision; with ``reset_partial_state``, also the session."""
         AcceleratorState._shared_state.clear()
+        withdraw_sharding()
         if current.session is not None:
-            config = replace(current.session.config, mixed_precision=None, fp8=None)
+            config = replace(
+                current.session.config, mixed_precision=None, fp8=None, fsdp_plugin=None, axes=freeze(None)
+            )
             current.session = replace(current.session, config=config)
         if reset_partial_state:
             PartialState._reset_state()
@@ -341,6 +372,12 @@ class AcceleratorState(PluginViews, PartialState):
     def initialized(self) -> bool:
         """Whether there is a session with a precision."""
         return current.session is not None and current.session.config.mixed_precision is not None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """The kind of run: ``NO`` for one process, ``FSDP`` if parameters are sharded, else by the kind of device."""
+        kind = super().distributed_type
+        return DistributedType.FSDP if kind != DistributedType.NO and self._session.config.shards else kind
 
     @property
     def mixed_precision(self) -> str:
@@ -363,6 +400,7 @@ def open_session(
     accumulation: AccumulationConfig,
     handlers: Mapping[type[KwargsHandler], Any],
     dynamo_plugin: TorchDynamoPlugin | None,
+    fsdp_plugin: FullyShardedDataParallelPlugin | None,
     parallelism_config: Any,
 ) -> Session:
     """Creates the state of a run from the arguments of an ``Accelerator``, and makes its session the current one."""
@@ -371,6 +409,7 @@ def open_session(
         mixed_precision=mixed_precision,
         cpu=cpu,
         dynamo_plugin=dynamo_plugin,
+        fsdp_plugin=fsdp_plugin,
         parallelism_config=parallelism_config,
         _from_accelerator=True,
         **({} if group is None else group.to_kwargs()),

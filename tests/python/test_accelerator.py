@@ -32,7 +32,7 @@ from accelerate_cpp.utils.dataclasses import (
 
 VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK ACCELERATE_MIXED_PRECISION ACCELERATE_DYNAMO_BACKEND "
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS ACCELERATE_USE_FSDP"
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS ACCELERATE_USE_FSDP ACCELERATE_USE_DEEPSPEED"
 )
 ARGUMENTS = (
     "device_placement split_batches mixed_precision gradient_accumulation_steps cpu dataloader_config deepspeed_plugin "
@@ -97,7 +97,11 @@ class TestConstruction:
 
     @pytest.mark.parametrize(
         ("name", "text"),
-        [("ACCELERATE_USE_FSDP", "1"), ("ACCELERATE_MIXED_PRECISION", "fp7"), ("ACCELERATE_DYNAMO_BACKEND", "quick")],
+        [
+            ("ACCELERATE_USE_DEEPSPEED", "1"),
+            ("ACCELERATE_MIXED_PRECISION", "fp7"),
+            ("ACCELERATE_DYNAMO_BACKEND", "quick"),
+        ],
     )
     def test_the_environment_is_refused_as_arguments_are(
         self, name: str, text: str, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accelerate_cpp.accelerator import Accelerator
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.runtime import current
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize(
     ("argument", "kind"),
     [
-        ("fsdp_plugin", FullyShardedDataParallelPlugin),
         ("deepspeed_plugin", DeepSpeedPlugin),
         ("megatron_lm_plugin", MegatronLMPlugin),
         ("torch_tp_plugin", TorchTensorParallelPlugin),
@@ -35,6 +35,23 @@ def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> Non
     with pytest.raises(InvalidArgument, match=rf"^{argument}={kind.__name__}\(\.\.\.\): [^.]* does not work [^.]*$"):
         Accelerator(cpu=True, **{argument: kind()})
     assert current.session is None
+
+
+def test_of_fsdp_the_first_version_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"fsdp_version=1\): .* pass fsdp_version=2"):
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1))
+    with pytest.raises(InvalidArgument, match="fsdp_plugin=7: expected a FullyShardedDataParallelPlugin"):
+        Accelerator(cpu=True, fsdp_plugin=7)
+    assert current.session is None
+
+
+def test_with_one_process_nothing_is_sharded() -> None:
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model = torch.nn.Linear(1, 1)
+    assert accelerator.prepare(model) is model
+    assert accelerator.distributed_type == "NO"
+    assert not accelerator.is_fsdp2
+    assert not env_table.USE_FSDP.get()
 
 
 @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"dp_shard_size": 2}, {"dp_replicate_size": 2}], ids=str)

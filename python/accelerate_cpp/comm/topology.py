@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.mesh import Mesh, mesh_of
 from accelerate_cpp.config import env_table
 
 
@@ -19,6 +20,7 @@ class Topology:
         local_rank: among the processes of this host, from 0.
         local_world_size: the number of processes on this host.
         backend: the backend of the default process group for this process's device; ``None`` without a group.
+        mesh: what the processes share; by default nothing, as in data parallelism.
     """
 
     rank: int = 0
@@ -26,6 +28,7 @@ class Topology:
     local_rank: int = 0
     local_world_size: int = 1
     backend: str | None = None
+    mesh: Mesh = field(default_factory=Mesh)
 
 
 def world_size() -> int:
@@ -64,6 +67,7 @@ def read_topology(device_type: str) -> Topology:
         local_rank=local_rank_of(rank, local_world_size),
         local_world_size=local_world_size or world_size,
         backend=_backend_for(device_type),
+        mesh=mesh_of({}, rank, world_size, shards=False),
     )
 
 

@@ -188,6 +188,8 @@ FP8_BACKEND = Variable(
     "the library of fp8 training without a recipe: AO (torchao), TE (TransformerEngine), MSAMP (MS-AMP), NO (any)",
 )
 FP8_PAD_INNER_DIM = _flag("ACCELERATE_FP8_PAD_INNER_DIM", "torchao: pad matrices to multiples of 16", default=True)
+USE_FSDP = _flag("ACCELERATE_USE_FSDP", "shard parameters, gradients and optimizer states (FSDP)")
+USE_PARALLELISM_CONFIG = _flag("ACCELERATE_USE_PARALLELISM_CONFIG", "read the sizes of a mesh from the environment")
 FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER = _flag(
     "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "torchao: gather sharded weights in fp8", default=True
 )
@@ -322,6 +324,12 @@ def replaced_environment(values: Mapping[str, str], clear: bool = False) -> Iter
 def export(values: Mapping[Variable[Any], Any]) -> None:
     """Puts ``values`` into the environment of this process, and of those that it starts; ``None`` leaves one alone."""
     os.environ.update(render(values))
+
+
+def withdraw(*variables: Variable[Any]) -> None:
+    """Removes ``variables`` from the environment of this process."""
+    for variable in variables:
+        os.environ.pop(variable.name, None)
 
 
 @contextmanager

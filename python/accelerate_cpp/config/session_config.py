@@ -65,6 +65,8 @@ class SessionConfig:
         fp8: set where ``mixed_precision`` is ``"fp8"`` and an ``Accelerator`` has set the recipe.
         accumulation: see :class:`AccumulationConfig`.
         ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
+        fsdp_plugin: how models are sharded; ``None`` where they are not. It may be changed until models are prepared.
+        axes: the sizes of the mesh that the user asked for; none for data parallelism over all processes.
         debug: compare the shapes of collectives over the ranks before running them.
         fork_launched: this process was forked by a notebook launcher.
         cpu_affinity: pin this process to its share of the cores of its host.
@@ -78,6 +80,13 @@ class SessionConfig:
     fp8: Fp8Config | None = None
     accumulation: AccumulationConfig = field(default_factory=AccumulationConfig)
     ddp_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    fsdp_plugin: Any = None
+    axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     debug: bool = False
     fork_launched: bool = False
     cpu_affinity: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Whether parameters are shared out over the processes, if there are several."""
+        return self.fsdp_plugin is not None

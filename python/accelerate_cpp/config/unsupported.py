@@ -33,10 +33,10 @@ _PLAIN = "leave it out: plain data parallelism over all processes is used"
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
     Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
-    Unsupported("fsdp_plugin", "sharding parameters over the processes", _PLAIN),
+    Unsupported("fsdp_version", "the first version of FSDP", "pass fsdp_version=2, which shards in the same way"),
     Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
-    Unsupported("parallelism_config", "a mesh of several kinds of parallelism", _PLAIN),
+    Unsupported("parallelism_config", "a mesh of more than copies and shards", "leave out its other sizes"),
     Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
     Unsupported(
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
@@ -96,9 +96,7 @@ _UNSET = "unset it, or choose plain data parallelism where it was set (launch fl
 
 SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
     _switch("ACCELERATE_USE_DEEPSPEED", "training through DeepSpeed", _UNSET),
-    _switch("ACCELERATE_USE_FSDP", "sharding parameters over the processes", _UNSET),
     _switch("ACCELERATE_USE_MEGATRON_LM", "training through Megatron-LM", _UNSET),
-    _switch("ACCELERATE_USE_PARALLELISM_CONFIG", "a mesh of several kinds of parallelism", _UNSET),
     _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
     _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),
     _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
+from accelerate_cpp.comm.mesh import Mesh
+from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
 
-STRATEGIES: dict[str, Callable[[torch.device, Mapping[str, Any]], Strategy]] = {
-    "single": lambda device, ddp_kwargs: SingleStrategy(),
-    "data_parallel": DataParallelStrategy,
+
+def _fully_sharded(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy  # takes a while to import
+
+    return FullyShardedStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
+
+
+STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] = {
+    "single": lambda config, device, mesh: SingleStrategy(),
+    "data_parallel": lambda config, device, mesh: DataParallelStrategy(device, config.ddp_kwargs),
+    "fully_sharded": _fully_sharded,
 }
 
 
-def strategy_for(*, world_size: int, device: torch.device, ddp_kwargs: Mapping[str, Any]) -> Strategy:
-    """The strategy of a run: data parallelism as soon as there is more than one process.
+def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    """The strategy of a run: with more than one process, data parallelism, sharded if the user asks for it.
 
     Args:
-        world_size: number of processes.
         device: of this process.
-        ddp_kwargs: the values of ``DistributedDataParallelKwargs`` that the user set.
+        mesh: of all processes.
     """
-    return STRATEGIES["data_parallel" if world_size > 1 else "single"](device, ddp_kwargs)
+    several = "fully_sharded" if config.shards else "data_parallel"
+    return STRATEGIES["single" if mesh.world_size == 1 else several](config, device, mesh)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.compilation import without_compiler
@@ -29,7 +30,7 @@ def multiply_gradients(factors: Mapping[torch.nn.Module, float]) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                together.setdefault(factor, []).append(parameter.grad)
+                together.setdefault(factor, []).append(local_part(parameter.grad))
     for factor, gradients in together.items():
         torch._foreach_mul_(gradients, factor)
 

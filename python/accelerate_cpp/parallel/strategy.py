@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.step_weights import PassWeights
+
+Layout = Literal["plain", "whole", "shards"]
+"""Files of a run without shards; states gathered into one file; or parts of all processes. The latter two by names."""
 
 Step = Callable[[torch.nn.Module], torch.nn.Module]
 
@@ -47,6 +50,17 @@ class Strategy(ABC):
         Args:
             steps: for each model; ``None`` distributes them and does nothing else.
         """
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer as it steps on the models that are prepared, or will be."""
+        return optimizer
+
+    def any_rank(self, found: bool) -> bool:
+        """Whether ``found`` on one of the ranks that have to decide alike, as each only looks at its own gradients.
+
+        Where all ranks have the same gradients, that is ``found`` itself.
+        """
+        return found
 
     def is_thawed(self, model: torch.nn.Module) -> bool:
         """Whether ``model`` was not wrapped because it had nothing to train when it was prepared, but now has."""
@@ -103,3 +117,16 @@ class Strategy(ABC):
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The full state dict under the user's own names."""
+
+    @property
+    def layout(self) -> Layout:
+        """How checkpoints hold the states of models and optimizers, apart from their form in memory."""
+        return "plain"
+
+    def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
+        """Loads ``state``, of which this process has the whole, into the module that the user gave to ``prepare``.
+
+        Args:
+            kwargs: of ``load_state_dict``.
+        """
+        model.load_state_dict(state, **kwargs)

@@ -48,7 +48,7 @@ class FullyShardedDataParallelPlugin:
     """How parameters, gradients and states of optimizers are sharded over the processes.
 
     Fields that are ``None`` are read from ``FSDP_*`` when the plugin is created; it may be changed until models are
-    prepared. Sharding itself does not work in accelerate_cpp yet: an ``Accelerator`` refuses the plugin.
+    prepared. An ``Accelerator`` shards with version 2, and refuses version 1.
 
     Attributes:
         fsdp_version: 1 or 2, torch's ``FullyShardedDataParallel`` or ``fully_shard``.

@@ -185,6 +185,10 @@ class ParallelismConfig:
         """The dimensions with more than one process."""
         return [*self.dp_dim_names, *self.non_dp_dim_names]
 
+    def data_axes(self) -> dict[str, int]:
+        """The active dimensions along which batches differ, with their sizes."""
+        return {name: self._size_of(name) for name in self.dp_dim_names}
+
     @property
     def dp_dim_names(self) -> list[str]:
         """The active dimensions along which batches differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from accelerate_cpp._native import LossScale, known_statistics, measure_gradients, scale_gradients
+from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 
@@ -39,9 +40,9 @@ class _Round:
     def of(self, optimizer: torch.optim.Optimizer) -> _OptimizerState:
         return self.optimizers.setdefault(optimizer, _OptimizerState())
 
-    def note(self, state: _OptimizerState, statistics: Iterable[tuple[float, int]]) -> None:
+    def note(self, state: _OptimizerState, overflow: bool) -> None:
         """Records whether gradients of an optimizer were not finite."""
-        state.overflow = any(num_non_finite > 0 for _, num_non_finite in statistics)
+        state.overflow = overflow
         self.checked, self.overflow = True, self.overflow or state.overflow
 
 
@@ -60,7 +61,7 @@ def _gradients(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
                 "a parameter is stored in fp16, and so is its gradient, which would underflow when un-scaled; keep the "
                 "parameters in fp32 (model.float()): mixed precision still computes in fp16"
             )
-        gradients[id(parameter)] = parameter.grad
+        gradients[id(parameter)] = local_part(parameter.grad)
     return gradients
 
 
@@ -96,6 +97,8 @@ class GradScaler(torch.amp.GradScaler):
         backoff_factor: between 0 and 1; multiplies the scale after a step with an overflow.
         growth_interval: at least 1.
         enabled: if false, losses and gradients are left as they are.
+        any_rank: whether something holds on one of the ranks, a collective; where each has a part of the gradients, an
+            overflow in one part is one of all. ``None`` where each has the whole.
 
     Raises:
         InvalidArgument: an argument is out of its range.
@@ -109,11 +112,13 @@ class GradScaler(torch.amp.GradScaler):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
+        any_rank: Callable[[bool], bool] | None = None,
     ) -> None:
         super().__init__(device, enabled=False)  # of the parent class only the type is used
         if device != "cpu":
             raise InvalidArgument(f"device={device!r}: this scaler is for the CPU; use torch.amp.GradScaler elsewhere")
         self._enabled = enabled
+        self._any_rank = any_rank
         self._loss_scale = LossScale(init_scale, growth_factor, backoff_factor, growth_interval)
         self._round = self._next_round()
 
@@ -155,7 +160,7 @@ class GradScaler(torch.amp.GradScaler):
         now = [key for key in gradients if key not in known or key not in left]
         statistics = dict(zip(now, scale_gradients([gradients[key] for key in now], inverse), strict=True))
         state.unscaled = True
-        self._round.note(state, {**known, **statistics}.values())
+        self._note(state, {**known, **statistics}.values())
         return {key: (statistics[key][0], 1.0) if key in statistics else (known[key][0], inverse) for key in gradients}
 
     def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -185,7 +190,7 @@ class GradScaler(torch.amp.GradScaler):
         if fused:
             gradients, known = _measured_gradients(optimizer)
             unknown = [gradient for key, gradient in gradients.items() if key not in known]
-            self._round.note(state, [*known.values(), *measure_gradients(unknown)])
+            self._note(state, [*known.values(), *measure_gradients(unknown)])
         elif not state.unscaled:
             self.unscale_(optimizer)
         state.stepped = True
@@ -285,6 +290,10 @@ class GradScaler(torch.amp.GradScaler):
             scaled = map(self._scaled, outputs)
             return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
         raise InvalidArgument(f"expected tensors, or iterables of tensors, to scale; found {type(outputs).__name__}")
+
+    def _note(self, state: _OptimizerState, statistics: Iterable[tuple[float, int]]) -> None:
+        found = any(num_non_finite > 0 for _, num_non_finite in statistics)
+        self._round.note(state, found if self._any_rank is None else self._any_rank(found))
 
     def _step_fused(self, optimizer: Any) -> Any:
         optimizer.grad_scale = torch.tensor(self._round.scale, dtype=torch.float32)

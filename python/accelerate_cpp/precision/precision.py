@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,10 @@ class Precision:
         return casting if self.fp8_casting is None else _both(casting, self.fp8_casting(training))
 
     def make_scaler(
-        self, options: Mapping[str, Any] | None = None, gradients_are_measured: bool = False
+        self,
+        options: Mapping[str, Any] | None = None,
+        gradients_are_measured: bool = False,
+        any_rank: Callable[[bool], bool] | None = None,
     ) -> torch.amp.GradScaler | None:
         """The scaler that prevents underflow of gradients in fp16; ``None`` if the exponent is as wide as that of fp32.
 
@@ -68,11 +71,12 @@ class Precision:
             options: arguments of ``torch.amp.GradScaler`` but for the device.
             gradients_are_measured: whether our reducer averages gradients on an accelerator, and measures them on the
                 way: :class:`DeviceGradScaler` then spares passes over them.
+            any_rank: as :class:`GradScaler` takes it.
         """
         if self.name != "fp16" and not self.scales_fp8_loss:
             return None
         if self.device_type == "cpu":
-            return GradScaler(**(options or {}))
+            return GradScaler(any_rank=any_rank, **(options or {}))
         scaler = DeviceGradScaler if gradients_are_measured else torch.amp.GradScaler
         return scaler(self.device_type, **(options or {}))
 

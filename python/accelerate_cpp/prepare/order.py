@@ -16,6 +16,7 @@ from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
+from accelerate_cpp.parallel.sharded_models import is_sharded, require_whole
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import ModelSteps
 from accelerate_cpp.plugins.handlers import AutocastKwargs
@@ -25,7 +26,6 @@ from accelerate_cpp.precision.master_weights import master_dtypes
 from accelerate_cpp.precision.plan import PrecisionPlan, plan_for
 from accelerate_cpp.prepare.compile_regions import compile_prepared, compile_prepared_regions
 from accelerate_cpp.prepare.private_steps import PreparationSteps
-from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
 
 __all__ = [
     "autocast_options",
@@ -140,7 +140,8 @@ def _models_to_prepare(run: PreparationSteps, items: Iterable[Any]) -> dict[int,
     for model in found.values():
         _require_own_copy(run, model)
         _require_quantized_in_memory(run, model)
-        require_whole(model, run.num_processes)
+        if not run._session.config.shards:
+            require_whole(model, run.num_processes)
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import leave_groups
+from accelerate_cpp.comm.mesh import mesh_of
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
 from accelerate_cpp.comm.topology import Topology, local_rank_before_connecting, read_topology
 from accelerate_cpp.comm.whereabouts import end_whereabouts, whereabouts
@@ -41,10 +42,12 @@ class Session:
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
+        topology = _with_mesh(self.topology, config)
         return replace(
             self,
             config=config,
-            strategy=_strategy(config, self.topology, self.device),
+            topology=topology,
+            strategy=strategy_for(config, self.device, topology.mesh),
             precision=precision_for(config.mixed_precision, self.device, config.fp8),
         )
 
@@ -56,6 +59,7 @@ class Choices(NamedTuple):
     debug: bool
     fork_launched: bool
     mixed_precision: str | None
+    shards: bool
 
 
 class Remembered(NamedTuple):
@@ -71,7 +75,7 @@ def remember(session: Session | Remembered | None) -> Remembered | None:
     if session is None or isinstance(session, Remembered):
         return session
     config = session.config
-    choices = Choices(config.cpu, config.debug, config.fork_launched, config.mixed_precision)
+    choices = Choices(config.cpu, config.debug, config.fork_launched, config.mixed_precision, config.shards)
     return Remembered(choices, session.topology, session.device)
 
 
@@ -90,17 +94,17 @@ def build_session(config: SessionConfig) -> Session:
     existed = dist.is_available() and dist.is_initialized()
     if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
         _created = weakref.ref(dist.group.WORLD), os.getpid()
-    topology = read_topology(device.type)
+    topology = _with_mesh(read_topology(device.type), config)
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
     precision = precision_for(config.mixed_precision, device, config.fp8)
-    strategy, meet = _strategy(config, topology, device), _meet(config, topology, device)
+    strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
     _progress = open_progress(device)
     return Session(config, topology, device, strategy, precision, _progress, meet)
 
 
-def _strategy(config: SessionConfig, topology: Topology, device: torch.device) -> Strategy:
-    return strategy_for(world_size=topology.world_size, device=device, ddp_kwargs=config.ddp_kwargs)
+def _with_mesh(topology: Topology, config: SessionConfig) -> Topology:
+    return replace(topology, mesh=mesh_of(config.axes, topology.rank, topology.world_size, config.shards))
 
 
 def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:

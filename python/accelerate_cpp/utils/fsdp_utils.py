@@ -20,7 +20,7 @@ from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
-from accelerate_cpp.config import env_table, plugin_variables, unsupported
+from accelerate_cpp.config import env_table, plugin_variables
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.placement.tied_parameters import ensure_weights_retied
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin, class_to_wrap
@@ -67,9 +67,9 @@ _WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
 def enable_fsdp_ram_efficient_loading() -> None:
     """Makes models of transformers read their weights only on rank 0, through the variables that transformers reads.
 
-    One of them, ``ACCELERATE_USE_FSDP``, says that parameters are sharded, which an ``Accelerator`` still refuses.
+    One of them, ``ACCELERATE_USE_FSDP``, says that parameters are sharded.
     """
-    env_table.export({unsupported.switch("ACCELERATE_USE_FSDP"): True})
+    env_table.export({env_table.USE_FSDP: True})
     env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: True})
 
 

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from accelerate_cpp.comm.mesh import mesh_of
+from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.registry import STRATEGIES, strategy_for
+from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.utils.dataclasses import FullyShardedDataParallelPlugin
 
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+def config_of(shards: bool) -> SessionConfig:
+    return SessionConfig(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if shards else None)
+
+
 @pytest.mark.parametrize(
-    ("world_size", "kind"), [(1, SingleStrategy), (2, DataParallelStrategy), (8, DataParallelStrategy)]
+    ("world_size", "shards", "kind"),
+    [
+        (1, False, SingleStrategy),
+        (1, True, SingleStrategy),
+        (2, False, DataParallelStrategy),
+        (8, False, DataParallelStrategy),
+        (8, True, FullyShardedStrategy),
+    ],
 )
-def test_more_than_one_process_means_data_parallelism(world_size: int, kind: type[Strategy]) -> None:
-    assert type(strategy_for(world_size=world_size, device=CPU, ddp_kwargs={})) is kind
+def test_several_processes_mean_data_parallelism_in_shards_where_a_plugin_says_so(
+    world_size: int, shards: bool, kind: type[Strategy]
+) -> None:
+    mesh = mesh_of({}, 0, world_size, shards)
+    assert type(strategy_for(config_of(shards), CPU, mesh)) is kind
 
 
 def test_every_entry_makes_a_strategy() -> None:
-    assert all(isinstance(make(CPU, {}), Strategy) for make in STRATEGIES.values())
+    mesh = mesh_of({}, 0, 8, shards=True)
+    assert all(isinstance(make(config_of(True), CPU, mesh), Strategy) for make in STRATEGIES.values())

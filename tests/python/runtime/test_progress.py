@@ -100,6 +100,7 @@ def test_no_weight_at_all_gives_no_mean(watched: Board, monkeypatch: pytest.Monk
     assert math.isnan(standing(watched).loss)
 
 
+@pytest.mark.usefixtures("fresh_state")
 def test_facade_tells_of_steps_and_losses_but_not_of_passes_that_only_accumulate(
     watched: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The parallelism that runs support, plain data parallelism, and the answers of their state about all other kinds."""
+"""The parallelism that runs support, copies and shards of models, and the answers of their state about all kinds."""
 
 from __future__ import annotations
 
@@ -7,36 +7,94 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.parallelism_config import ParallelismConfig
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["PluginViews", "rank_along", "require_plain"]
+__all__ = [
+    "PluginViews",
+    "announce_sharding",
+    "chosen_fsdp_plugin",
+    "rank_along",
+    "require_data_parallel",
+    "withdraw_sharding",
+]
 
 
-def require_plain(config: Any) -> ParallelismConfig | None:
-    """``config``, if it only requests copies of the model, one in all or one per process.
+def require_data_parallel(config: Any, shards: bool) -> ParallelismConfig | None:
+    """``config``, or with ``ACCELERATE_USE_PARALLELISM_CONFIG`` one of variables, if it only has copies and shards.
+
+    Args:
+        shards: whether parameters are sharded; if not, there are copies alone, one in all or one per process.
 
     Raises:
-        InvalidArgument: it requests another kind of parallelism or another number of copies, or is not a configuration.
+        InvalidArgument: it requests another kind of parallelism, or is not for the number of processes, or no
+            configuration.
     """
+    if config is None and env_table.USE_PARALLELISM_CONFIG.get():
+        config = ParallelismConfig()
     if config is None:
         return None
     if not isinstance(config, ParallelismConfig):
         raise InvalidArgument(f"parallelism_config={config!r}: expected a ParallelismConfig")
     sizes = {f"{name}_size": getattr(config, f"{name}_size") for name in config.active_mesh_dims}
-    copies, processes = sizes.pop("dp_replicate_size", 1), _processes()
+    copies, parts, processes = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1), _processes()
     if sizes:
         found = ", ".join(f"{name}={size}" for name, size in sizes.items())
         unsupported.refuse("parallelism_config", f"parallelism_config=ParallelismConfig({found})")
-    if copies not in (1, processes):
+    if parts > 1 and not shards:
         raise InvalidArgument(
-            f"parallelism_config: dp_replicate_size={copies}, but there are {processes} processes, each with a copy of "
-            f"the model; expected {processes}, or leave it out"
+            f"parallelism_config: dp_shard_size={parts} shards parameters, which an fsdp_plugin has to describe; pass "
+            "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), too"
+        )
+    if copies * parts not in (1, processes):
+        expected = "dp_replicate_size × dp_shard_size" if shards else "dp_replicate_size"
+        raise InvalidArgument(
+            f"parallelism_config: {expected} is {copies * parts}, but there are {processes} processes; expected "
+            f"{processes}, or leave it out"
         )
     return config
+
+
+def chosen_fsdp_plugin(
+    argument: Any, running: FullyShardedDataParallelPlugin | None
+) -> FullyShardedDataParallelPlugin | None:
+    """The plugin of a run: the argument, else the one that the run has, else with ``ACCELERATE_USE_FSDP`` a new one.
+
+    Raises:
+        InvalidArgument: the argument is no plugin, or for another version than 2.
+    """
+    if argument is None:
+        if running is not None or not env_table.USE_FSDP.get():
+            return running
+        argument = FullyShardedDataParallelPlugin()
+    if not isinstance(argument, FullyShardedDataParallelPlugin):
+        raise InvalidArgument(f"fsdp_plugin={argument!r}: expected a FullyShardedDataParallelPlugin")
+    if argument.fsdp_version != 2:
+        unsupported.refuse("fsdp_version", f"FullyShardedDataParallelPlugin(fsdp_version={argument.fsdp_version})")
+    return argument
+
+
+_announced = False
+
+
+def announce_sharding() -> None:
+    """Sets ``ACCELERATE_USE_FSDP``, as the original does: transformers reads it to load weights on rank 0 alone."""
+    global _announced
+    if not env_table.USE_FSDP.get():
+        env_table.export({env_table.USE_FSDP: True})
+        _announced = True
+
+
+def withdraw_sharding() -> None:
+    """Takes back what :func:`announce_sharding` has set, so that the next run of this process need not be sharded."""
+    global _announced
+    if _announced:
+        env_table.withdraw(env_table.USE_FSDP)
+    _announced = False
 
 
 def _processes() -> int:
@@ -67,9 +125,9 @@ class PluginViews:
         def device(self) -> torch.device: ...
 
     parallelism_config: ParallelismConfig | None
-    """The configuration that was passed, if any. It always means plain data parallelism."""
+    """The configuration that was passed, if any."""
     device_mesh: DeviceMesh | None
-    """The mesh, if ``parallelism_config`` explicitly requests copies."""
+    """The mesh, if ``parallelism_config`` explicitly requests copies or shards."""
 
     def _keep_parallelism(self, config: ParallelismConfig | None) -> None:
         """Stores ``config``, or keeps the previous one, and creates its mesh, if any, which is a collective."""
@@ -104,5 +162,6 @@ class PluginViews:
 
     @property
     def is_fsdp2(self) -> bool:
-        """Always false: sharding parameters is refused."""
-        return False
+        """Whether models are sharded by ``fully_shard``."""
+        plugin = self.__dict__.get("fsdp_plugin")
+        return plugin is not None and plugin.fsdp_version == 2

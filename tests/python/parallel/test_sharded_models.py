@@ -13,7 +13,7 @@ from torch.distributed.tensor import distribute_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.prepare.sharded_models import is_sharded, require_whole
+from accelerate_cpp.parallel.sharded_models import is_sharded, require_whole
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,8 +14,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallelism_config import ParallelismConfig
-from accelerate_cpp.plugins import plain_parallelism
-from accelerate_cpp.plugins.plain_parallelism import rank_along, require_plain
+from accelerate_cpp.plugins import data_parallelism
+from accelerate_cpp.plugins.data_parallelism import (
+    announce_sharding,
+    chosen_fsdp_plugin,
+    rank_along,
+    require_data_parallel,
+    withdraw_sharding,
+)
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, PartialState
 
@@ -28,45 +36,91 @@ def _third_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def plain(config: Any) -> Any:
+    return require_data_parallel(config, shards=False)
+
+
 def test_nothing_and_one_copy_are_accepted() -> None:
     config = ParallelismConfig()
-    assert require_plain(None) is None
-    assert require_plain(config) is config
+    assert plain(None) is None
+    assert plain(config) is config
 
 
 @pytest.mark.parametrize("copies", [1, 4])
 @pytest.mark.usefixtures("_third_of_four")
 def test_one_copy_per_process_is_accepted(copies: int) -> None:
     config = ParallelismConfig(dp_replicate_size=copies)
-    assert require_plain(config) is config
+    assert plain(config) is config
 
 
 @pytest.mark.parametrize(
     ("sizes", "found"),
     [
         ({"tp_size": 2}, r"\(tp_size=2\)"),
-        ({"dp_replicate_size": 2, "dp_shard_size": 3}, r"\(dp_shard_size=3\)"),
-        ({"dp_shard_size": 2, "cp_size": 2}, r"\(dp_shard_size=2, cp_size=2\)"),
+        ({"dp_shard_size": 2, "cp_size": 2}, r"\(cp_size=2\)"),
         ({"sp_size": 2}, r"\(sp_size=2\)"),
     ],
     ids=str,
 )
 def test_other_kinds_are_refused_by_their_sizes(sizes: dict[str, int], found: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^parallelism_config=ParallelismConfig{found}: a mesh of several kinds"):
-        require_plain(ParallelismConfig(**sizes))
+    with pytest.raises(
+        InvalidArgument, match=f"^parallelism_config=ParallelismConfig{found}: a mesh of more than copies and shards"
+    ):
+        plain(ParallelismConfig(**sizes))
 
 
 def test_another_number_of_copies_is_refused_before_processes_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgument, match="dp_replicate_size=3, but there are 1 processes"):
-        require_plain(ParallelismConfig(dp_replicate_size=3))
+    with pytest.raises(InvalidArgument, match="dp_replicate_size is 3, but there are 1 processes"):
+        plain(ParallelismConfig(dp_replicate_size=3))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert require_plain(ParallelismConfig(dp_replicate_size=3))
+    assert plain(ParallelismConfig(dp_replicate_size=3))
+
+
+@pytest.mark.usefixtures("_third_of_four")
+def test_shards_need_a_plugin_and_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    assert require_data_parallel(config, shards=True) is config
+    assert config.data_axes() == {"dp_replicate": 2, "dp_shard": 2}
+    with pytest.raises(
+        InvalidArgument, match="dp_shard_size=2 shards parameters, which an fsdp_plugin has to describe"
+    ):
+        plain(config)
+    with pytest.raises(InvalidArgument, match="dp_replicate_size × dp_shard_size is 6, but there are 4 processes"):
+        require_data_parallel(ParallelismConfig(dp_replicate_size=2, dp_shard_size=3), shards=True)
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "4")
+    found = require_data_parallel(None, shards=True)
+    assert found is not None
+    assert found.dp_shard_size == 4
+
+
+def test_a_plugin_is_chosen_from_the_argument_the_run_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    assert chosen_fsdp_plugin(None, None) is None
+    assert chosen_fsdp_plugin(plugin, None) is chosen_fsdp_plugin(None, plugin) is plugin
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    found = chosen_fsdp_plugin(None, None)
+    assert found is not None
+    assert found.fsdp_version == 2
+
+
+def test_sharding_is_announced_for_transformers_and_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    announce_sharding()
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+    withdraw_sharding()
+    assert "ACCELERATE_USE_FSDP" not in os.environ
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "1")
+    announce_sharding()
+    withdraw_sharding()
+    assert os.environ["ACCELERATE_USE_FSDP"] == "1"
 
 
 @pytest.mark.parametrize("found", [3, {"tp_size": 1}])
 def test_what_is_no_configuration_is_refused(found: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^parallelism_config=.*: expected a ParallelismConfig$"):
-        require_plain(found)
+        plain(found)
 
 
 @pytest.mark.usefixtures("_third_of_four")
@@ -103,7 +157,7 @@ def test_the_state_has_the_mesh_of_copies(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_of_plugins_the_state_says_that_there_are_none() -> None:
     state = AcceleratorState(cpu=True)
-    assert issubclass(AcceleratorState, plain_parallelism.PluginViews)
+    assert issubclass(AcceleratorState, data_parallelism.PluginViews)
     assert [state.deepspeed_plugins, state.deepspeed_plugin, state.torch_tp_plugin] == [None] * 3  # type: ignore[func-returns-value]
     assert state.is_fsdp2 is False
     with pytest.raises(InvalidArgument, match=r"get_deepspeed_plugin\('a'\): this run does not use DeepSpeed"):

@@ -26,8 +26,9 @@ def require_whole(model: torch.nn.Module, num_processes: int) -> None:
         return
     raise InvalidArgument(
         f"prepare: {type(model).__name__} is already sharded ({kind[0]}), so the {num_processes} processes have no "
-        "full copies whose gradients could be averaged. Pass the model to prepare before it is sharded; or leave it "
-        f"out, and {kind[1]}"
+        "full copies whose gradients could be averaged. Pass the Accelerator "
+        "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), and the model is trained as it is; or leave the "
+        f"model out, and {kind[1]}"
     )
 
 

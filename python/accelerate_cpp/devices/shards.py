@@ -1,0 +1,49 @@
+"""Tensors of which each process holds a part."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+def is_sharded_tensor(value: Any) -> bool:
+    """Whether ``value`` is a ``DTensor``; the module of these takes long to import, and is not for this question."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of ``tensor`` that this process has; all of it unless it is in shards."""
+    return tensor.to_local() if is_sharded_tensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def sharded_like(parameter: Any, value: Any) -> Any:
+    """``value``, of which this process has the whole, in shards like ``parameter`` if it has an entry for each element.
+
+    Only the part of this process is copied, to the device of the parameter. Other values are returned as they are.
+    """
+    if not is_sharded_tensor(parameter) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    if is_sharded_tensor(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = parameter.device_mesh
+    return distribute_tensor(value, mesh, parameter.placements, src_data_rank=None).to(mesh.device_type)
+
+
+def empty_like(parameter: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
+    """Memory for a tensor in shards like ``parameter``."""
+    from torch.distributed.tensor import DTensor
+
+    local = torch.empty(parameter.to_local().shape, dtype=dtype, device=device)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,100 @@
+"""Clipping gradients of which each process has a shard, in one pass over the memory of the shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp._native import measure_gradients
+from accelerate_cpp.devices.shards import local_part
+from accelerate_cpp.errors import InvalidArgument
+
+Figure = float | torch.Tensor
+
+
+def clip_shards(
+    parameters: Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    measured: Mapping[int, tuple[Figure, Figure]] | None = None,
+) -> torch.Tensor:
+    """Scales gradients in place to a joint norm of at most ``max_norm``; each may be in shards over a mesh of its own.
+
+    A collective of the processes of the meshes, which must call it with the same parameters.
+
+    Args:
+        parameters: those without a gradient are skipped.
+        norm_type: as in ``torch.nn.utils.clip_grad_norm_``.
+        measured: by ``id`` of parameters, the sums of the squares of what this process has of their gradients, and
+            factors by which these have still to be multiplied.
+
+    Returns:
+        The norm before clipping, 0-dim, on the device of the gradients. Where it is not finite, all gradients become
+        NaN or zero, as with torch's function.
+
+    Raises:
+        InvalidArgument: ``norm_type`` is not positive.
+    """
+    power = float(norm_type)
+    if not power > 0:
+        raise InvalidArgument(f"clip_grad_norm_: norm_type={norm_type!r}; expected a positive number or 'inf'")
+    known = measured or {}
+    with_gradient = list({id(one): one for one in parameters if one.grad is not None}.values())
+    if not with_gradient:
+        return torch.tensor(0.0)
+    by_layout: dict[Any, list[torch.Tensor]] = {}
+    for parameter in with_gradient:
+        by_layout.setdefault(_layout(parameter.grad), []).append(parameter)
+    device = local_part(with_gradient[0].grad).device  # type: ignore[arg-type]
+    parts = []
+    for layout, group in by_layout.items():
+        part = torch.tensor(_joint(group, power, known), dtype=torch.float64, device=device)
+        for process_group in _groups(layout):
+            dist.all_reduce(part, op=dist.ReduceOp.MAX if math.isinf(power) else dist.ReduceOp.SUM, group=process_group)
+        parts.append(part.item())
+    norm = max(parts) if math.isinf(power) else sum(parts) ** (1.0 / power)
+    ratio = min(float(max_norm) / (norm + 1e-6), 1.0) if norm == norm else math.nan
+    factors = {id(one): float(known[id(one)][1]) if id(one) in known else 1.0 for one in with_gradient}
+    for factor in set(factors.values()):
+        if factor * ratio != 1.0:
+            scaled = [local_part(one.grad) for one in with_gradient if factors[id(one)] == factor]  # type: ignore[arg-type]
+            torch._foreach_mul_(scaled, factor * ratio)
+    return torch.tensor(norm, dtype=local_part(with_gradient[0].grad).dtype, device=device)  # type: ignore[arg-type]
+
+
+def _layout(gradient: Any) -> Any:
+    """What the process groups depend on, over which the parts of ``gradient`` are added up."""
+    from torch.distributed.tensor import DTensor
+
+    return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+
+
+def _groups(layout: Any) -> list[Any]:
+    if layout is None:
+        return []
+    mesh, placements = layout
+    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if placement.is_shard()]
+
+
+def _joint(parameters: list[torch.Tensor], power: float, known: Mapping[int, tuple[Figure, Figure]]) -> float:
+    """The sum of the powers of the elements that this process has, or their maximum, with factors multiplied in."""
+    locals_of = {id(one): local_part(one.grad) for one in parameters}  # type: ignore[arg-type]
+    if power == 2.0:
+        left = [key for key in locals_of if key not in known]
+        on_cpu = all(locals_of[key].device.type == "cpu" for key in left)
+        squares = (
+            [figures[0] for figures in measure_gradients([locals_of[key] for key in left])]
+            if on_cpu
+            else [float(torch.linalg.vector_norm(locals_of[key], dtype=torch.float32)) ** 2 for key in left]
+        )
+        given = [float(known[key][0]) * float(known[key][1]) ** 2 for key in locals_of if key in known]
+        return math.fsum([*squares, *given])
+    norms = []
+    for key, local in locals_of.items():
+        factor = float(known[key][1]) if key in known else 1.0
+        norms.append(float(torch.linalg.vector_norm(local.float(), power)) * factor if local.numel() else 0.0)
+    return max(norms, default=0.0) if math.isinf(power) else math.fsum(norm**power for norm in norms)

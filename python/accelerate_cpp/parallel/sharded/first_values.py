@@ -1,0 +1,99 @@
+"""The values with which sharded parameters start: those of rank 0, also where the others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp.errors import InvalidArgument
+
+
+class FirstValues:
+    """Brings the parameters and buffers of one model from rank 0 to all ranks, unit by unit. A collective.
+
+    Args:
+        model: the same module on all ranks; its tensors may be on the meta device.
+        device: where tensors are made that a rank does not have.
+
+    Raises:
+        InvalidArgument: the ranks have other names or shapes, or a tensor is on the meta device on rank 0 alone.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._holders = _holders_of(model)
+        names = {name: (tuple(one.shape), one.is_meta) for name, one in _named_tensors(model)}
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, names)
+        for rank, theirs in enumerate(everywhere):
+            _require_equal(type(model).__name__, rank, theirs, everywhere[0])
+        self._without_values = {
+            id(one) for name, one in _named_tensors(model) if everywhere[0][name][1]
+        }  # nowhere: a checkpoint brings them
+
+    def bring(self, tensors: Iterable[torch.Tensor], dtype_of: Any) -> None:
+        """Gives ``tensors`` the values of rank 0; those on the meta device are replaced in the modules that hold them.
+
+        Args:
+            dtype_of: called with each tensor, the dtype that it is to have.
+        """
+        for tensor in tensors:
+            has_none = id(tensor) in self._without_values
+            if tensor.is_meta and not has_none:
+                tensor = self._made(tensor, dtype_of(tensor))
+            elif tensor.dtype != dtype_of(tensor):
+                tensor.data = tensor.data.to(dtype_of(tensor))
+            if not has_none:
+                own = tensor.data if tensor.device == self._device else tensor.data.to(self._device)
+                dist.broadcast(own.contiguous() if not own.is_contiguous() else own, src=0)
+                if own is not tensor.data:
+                    tensor.data = own
+
+    def _made(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        values = torch.empty_like(tensor, device=self._device, dtype=dtype)
+        if isinstance(tensor, torch.nn.Parameter):
+            values = torch.nn.Parameter(values, requires_grad=tensor.requires_grad)
+            values.__dict__.update(tensor.__dict__)
+        for holder, name in self._holders[id(tensor)]:
+            holder[name] = values
+        return values
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _holders_of(model: torch.nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
+    """By the ``id`` of each tensor, the dictionaries of the modules that hold it, and its names there."""
+    holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for dictionary in (module._parameters, module._buffers):
+            for name, tensor in dictionary.items():
+                if tensor is not None:
+                    holders.setdefault(id(tensor), []).append((dictionary, name))
+    return holders
+
+
+def _require_equal(kind: str, rank: int, theirs: dict[str, Any], first: dict[str, Any]) -> None:
+    if theirs.keys() != first.keys():
+        odd = sorted(theirs.keys() ^ first.keys())[0]
+        raise InvalidArgument(
+            f"prepare: {kind} is another model on rank {rank} than on rank 0: only one of them has {odd!r}. Build the "
+            "same model on all ranks; where their configurations differ, broadcast it first"
+        )
+    for name, (shape, is_meta) in theirs.items():
+        expected, meta_there = first[name]
+        if shape != expected:
+            raise InvalidArgument(
+                f"prepare: {name!r} of {kind} has shape {shape} on rank {rank} and {expected} on rank 0; build the "
+                "same model on all ranks"
+            )
+        if meta_there and not is_meta:
+            raise InvalidArgument(
+                f"prepare: {name!r} of {kind} is on the meta device on rank 0, from which all ranks start, and has "
+                f"values on rank {rank}; load the weights on rank 0"
+            )

@@ -1,0 +1,275 @@
+"""Sharding by torch's ``fully_shard`` (FSDP2): units are gathered before they compute, and freed afterwards.
+
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv:2304.11277).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp.comm.mesh import Mesh
+from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, local_part, sharded_like
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.compilation import inside_compiler
+from accelerate_cpp.parallel.sharded.clipping import clip_shards
+from accelerate_cpp.parallel.sharded.first_values import FirstValues
+from accelerate_cpp.parallel.sharded.replaced_parameters import ReplacedParameters, places_of
+from accelerate_cpp.parallel.sharded.units import (
+    checkpoint_activations,
+    ignored_parameters,
+    policy_for,
+    units_of,
+)
+from accelerate_cpp.parallel.sharded_models import is_sharded
+from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of
+from accelerate_cpp.parallel.step_weights import PassWeights
+from accelerate_cpp.parallel.strategy import Layout, ModelSteps
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_log = logging.getLogger(__name__)
+_WIDE = (torch.float32, torch.float64)
+
+
+def is_fully_sharded(model: torch.nn.Module) -> bool:
+    """Whether ``fully_shard`` has sharded ``model``, which may be compiled."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(inside_compiler(model), FSDPModule)
+
+
+class FullyShardedStrategy(SingleStrategy):
+    """Each process keeps its shards of parameters, gradients and optimizer states.
+
+    Args:
+        device: of this process.
+        plugin: what the user asked for; read whenever a model is prepared.
+        mesh: of the run.
+        low_precision: whether forward passes compute in less than fp32, so that what the optimizer steps on has to be
+            wider than what is computed with.
+    """
+
+    def __init__(
+        self, device: torch.device, plugin: FullyShardedDataParallelPlugin, mesh: Mesh, low_precision: bool
+    ) -> None:
+        super().__init__()
+        self._device = device
+        self._plugin = plugin
+        self._mesh = mesh
+        self._low_precision = low_precision
+        self._replaced = ReplacedParameters()
+        self._ignored: weakref.WeakKeyDictionary[torch.nn.Module, list[torch.nn.Parameter]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
+        self._device_mesh: DeviceMesh | None = None
+
+    def prepare(self, bundle: Bundle, steps: Sequence[ModelSteps] | None = None) -> Bundle:
+        self._replaced.follow(bundle.optimizers)
+        return super().prepare(bundle, steps)
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        self._replaced.follow([optimizer])
+        return optimizer
+
+    def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
+        """Nothing is placed: units are moved to the device one by one, when they are sharded."""
+        model = steps.cast(model)
+        if is_sharded(model):
+            return steps.compile(self._distribute(model))
+        plugin = self._plugin
+        policy = policy_for(plugin, model)
+        ignored = ignored_parameters(plugin, model, self._device)
+        if plugin.activation_checkpointing:
+            on_host = bool(plugin.activation_checkpointing_offload)
+            checkpoint_activations(model, policy, ignored, on_host)
+        model = steps.compile_regions(model)
+        self._shard(model, units_of(model, policy, ignored), ignored)
+        return steps.compile(self._distribute(model))
+
+    def _shard(
+        self, model: torch.nn.Module, units: Sequence[torch.nn.Module], ignored: set[torch.nn.Parameter]
+    ) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        first = FirstValues(model, self._device)
+        options = self._options()
+        options["ignored_params"] = ignored
+        # In the order of the model, which is the same on all ranks.
+        self._ignored[model] = [one for one in model.parameters() if one in ignored and one.requires_grad]
+        taken: set[int] = set()
+        widened: list[str] = []
+        names = {id(weight): name for name, weight in model.named_parameters()}
+
+        def dtype_of(tensor: torch.Tensor) -> torch.dtype:
+            widens = (
+                self._low_precision
+                and isinstance(tensor, torch.nn.Parameter)
+                and tensor.requires_grad
+                and tensor.is_floating_point()
+                and tensor.dtype not in _WIDE
+            )
+            if widens:
+                widened.append(names.get(id(tensor), "a parameter"))
+            return torch.float32 if widens else tensor.dtype
+
+        for unit in [*units, model]:
+            before = places_of(unit)
+            tensors = [one for one in (*unit.parameters(), *unit.buffers()) if id(one) not in taken]
+            first.bring([one for one in tensors if not is_sharded_tensor(one)], dtype_of)
+            root = {} if unit is not model else {"reshard_after_forward": None}  # torch keeps those of the root
+            fully_shard(unit, **{**options, **root})
+            self._replaced.note(before, places_of(unit))
+            taken |= {id(one) for one in (*unit.parameters(), *unit.buffers())}
+        if widened and dist.get_rank() == 0:
+            _log.info(
+                "%d parameters of %s that are trained were stored in less than fp32, and are stored in fp32 now, in "
+                "which the optimizer steps: %s",
+                len(widened),
+                type(model).__name__,
+                ", ".join(widened[:3]),
+            )
+
+    def _options(self) -> dict[str, Any]:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+        plugin: Any = self._plugin
+        offload = plugin.cpu_offload
+        if self._device.type == "cpu" and isinstance(offload, CPUOffloadPolicy):
+            offload = OffloadPolicy()  # shards are in the memory of the host already
+        return {
+            "mesh": self._torch_mesh(),
+            "reshard_after_forward": plugin.reshard_after_forward,
+            "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            "offload_policy": offload,
+        }
+
+    def _torch_mesh(self) -> DeviceMesh:
+        if self._device_mesh is None:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            sizes = {axis: self._mesh.size(axis) for axis in ("dp_replicate", "dp_shard")}
+            axes = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
+            self._device_mesh = init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        return self._device_mesh
+
+    def models(self) -> list[torch.nn.Module]:
+        return list(self._models)
+
+    @contextmanager
+    def _without_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        sharded: Any = inside_compiler(model)
+        sharded.set_requires_gradient_sync(False)
+        self._local.add(sharded)
+        try:
+            yield
+        finally:
+            sharded.set_requires_gradient_sync(True)
+            self._local.discard(sharded)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        return self._without_sync(model) if is_fully_sharded(model) else super().no_sync(model)
+
+    def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
+        loss.backward(**kwargs)
+        self._average_ignored()
+        if weights is not None and weights.totals:
+            self._weigh(weights)
+
+    def _average_ignored(self) -> None:
+        """Torch leaves the gradients of parameters that are not sharded as they are on each rank. Collective."""
+        for model, parameters in self._ignored.items():
+            if not parameters or model in self._local:
+                continue
+            has = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self._device)
+            dist.all_reduce(has, op=dist.ReduceOp.MAX)
+            for weight, used in zip(parameters, has.tolist(), strict=True):
+                if used:
+                    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                    dist.all_reduce(weight.grad, op=dist.ReduceOp.SUM)
+                    weight.grad /= dist.get_world_size()
+
+    def _weigh(self, weights: PassWeights) -> None:
+        """``fully_shard`` does not know weights: it has divided by the number of ranks. Collective."""
+        models = [model for model in self._models if model in weights.totals]
+        own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
+        summed = torch.tensor(own, device=self._device)
+        dist.all_reduce(summed)
+        found, ranks = zip(models, summed.tolist(), strict=True), self._mesh.data_size
+        multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
+
+    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
+        raise InvalidArgument(
+            "join_uneven_inputs: with sharded parameters, a process without batches cannot let the others train on, as "
+            "they need its shards; pass even_batches=True, or mode='stop' to end all processes with the first"
+        )
+
+    def clip_grad_norm(
+        self,
+        parameters: Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float,
+        measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        return clip_shards(parameters, max_norm, norm_type, measured)
+
+    def any_rank(self, found: bool) -> bool:
+        flag = torch.tensor(float(found), device=self._device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """On rank 0, on the CPU; empty on the others. Never more than one tensor is gathered at a time. Collective."""
+        keeps, whole = dist.get_rank() == 0, {}
+        for name, value in self.unwrap(model).state_dict().items():
+            gathered = value.full_tensor() if is_sharded_tensor(value) else value
+            if keeps:
+                whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
+        return whole
+
+    @property
+    def layout(self) -> Layout:
+        from torch.distributed.fsdp import StateDictType
+
+        return "whole" if self._plugin.state_dict_type == StateDictType.FULL_STATE_DICT else "shards"
+
+    def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
+        """Each process copies its part of one tensor after the other; what is no tensor is loaded by the model."""
+        self._materialise(model)
+        own = model.state_dict()
+        others = {}
+        with torch.no_grad():
+            for name, value in state.items():
+                target: Any = own.get(name)
+                if isinstance(target, torch.Tensor):
+                    local_part(target).copy_(local_part(sharded_like(target, value)))
+                elif target is not None:
+                    others[name] = value
+        if others:
+            model.load_state_dict(others, strict=False)
+
+    def _materialise(self, model: torch.nn.Module) -> None:
+        """Gives parameters on the meta device memory, before a checkpoint is loaded into them."""
+        before = places_of(model)
+        made: dict[int, torch.nn.Parameter] = {}
+        for module in model.modules():
+            for name, weight in module._parameters.items():
+                if weight is None or not weight.is_meta:
+                    continue
+                if id(weight) not in made:
+                    memory = empty_like(weight, weight.dtype, self._device) if is_sharded_tensor(weight) else None
+                    plain = torch.empty_like(weight, device=self._device) if memory is None else memory
+                    made[id(weight)] = torch.nn.Parameter(plain, requires_grad=weight.requires_grad)
+                module._parameters[name] = made[id(weight)]
+        if made:
+            self._replaced.note(before, places_of(model))

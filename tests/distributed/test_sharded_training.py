@@ -1,0 +1,567 @@
+"""Sharded models train as one process on the whole batch does, whatever the sizes, options and backends."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from processes import run_processes
+from training_patterns import zoo
+
+# Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
+
+STEPS = 10
+SCENARIOS: dict[str, Callable[[], None]] = {}
+
+
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def accelerator(plugin: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """One whose models are sharded in the units of a decoder's blocks, unless the plugin says otherwise."""
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.state import AcceleratorState, GradientState
+    from accelerate_cpp.utils import FullyShardedDataParallelPlugin
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    options = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["DecoderBlock"]}
+    chosen = FullyShardedDataParallelPlugin(fsdp_version=2, **{**options, **(plugin or {})})
+    return Accelerator(cpu=True, fsdp_plugin=chosen, **arguments)
+
+
+def decoder(seed: int = 0, **options: Any) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    return zoo().Decoder(**options)
+
+
+def words(step: int, share: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(100 * step + share)
+    return torch.randint(zoo().WORDS, (2, 9), generator=generator)
+
+
+def loss_of(model: Any, batch: Any, sums: bool = False) -> Any:
+    import torch
+
+    logits = model(batch[:, :-1])
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum" if sums else "mean"
+    )
+
+
+def sgd(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adamw(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def one_process(
+    model: Any, make_optimizer: Callable[[Any], Any], shares: int, micro_batches: int = 1, max_norm: float | None = None
+) -> tuple[list[float], list[float]]:
+    """Plain torch on the batches of all ranks together: the losses and the norms of the gradients."""
+    import torch
+
+    optimizer = make_optimizer([weight for weight in model.parameters() if weight.requires_grad])
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch = torch.cat([words(micro_batches * step + m, r) for m in range(micro_batches) for r in range(shares)])
+        loss = loss_of(model, batch)
+        loss.backward()
+        if max_norm is not None:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def sharded(
+    run: Any, model: Any, optimizer: Any, micro_batches: int = 1, max_norm: float | None = None
+) -> tuple[list[float], list[float]]:
+    losses, norms = [], []
+    for step in range(STEPS):
+        total = 0.0
+        for m in range(micro_batches):
+            with run.accumulate(model):
+                loss = loss_of(model, words(micro_batches * step + m, run.process_index))
+                run.backward(loss)
+                if max_norm is not None and run.sync_gradients:
+                    norms.append(run.clip_grad_norm_(model.parameters(), max_norm).item())
+                optimizer.step()
+                optimizer.zero_grad()
+                total += run.reduce(loss.detach(), "mean").item() / micro_batches
+        losses.append(total)
+    return losses, norms
+
+
+def same(found: Any, expected: Any, rtol: float = 1e-5) -> None:
+    import torch
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=rtol, atol=1e-7)
+
+
+def same_weights(run: Any, model: Any, expected: Any, rtol: float = 1e-4) -> None:
+    import torch
+
+    state = run.get_state_dict(model)
+    assert (list(state) == list(expected.state_dict())) if run.is_main_process else state == {}
+    for name, value in state.items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=rtol, atol=1e-5, msg=name)
+
+
+def compare(
+    plugin: dict[str, Any] | None = None,
+    make_optimizer: Callable[[Any], Any] = sgd,
+    micro_batches: int = 1,
+    max_norm: float | None = None,
+    rtol: float = 1e-5,
+    **arguments: Any,
+) -> Any:
+    """Trains sharded on all ranks, and plainly in each process; ranks begin with different weights."""
+    run = accelerator(plugin, gradient_accumulation_steps=micro_batches, **arguments)
+    expected = decoder()
+    model = decoder(seed=run.process_index)
+    optimizer = make_optimizer(model.parameters())
+    model, optimizer = run.prepare(model, optimizer)
+    losses, norms = sharded(run, model, optimizer, micro_batches, max_norm)
+    shares = run.num_processes
+    plain_losses, plain_norms = one_process(expected, make_optimizer, shares, micro_batches, max_norm)
+    same(losses, plain_losses, rtol)
+    same(norms, plain_norms, max(rtol, 1e-4))
+    return run, model, optimizer, expected
+
+
+@scenario
+def losses_and_weights_with_sgd() -> None:
+    run, model, _, expected = compare()
+    same_weights(run, model, expected)
+
+
+@scenario
+def losses_with_adamw() -> None:
+    compare(make_optimizer=adamw, rtol=1e-4)
+
+
+@scenario
+def each_rank_has_its_part_of_parameters_gradients_and_states() -> None:
+    run = accelerator()
+    model = decoder()
+    whole = sum(weight.numel() for weight in model.parameters())
+    largest = max(len(weight) for weight in model.parameters())
+    optimizer = adamw(model.parameters())
+    model, optimizer = run.prepare(model, optimizer)
+    run.backward(loss_of(model, words(0, run.process_index)))
+    optimizer.step()
+    tensors = list(model.parameters())
+    assert largest > run.num_processes
+    limit = 1.1 * whole / run.num_processes + 100
+    assert sum(weight.to_local().numel() for weight in tensors) < limit
+    assert sum(weight.grad.to_local().numel() for weight in tensors) < limit
+    states = [optimizer.state[weight] for weight in tensors]
+    assert sum(state["exp_avg"].to_local().numel() for state in states) < limit
+
+
+@scenario
+def without_freeing_after_the_forward_pass() -> None:
+    compare({"reshard_after_forward": False})
+
+
+@scenario
+def the_whole_model_as_one_unit() -> None:
+    compare({"auto_wrap_policy": "no_wrap", "transformer_cls_names_to_wrap": None})
+
+
+@scenario
+def units_by_size() -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    _, model, _, _ = compare(
+        {"auto_wrap_policy": "size_based_wrap", "min_num_params": 2000, "transformer_cls_names_to_wrap": None}
+    )
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    assert len(units) > 1
+    assert any(isinstance(unit, zoo().DecoderBlock) for unit in units)
+
+
+@scenario
+def units_by_a_function_and_by_classes() -> None:
+    from functools import partial
+
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy, lambda_auto_wrap_policy
+
+    def is_block(module: Any) -> bool:
+        return isinstance(module, zoo().DecoderBlock)
+
+    policies = (partial(lambda_auto_wrap_policy, lambda_fn=is_block), ModuleWrapPolicy({zoo().DecoderBlock}))
+    for policy in policies:
+        from torch.distributed.fsdp import FSDPModule
+
+        _, model, _, _ = compare({"auto_wrap_policy": policy, "transformer_cls_names_to_wrap": None})
+        blocks = [module for module in model.modules() if is_block(module)]
+        assert all(isinstance(block, FSDPModule) for block in blocks)
+
+
+@scenario
+def activations_computed_again_with_the_same_dropout() -> None:
+    import torch
+
+    run = accelerator({"activation_checkpointing": True})
+    model = decoder(dropout=0.3)
+    names = list(model.state_dict())
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    plain = accelerator()
+    other, _ = plain.prepare(decoder(dropout=0.3), sgd(decoder().parameters()))
+    assert list(model.state_dict()) == names
+    for trained in (model, other):
+        torch.manual_seed(5 + run.process_index)
+        plain.backward(loss_of(trained, words(0, run.process_index)))
+    for (name, weight), reference in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad.to_local(), reference.grad.to_local(), msg=name)
+
+
+@scenario
+def activations_computed_again_from_inputs_on_the_host() -> None:
+    compare({"activation_checkpointing": True, "activation_checkpointing_offload": True})
+
+
+@scenario
+def shards_on_the_host() -> None:
+    compare({"cpu_offload": True})
+
+
+@scenario
+def three_micro_batches_per_step() -> None:
+    run, model, _, expected = compare(micro_batches=3, max_norm=0.5)
+    same_weights(run, model, expected)
+
+
+@scenario
+def three_micro_batches_each_synchronised() -> None:
+    from accelerate_cpp.utils import GradientAccumulationPlugin
+
+    run = accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=3, sync_each_batch=True))
+    model, expected = decoder(), decoder()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    losses, _ = sharded(run, model, optimizer, 3)
+    same(losses, one_process(expected, sgd, run.num_processes, 3)[0])
+
+
+@scenario
+def gradients_clipped_by_their_joint_norm() -> None:
+    compare(max_norm=0.5)
+
+
+@scenario
+def gradients_clipped_by_other_norms_and_by_value() -> None:
+    import torch
+
+    for norm_type in (1.0, 3.0, float("inf")):
+        run = accelerator()
+        model, expected = decoder(), decoder()
+        model, _ = run.prepare(model, sgd(model.parameters()))
+        run.backward(loss_of(model, words(0, run.process_index)))
+        loss_of(expected, torch.cat([words(0, share) for share in range(run.num_processes)])).backward()
+        norm = run.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+        same(norm.item(), torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1, norm_type).item(), 1e-4)
+        run.clip_grad_value_(model.parameters(), 0.001)
+        torch.nn.utils.clip_grad_value_(expected.parameters(), 0.001)
+        for (name, weight), plain in zip(model.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(weight.grad.full_tensor(), plain.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@scenario
+def a_norm_that_is_not_finite_on_one_rank_is_so_on_all() -> None:
+    import math
+
+    run = accelerator()
+    model = decoder()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    run.backward(loss_of(model, words(0, run.process_index)))
+    if run.process_index == run.num_processes - 1:
+        next(weight for weight in model.parameters() if weight.grad.to_local().numel()).grad.to_local().fill_(math.inf)
+    assert math.isinf(run.clip_grad_norm_(model.parameters(), 1.0).item())
+
+
+@scenario
+def losses_in_bf16() -> None:
+    import torch
+
+    run, model, _, _ = compare(mixed_precision="bf16", rtol=3e-2)
+
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    assert "bfloat16" in str(run.precision_plan(model))
+
+
+@scenario
+def losses_in_fp16_with_a_scale() -> None:
+    from accelerate_cpp import GradScalerKwargs
+
+    compare(mixed_precision="fp16", rtol=1e-2, max_norm=1.0, kwargs_handlers=[GradScalerKwargs(init_scale=256.0)])
+
+
+@scenario
+def an_overflow_in_the_shard_of_one_rank_is_one_of_all() -> None:
+    import torch
+
+    from accelerate_cpp import GradScalerKwargs
+
+    for clips in (False, True):
+        run = accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=256.0)])
+        model = decoder()
+        model, optimizer = run.prepare(model, sgd(model.parameters()))
+        before = [weight.to_local().clone() for weight in model.parameters()]
+        run.backward(loss_of(model, words(0, run.process_index)))
+        if run.process_index == run.num_processes - 1:
+            own = [weight.grad.to_local() for weight in model.parameters() if weight.grad.to_local().numel()]
+            own[0].view(-1)[0] = torch.inf
+        if clips:
+            run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert optimizer.step_was_skipped
+        assert run.scaler.get_scale() == 128.0
+        for old, weight in zip(before, model.parameters(), strict=True):
+            assert torch.equal(old, weight.to_local())
+
+
+@scenario
+def sums_divided_by_their_weights() -> None:
+    import torch
+
+    run = accelerator(gradient_accumulation_steps=2)
+    model, expected = decoder(), decoder()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    plain = sgd(expected.parameters())
+    for step in range(3):
+        rows = []
+        for m in range(2):
+            with run.accumulate(model):
+                batches = [words(2 * step + m, share)[: 1 + (share + m) % 2] for share in range(run.num_processes)]
+                own = batches[run.process_index]
+                run.backward(loss_of(model, own, sums=True), weight=own[:, 1:].numel())
+                optimizer.step()
+                optimizer.zero_grad()
+                rows += batches
+        loss_of(expected, torch.cat(rows)).backward()
+        plain.step()
+        plain.zero_grad()
+    same_weights(run, model, expected)
+
+
+@scenario
+def optimizers_prepared_before_with_and_after_the_model() -> None:
+    for order in ("before", "with", "after"):
+        run = accelerator()
+        model, expected = decoder(), decoder()
+        optimizer = adamw(model.parameters())
+        if order == "before":
+            optimizer = run.prepare(optimizer)
+            model = run.prepare(model)
+        elif order == "with":
+            optimizer, model = run.prepare(optimizer, model)
+        else:
+            model = run.prepare(model)
+            optimizer = run.prepare(optimizer)
+        losses, _ = sharded(run, model, optimizer)
+        same(losses, one_process(expected, adamw, run.num_processes)[0], 1e-4)
+
+
+@scenario
+def an_optimizer_that_has_stepped_before() -> None:
+    import torch
+
+    run = accelerator()
+    model, expected = decoder(), decoder()
+    optimizer, plain = adamw(model.parameters()), adamw(expected.parameters())
+    for trained, stepped in ((model, optimizer), (expected, plain)):
+        loss_of(trained, words(77, 0)).backward()
+        stepped.step()
+        stepped.zero_grad()
+    model, optimizer = run.prepare(model, optimizer)
+    for step in range(4):
+        run.backward(loss_of(model, words(step, run.process_index)))
+        loss_of(expected, torch.cat([words(step, share) for share in range(run.num_processes)])).backward()
+        for stepped in (optimizer, plain):
+            stepped.step()
+            stepped.zero_grad()
+    same_weights(run, model, expected)
+
+
+@scenario
+def tied_weights_in_one_unit_and_across_units() -> None:
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    def is_layer(module: Any) -> bool:
+        return isinstance(module, torch.nn.TransformerEncoderLayer)
+
+    def is_any_of_the_outermost(module: Any, recurse: bool, nonwrapped_numel: int) -> bool:
+        return is_layer(module) or (type(module) in (torch.nn.Embedding, torch.nn.Linear) and len(module.weight) == 64)
+
+    for policy in (ModuleWrapPolicy({torch.nn.TransformerEncoderLayer}), is_any_of_the_outermost):
+        run = accelerator({"auto_wrap_policy": policy, "transformer_cls_names_to_wrap": None})
+        torch.manual_seed(0)
+        expected = zoo().TiedEncoder()
+        torch.manual_seed(run.process_index)
+        model = zoo().TiedEncoder()
+        model, optimizer = run.prepare(model, sgd(model.parameters()))
+        assert model.output.weight is model.embedding.weight
+        assert isinstance(model.body.layers[0], FSDPModule)
+        assert not isinstance(model.output, FSDPModule)
+        losses, _ = sharded(run, model, optimizer)
+        same(losses, one_process(expected, sgd, run.num_processes)[0])
+
+
+@scenario
+def parameters_that_are_frozen() -> None:
+    run = accelerator()
+    model, expected = decoder(), decoder()
+    for one in (model, expected):
+        for name, weight in one.named_parameters():
+            weight.requires_grad_("norm" in name or "gate" in name)
+    model, optimizer = run.prepare(model, sgd([weight for weight in model.parameters() if weight.requires_grad]))
+    losses, _ = sharded(run, model, optimizer)
+    same(losses, one_process(expected, sgd, run.num_processes)[0])
+    same_weights(run, model, expected)
+
+
+@scenario
+def modules_that_are_ignored_are_averaged_all_the_same() -> None:
+    from torch.distributed.tensor import DTensor
+
+    run, model, _, expected = compare({"ignored_modules": r".*\.gate"}, max_norm=0.5)
+    ignored = [weight for name, weight in model.named_parameters() if ".gate." in name]
+    assert ignored
+    assert not any(isinstance(weight, DTensor) for weight in ignored)
+    same_weights(run, model, expected)
+
+
+@scenario
+def weights_that_only_rank_0_has() -> None:
+    import torch
+
+    run = accelerator({"cpu_ram_efficient_loading": True})
+    expected = decoder()
+    if run.process_index == 0:
+        model = decoder()
+    else:
+        with torch.device("meta"):
+            model = zoo().Decoder()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    losses, _ = sharded(run, model, optimizer)
+    same(losses, one_process(expected, sgd, run.num_processes)[0])
+
+
+@scenario
+def a_model_that_no_rank_has_stays_on_the_meta_device() -> None:
+    import torch
+
+    run = accelerator()
+    with torch.device("meta"):
+        model = zoo().Decoder()
+    model = run.prepare(model)
+    assert all(weight.is_meta for weight in model.parameters())
+
+
+@scenario
+def different_models_are_refused_on_all_ranks() -> None:
+    import torch
+
+    run = accelerator({"auto_wrap_policy": "no_wrap", "transformer_cls_names_to_wrap": None})
+    model = torch.nn.Linear(3, 4 if run.process_index == 1 else 5)
+    with pytest.raises(ValueError, match=r"'weight' of Linear has shape \(4, 3\) on rank 1 and \(5, 3\) on rank 0"):
+        run.prepare(model)
+
+
+@scenario
+def a_model_that_is_sharded_already_is_trained_as_it_is() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    run = accelerator()
+    model, expected = decoder(), decoder()
+    fully_shard(model)
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    losses, _ = sharded(run, model, optimizer)
+    same(losses, one_process(expected, sgd, run.num_processes)[0])
+
+
+@scenario
+def a_compiled_model_by_regions_and_as_a_whole() -> None:
+    from accelerate_cpp.utils import TorchDynamoPlugin
+
+    for regions in (True, False):
+        compare(dynamo_plugin=TorchDynamoPlugin(backend="eager", use_regional_compilation=regions))
+
+
+@scenario
+def copies_of_shards() -> None:
+    from accelerate_cpp import ParallelismConfig
+
+    ranks = accelerator().num_processes
+    if ranks != 4:
+        return
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    run, model, _, expected = compare(parallelism_config=config, max_norm=0.5)
+    assert next(model.parameters()).device_mesh.shape == (2, 2)
+    assert (run.data_parallel_rank, run.data_parallel_shard_rank) == divmod(run.process_index, 2)
+    same_weights(run, model, expected)
+
+
+@scenario
+def uneven_inputs_are_refused_with_what_to_do() -> None:
+    run = accelerator()
+    model = run.prepare(decoder())
+    with pytest.raises(ValueError, match="mode='stop'"), run.join_uneven_inputs([model]):
+        pass
+
+
+def run_scenarios(backend: str) -> dict[str, str]:
+    import torch
+
+    from accelerate_cpp import PartialState
+
+    torch.set_num_threads(1)
+    state = PartialState(cpu=True, backend=backend)
+    assert state.backend == backend
+    failures = {}
+    for name, function in SCENARIOS.items():
+        try:
+            function()
+        except (Exception, pytest.fail.Exception):
+            failures[name] = traceback.format_exc()
+        state.wait_for_everyone()
+    return failures
+
+
+LONG = pytest.mark.long
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(2, "shm"), (3, "shm"), *(pytest.param(one, marks=LONG) for one in [(2, "gloo"), (4, "shm"), (4, "gloo")])],
+    ids=lambda param: f"{param[0]} ranks over {param[1]}",
+)
+def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    ranks, backend = request.param
+    return run_processes(run_scenarios, ranks, backend, timeout=280)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
+    report = [f"rank {rank}: {own[name]}" for rank, own in enumerate(failures) if name in own]
+    assert not report, "\n".join(report)
