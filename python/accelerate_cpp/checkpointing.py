@@ -103,7 +103,7 @@ def load_accelerator_state(
     bundle = Bundle(inner, list(optimizers), list(dataloaders), list(schedulers), scaler)
     where = _device_of(map_location)
     folder = Path(input_dir)
-    states = read_states(folder, bundle, process_index, where, load_kwargs)
+    states = read_states(folder, bundle, process_index, where, load_kwargs, inner)
     missing = check_states(folder, bundle, states)
     weights = read_models(folder, inner, bool(load_model_func_kwargs.get("strict", True)))
     warn_of_missing(folder, missing)
@@ -125,13 +125,12 @@ def save_state(
     accelerator: PreparationSteps, output_dir: str | os.PathLike[str] | None, safe_serialization: bool, blocking: bool
 ) -> Path:
     """:meth:`Accelerator.save_state`."""
-    strategy = accelerator._session.strategy
     return accelerator._checkpoints.save(
         output_dir,
         accelerator.project_configuration,
         _participants(accelerator),
         _bundle(accelerator),
-        lambda: [strategy.model_state(model) for model in accelerator._models],
+        accelerator._session.strategy,
         accelerator.step,
         lambda: [cursor_of(loader) for loader in accelerator._dataloaders],
         safe_serialization,
@@ -154,7 +153,7 @@ def load_state(
         accelerator.project_configuration,
         _participants(accelerator),
         _bundle(accelerator),
-        accelerator._session.strategy.unwrap,
+        accelerator._session.strategy,
         lambda cursors: _check_cursors(accelerator, cursors),
         where,
         load_kwargs,

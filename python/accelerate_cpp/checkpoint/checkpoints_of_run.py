@@ -8,7 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,21 @@ from accelerate_cpp.checkpoint.layout import (
     read_models,
     read_states,
     restore_parts,
+    sharded_folder_name,
     shared_files,
     warn_of_missing,
+    whole_files,
 )
 from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
+from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SHARDED_MODEL_NAME
+from accelerate_cpp.checkpoint.optimizer_names import inner_optimizer, named, names_of
 from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder, planned, whole_on
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writing import Checkpoint, remove_unfinished
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 Weights = list[dict[str, Any]]
@@ -105,7 +111,7 @@ class Checkpoints:
         project: Project,
         ranks: Participants,
         bundle: Bundle,
-        weights: Callable[[], Weights],
+        strategy: Strategy,
         step: int,
         cursors: Callable[[], list[dict[str, int | str]]],
         safe_serialization: bool = True,
@@ -119,7 +125,7 @@ class Checkpoints:
 
         Args:
             output_dir: the folder, unless ``project`` numbers its checkpoints.
-            weights: returns the state of each model.
+            strategy: knows the states of the models, and how checkpoints hold them.
             step: micro-batches since the last forced synchronisation.
             cursors: returns the position of each loader.
             blocking: if false, returns when everything is copied; a thread writes the copy, and the next call, or
@@ -148,18 +154,28 @@ class Checkpoints:
             )
             return target
         existed = any(ranks.gather(target.exists()))
+        in_shards = strategy.layout != "plain"
+        if in_shards and ranks.alone:
+            raise InvalidArgument(
+                f"save_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
+                "saved; call it on all ranks"
+            )
+        parts = _parts(bundle, strategy, ranks, is_main) if in_shards else _Parts()
+        rest = replace(bundle, optimizers=[]) if in_shards else bundle
 
         def prepared() -> Checkpoint:
-            states = self._after_hooks(bundle, weights(), target)
+            weights = [] if in_shards else [strategy.model_state(model) for model in bundle.models]
+            states = self._after_hooks(bundle, weights, target)
             files = [
                 random_states_file(ranks.topology.rank, step),
                 *own_files(bundle, ranks.topology.rank),
+                *parts.files,
             ]
             if is_main:
-                files += shared_files(bundle, states, safe_serialization) + self._custom_files()
+                files += shared_files(rest, states, safe_serialization) + self._custom_files()
             manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
-            checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed)
+            checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed, parts.folders)
             return checkpoint if blocking else checkpoint.copied(self._memory)
 
         try:
@@ -182,7 +198,7 @@ class Checkpoints:
         project: Project,
         ranks: Participants,
         bundle: Bundle,
-        unwrap: Callable[[torch.nn.Module], torch.nn.Module],
+        strategy: Strategy,
         check_cursors: Callable[[list[dict[str, int | str]]], None],
         map_location: Any = "cpu",
         load_kwargs: Mapping[str, Any] | None = None,
@@ -197,7 +213,7 @@ class Checkpoints:
 
         Args:
             input_dir: ``None`` loads the newest complete checkpoint.
-            unwrap: returns the module that the user prepared, whose names are those in the file.
+            strategy: knows the module that the user prepared, whose names are those in the file, and restores it.
             check_cursors: raises if loaders cannot continue at these cursors.
 
         Returns:
@@ -209,7 +225,13 @@ class Checkpoints:
         """
         self.wait()
         ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
-        folder, states = self._read(input_dir, project, ranks, bundle, map_location, load_kwargs)
+        if strategy.layout != "plain" and ranks.alone:
+            raise InvalidArgument(
+                f"load_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
+                "loaded; call it on all ranks"
+            )
+        unwrapped = [strategy.unwrap(model) for model in bundle.models]
+        folder, states = self._read(input_dir, project, ranks, bundle, unwrapped, map_location, load_kwargs)
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
         cursors = [] if manifest is None else manifest.cursors
@@ -227,13 +249,13 @@ class Checkpoints:
             left = list(bundle.models)
             for hook in list(self.load_hooks.values()):
                 hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
-            models.extend(unwrap(model) for model in left)
+            models.extend(strategy.unwrap(model) for model in left)
             weights.extend(read_models(folder, models, strict))
 
         def restore() -> tuple[dict[str, Any], int]:
             warn_of_missing(folder, missing)
             own = replace(bundle, models=models)
-            known = restore_parts(own, states, weights, map_location, **load_model_kwargs)
+            known = restore_parts(own, states, weights, map_location, strategy.restore_model, **load_model_kwargs)
             for one, state in zip(self.custom_objects, custom, strict=True):
                 one.load_state_dict(state)
             return known, finding.next_iteration(project, None if manifest is None else manifest.iteration)
@@ -251,6 +273,7 @@ class Checkpoints:
         project: Project,
         ranks: Participants,
         bundle: Bundle,
+        models: Sequence[torch.nn.Module],
         map_location: Any,
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
@@ -266,7 +289,7 @@ class Checkpoints:
                 with ThreadPoolExecutor(1) as checker:
                     reason = checker.submit(why_not_whole, folder, ranks, by_outline)
                     read[folder] = _outcome_of(
-                        lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs)
+                        lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs, models)
                     )
                     return reason.result()
 
@@ -314,6 +337,29 @@ class Checkpoints:
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
             self._group = dist.new_group(backend="gloo" if on_gpus else None)
         return replace(ranks, group=self._group)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What this process writes of models and optimizers that are in shards."""
+
+    files: Sequence[StateFile] = ()
+    folders: Sequence[ShardedFolder] = ()
+
+
+def _parts(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: bool) -> _Parts:
+    """The states of models and optimizers as the layout of the run wants them. A collective."""
+    models = [strategy.unwrap(model) for model in bundle.models]
+    optimizers = [named(inner_optimizer(one).state_dict(), names_of(one, models)) for one in bundle.optimizers]
+    if strategy.layout == "whole":
+        weights = [strategy.model_state(model) for model in bundle.models]
+        gathered = [whole_on(is_main, state) for state in optimizers]
+        return _Parts(files=whole_files(weights, gathered) if is_main else ())
+    states = {
+        sharded_folder_name(SHARDED_MODEL_NAME, index): {"model": model.state_dict()}
+        for index, model in enumerate(models)
+    } | {sharded_folder_name(OPTIMIZER_NAME, index): {"optimizer": state} for index, state in enumerate(optimizers)}
+    return _Parts(folders=[planned(name, state, ranks) for name, state in states.items()])
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:

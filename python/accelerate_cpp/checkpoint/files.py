@@ -72,6 +72,11 @@ class ChecksummedFile:
                 self._begun = self._bytes
         return len(view)
 
+    @property
+    def num_bytes(self) -> int:
+        """What has been written."""
+        return self._bytes
+
     def flush(self) -> None:
         """Nothing is buffered here."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_o
 from accelerate_cpp.checkpoint.names import (
     LOADER_FILE,
     OPTIMIZER_FILE,
+    OPTIMIZER_NAME,
     SAFE_WEIGHTS_NAME,
     SCALER_NAME,
     SCHEDULER_FILE,
+    SHARDED_MODEL_FILE,
+    SHARDED_MODEL_NAME,
     WEIGHTS_NAME,
     own_loader_name,
     random_states_name,
 )
+from accelerate_cpp.checkpoint.optimizer_names import is_named, names_of, numbered, parameters_of
 from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
 from accelerate_cpp.checkpoint.safetensors_file import (
     place_of,
@@ -31,6 +35,8 @@ from accelerate_cpp.checkpoint.safetensors_file import (
     without_duplicates,
     write_safetensors,
 )
+from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
+from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, sharded_like
 from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
@@ -53,6 +59,21 @@ class StateFile:
         if self.safe:
             return write_safetensors(folder / self.name, without_duplicates(self.content))
         return write_pickle(folder / self.name, self.content)
+
+
+def whole_files(models: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]]) -> list[StateFile]:
+    """The files of models and optimizers that were in shards and have been gathered; by names."""
+    files = {SHARDED_MODEL_FILE: models, OPTIMIZER_FILE: optimizers}
+    return [
+        StateFile(numbered_name(name, index), state)
+        for name, states in files.items()
+        for index, state in enumerate(states)
+    ]
+
+
+def sharded_folder_name(name: str, index: int) -> str:
+    """The folder of the state in shards of object ``index``."""
+    return f"{name}_{index}"
 
 
 def numbered_name(name: str, index: int) -> str:
@@ -143,11 +164,17 @@ class SavedStates:
 
 
 def read_states(
-    folder: Path, bundle: Bundle, rank: int, map_location: Any = "cpu", load_kwargs: Mapping[str, Any] | None = None
+    folder: Path,
+    bundle: Bundle,
+    rank: int,
+    map_location: Any = "cpu",
+    load_kwargs: Mapping[str, Any] | None = None,
+    models: Sequence[torch.nn.Module] = (),
 ) -> SavedStates:
     """Reads all files of :func:`shared_files` and :func:`random_states_file` except the models. Changes nothing.
 
     Args:
+        models: that the user prepared, for the names in states of optimizers that have names.
         map_location: the device to which states of optimizers are read.
         load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
 
@@ -163,6 +190,14 @@ def read_states(
             for index in range(count)
         ]
 
+    def optimizer_state(index: int, optimizer: Any) -> Any:
+        shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
+        if (shards / INDEX).is_file():
+            return read_optimizer_shards(shards, optimizer, names_of(optimizer, models))
+        path = folder / numbered_name(OPTIMIZER_FILE, index)
+        state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
+        return numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state
+
     loaders = {}
     for index in _stateful_loaders(bundle):
         own, shared = (folder / numbered_name(name, index) for name in (own_loader_name(rank), LOADER_FILE))
@@ -173,7 +208,7 @@ def read_states(
     if not scaler and bundle.scaler is not None and bundle.scaler.is_enabled():
         missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts again)"]
     return SavedStates(
-        numbered_states(OPTIMIZER_FILE, len(bundle.optimizers), map_location),
+        [optimizer_state(index, optimizer) for index, optimizer in enumerate(bundle.optimizers)],
         numbered_states(SCHEDULER_FILE, len(bundle.schedulers), None),
         loaders,
         scaler,
@@ -207,9 +242,9 @@ def read_models(folder: Path, models: Sequence[torch.nn.Module], strict: bool = 
     Raises:
         CheckpointError: a file is missing, cannot be read or has other names (unless not ``strict``) or shapes.
     """
-    fitted = []
+    fitted: list[Any] = []
     for index, model in enumerate(models):
-        state = read_model(folder, index)
+        state = read_model(folder, index, model)
         fitted.append(fit_names(state, model))
         check_model(fitted[-1], model, str(_file_of_model(folder, index)), strict)
     return fitted
@@ -220,6 +255,7 @@ def restore_parts(
     states: SavedStates,
     weights: Sequence[Mapping[str, Any]],
     map_location: Any = "cpu",
+    restore_model: Callable[..., None] | None = None,
     **load_model_kwargs: Any,
 ) -> dict[str, Any]:
     """Loads states that were read and checked into ``bundle``, and the random states into their generators.
@@ -227,6 +263,7 @@ def restore_parts(
     Args:
         weights: the weights of the models.
         map_location: the device to which the models' states are moved.
+        restore_model: instead of ``load_state_dict``, called with each model, its state and ``load_model_kwargs``.
         load_model_kwargs: for ``load_state_dict`` of the models.
 
     Returns:
@@ -235,9 +272,13 @@ def restore_parts(
     if states.scaler:
         bundle.scaler.load_state_dict(states.scaler)
     for model, state in zip(bundle.models, weights, strict=True):
-        model.load_state_dict(_placed(state, map_location, load_model_kwargs), **load_model_kwargs)
+        placed = _placed(state, map_location, load_model_kwargs)
+        if restore_model is None:
+            model.load_state_dict(placed, **load_model_kwargs)
+        else:
+            restore_model(model, placed, **load_model_kwargs)
     for optimizer, state in zip(bundle.optimizers, states.optimizers, strict=True):
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(_in_shards(state, optimizer))
     for scheduler, state in zip(bundle.schedulers, states.schedulers, strict=True):
         scheduler.load_state_dict(state)
     for index, state in states.loaders.items():
@@ -245,6 +286,18 @@ def restore_parts(
     if states.random:
         restore_random_states(states.random)
     return {} if states.step is None else {"step": states.step}
+
+
+def _in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
+    """``state`` of an optimizer, by numbers, in shards where its parameters are."""
+    parameters = parameters_of(optimizer)
+    if not any(map(is_sharded_tensor, parameters)):
+        return state
+    own = {
+        number: {name: sharded_like(parameters[number], value) for name, value in one.items()}
+        for number, one in state["state"].items()
+    }
+    return {**state, "state": own}
 
 
 def _placed(state: Mapping[str, Any], where: Any, load_model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,9 +317,35 @@ def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
         )
 
 
-def read_model(folder: Path, index: int) -> dict[str, Any]:
-    """The state of model ``index`` on the CPU: of ``model.safetensors``, or else of ``pytorch_model.bin``."""
+def read_optimizer_shards(folder: Path, optimizer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The state of an optimizer in the format of ``torch.distributed.checkpoint``, by numbers.
+
+    Of parameters in shards, this process only reads its part.
+    """
+    saved = SavedShards(folder, "optimizer")
+    parameters: dict[str, Any] = dict(zip(names, parameters_of(optimizer), strict=True))
+
+    def target(steps: tuple[Any, ...], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        parameter = parameters.get(steps[2]) if steps[1] == "state" else None
+        if parameter is not None and is_sharded_tensor(parameter) and parameter.shape == shape:
+            memory: torch.Tensor = empty_like(parameter, dtype, "cpu" if parameter.is_meta else parameter.device)
+            return memory
+        return torch.empty(shape, dtype=dtype)
+
+    state = saved.read(target)
+    return numbered({"state": {}, **state}, names, str(folder))
+
+
+def read_model(folder: Path, index: int, model: torch.nn.Module | None = None) -> dict[str, Any]:
+    """The state of model ``index`` on the CPU: in shards, or of ``pytorch_model_fsdp.bin`` or ``model.safetensors`` or
+    ``pytorch_model.bin``.
+
+    Args:
+        model: of which tensors are in shards of which this process only reads its part.
+    """
     path, holds = _file_of_model(folder, index), f"the weights of model {index}"
+    if path.is_dir():
+        return _read_model_shards(path, {} if model is None else fitted_names(model))
     if path.suffix == ".safetensors":
         return read_safetensors(path, holds)
     state = dict(_mapping_in(path, holds))
@@ -279,7 +358,27 @@ def read_model(folder: Path, index: int) -> dict[str, Any]:
     return state
 
 
+def _read_model_shards(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    def target(steps: tuple[Any, ...], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        tensor: Any = own.get(_bare(".".join(map(str, steps[1:]))))
+        if is_sharded_tensor(tensor) and tensor.shape == shape:
+            memory: torch.Tensor = empty_like(tensor, dtype, "cpu")
+            return memory
+        return torch.empty(shape, dtype=dtype)
+
+    return SavedShards(folder, "model").read(target)
+
+
+def fitted_names(model: torch.nn.Module) -> dict[str, Any]:
+    """The tensors of ``model`` by their names without those of wrappers."""
+    return {_bare(name): value for name, value in model.state_dict().items()}
+
+
 def _file_of_model(folder: Path, index: int) -> Path:
+    shards = folder / sharded_folder_name(SHARDED_MODEL_NAME, index)
+    whole = folder / numbered_name(SHARDED_MODEL_FILE, index)
+    if (shards / INDEX).is_file() or whole.is_file():
+        return shards if (shards / INDEX).is_file() else whole
     safe, pickled = (folder / numbered_name(name, index) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     return pickled if pickled.is_file() and not safe.is_file() else safe
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from accelerate_cpp.checkpoint.files import FileRecord
 from accelerate_cpp.checkpoint.folder import commit, prune, remove_leftovers, temporary_folder
 from accelerate_cpp.checkpoint.layout import StateFile
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
 from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Checkpoint:
         manifest: without its files, which are known after they are written.
         limit: the number of numbered checkpoints to keep, including this one; ``None`` for all.
         existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
+        folders: of states in shards, what this rank writes there.
     """
 
     target: Path
@@ -44,12 +47,14 @@ class Checkpoint:
     manifest: Manifest
     limit: int | None = None
     existed: bool = False
+    folders: Sequence[ShardedFolder] = ()
 
     def copied(self, memory: SnapshotMemory) -> Checkpoint:
         """The same, with copies in ``memory`` that training no longer changes."""
-        contents = snapshot([file.content for file in self.files], memory)
-        files = [replace(file, content=content) for file, content in zip(self.files, contents, strict=True)]
-        return replace(self, files=files)
+        parts: list[Any] = [*self.files, *self.folders]
+        contents = snapshot([part.content for part in parts], memory)
+        copies: list[Any] = [replace(part, content=content) for part, content in zip(parts, contents, strict=True)]
+        return replace(self, files=copies[: len(self.files)], folders=copies[len(self.files) :])
 
     def write(self, ranks: Participants, threads: int = 1) -> None:
         """Writes the files of all ranks, and renames their folder in one step. A collective.
@@ -63,11 +68,19 @@ class Checkpoint:
         temporary = temporary_folder(self.target, self.token)
         try:
             records: dict[str, FileRecord] = {}
-            for written in ranks.together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads)):
-                records |= written
-            ranks.together(
-                f"moving {self.target} to its place", lambda: self._move(temporary, records, ranks.place == 0)
-            )
+            places: list[list[Any]] = [[] for _ in self.folders]
+            for files, own in ranks.together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads)):
+                records |= files
+                for folder, there in zip(places, own, strict=True):
+                    folder.extend(there)
+
+            def complete() -> None:
+                if ranks.place == 0:
+                    for folder, there in zip(self.folders, places, strict=True):
+                        records.update(folder.write_index(temporary, there))
+                self._move(temporary, records, ranks.place == 0)
+
+            ranks.together(f"moving {self.target} to its place", complete)
             if not ranks.alone and ranks.topology.world_size > ranks.topology.local_world_size:
                 # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
                 here = ranks.topology.local_rank == 0 and temporary.is_dir()
@@ -80,15 +93,24 @@ class Checkpoint:
             raise
         _log.info("saved %s", self.target)
 
-    def _write(self, temporary: Path, ranks: Participants, threads: int) -> dict[str, FileRecord]:
+    def _write(
+        self, temporary: Path, ranks: Participants, threads: int
+    ) -> tuple[dict[str, FileRecord], list[list[Any]]]:
+        """Records of the files of this rank, and for each folder of shards the places of its parts."""
         if ranks.share[0] == 0:
             remove_leftovers(self.target, keep=temporary)
         temporary.mkdir(parents=True, exist_ok=True)
+        parts: list[Any] = [*self.files, *self.folders]
         if threads == 1:
-            return {file.name: file.write(temporary) for file in self.files}
-        with ThreadPoolExecutor(threads) as writers:
-            records = writers.map(lambda file: file.write(temporary), self.files)
-            return {file.name: record for file, record in zip(self.files, records, strict=True)}
+            written: list[Any] = [part.write(temporary) for part in parts]
+        else:
+            with ThreadPoolExecutor(threads) as writers:
+                written = list(writers.map(lambda part: part.write(temporary), parts))
+        records = {file.name: record for file, record in zip(self.files, written, strict=False)}
+        in_folders = written[len(self.files) :]
+        for of_folder, _ in in_folders:
+            records |= of_folder
+        return records, [places for _, places in in_folders]
 
     def _move(self, temporary: Path, records: dict[str, FileRecord], here: bool) -> None:
         if not here:

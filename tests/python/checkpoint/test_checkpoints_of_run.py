@@ -12,6 +12,7 @@ from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import CheckpointError
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
 
 MODEL = torch.nn.Linear(1, 1)
@@ -20,14 +21,11 @@ MODEL = torch.nn.Linear(1, 1)
 def save(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration, **options: Any) -> Path:
     model = torch.nn.Linear(1, 1)
     parts, cursors = Bundle(models=[model]), [{"epoch": 2, "generator": "abc"}]
-    weights = [dict(model.state_dict())]
-    return checkpoints.save(folder, project, Participants(), parts, lambda: weights, 7, lambda: cursors, **options)
+    return checkpoints.save(folder, project, Participants(), parts, SingleStrategy(), 7, lambda: cursors, **options)
 
 
 def load(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration) -> Any:
-    return checkpoints.load(
-        folder, project, Participants(), Bundle(models=[MODEL]), lambda model: model, lambda _: None
-    )
+    return checkpoints.load(folder, project, Participants(), Bundle(models=[MODEL]), SingleStrategy(), lambda _: None)
 
 
 def test_step_cursors_and_iteration_come_back(tmp_path: Path) -> None:

@@ -1,0 +1,256 @@
+"""States in shards: a folder in the format of ``torch.distributed.checkpoint``, for any number of processes to read.
+
+Each process writes its parts of tensors into a file ``__<rank>_0.distcp``; the file ``.metadata`` says which part of
+which tensor lies where. Plans of what each process writes are exchanged while training waits, and writing needs no
+collective.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.files import SAFE_GLOBALS, ChecksummedFile, FileRecord
+from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.devices.shards import is_sharded_tensor
+from accelerate_cpp.errors import CheckpointError
+
+INDEX = ".metadata"
+# What an index consists of; nothing else is called or made when one is read.
+_OF_INDEX = re.compile(
+    r"torch\.distributed\.checkpoint\.(metadata|filesystem|planner)\.\w+|torch\.(Size|device|serialization\._get_layout)"
+    r"|torch\.(float\d+|bfloat16|int\d+|uint8|bool|complex\d+|contiguous_format|preserve_format|strided)"
+    r"|torch\._utils\._rebuild\w*|torch\.storage\.\w+|collections\.(OrderedDict|defaultdict)|pathlib\.\w+"
+    r"|builtins\.(dict|list|tuple|set|str|int|float|bool)|torch\.distributed\.(tensor|_shard)\.[\w.]+"
+)
+
+
+@dataclass(frozen=True)
+class ShardedFolder:
+    """What this process writes of one state in shards, and what the process that completes the folder writes.
+
+    Attributes:
+        name: of the folder, inside the checkpoint.
+        file: of this process, inside the folder.
+        content: the tensors and bytes that are written there, in the order of ``items``.
+        items: what they are, as torch's planner says.
+        index: torch's metadata, without the places in the files.
+    """
+
+    name: str
+    file: str
+    content: Sequence[Any]
+    items: Sequence[Any]
+    index: Any
+
+    def write(self, folder: Path) -> tuple[dict[str, FileRecord], list[Any]]:
+        """Writes the file of this process; returns its record, and the places of what is in it."""
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+        from torch.distributed.checkpoint.storage import WriteResult
+
+        (folder / self.name).mkdir(parents=True, exist_ok=True)
+        if not self.items:
+            return {}, []
+        places, begin = [], 0
+        with ChecksummedFile(folder / self.name / self.file) as file:
+            for item, value in zip(self.items, self.content, strict=True):
+                if isinstance(value, torch.Tensor):
+                    torch.save(_compact(value), file)  # type: ignore[arg-type]  # it needs no more than write and flush
+                else:
+                    file.write(value)
+                size = file.num_bytes - begin
+                places.append(WriteResult(item.index, size, _StorageInfo(self.file, begin, size)))
+                begin = file.num_bytes
+            return {f"{self.name}/{self.file}": file.finish()}, places
+
+    def write_index(self, folder: Path, places: Sequence[Any]) -> dict[str, FileRecord]:
+        """Writes the index, once for all processes, with the places of what they have written."""
+        from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+        from torch.distributed.checkpoint.metadata import StorageMeta
+
+        index = replace(
+            self.index,
+            storage_data={place.index: place.storage_data for place in places},
+            storage_meta=StorageMeta(),
+            version=CURRENT_DCP_VERSION,
+        )
+        with ChecksummedFile(folder / self.name / INDEX) as file:
+            file.write(pickle.dumps(index))
+            return {f"{self.name}/{INDEX}": file.finish()}
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a storage of their own, as ``torch.save`` writes all of a storage."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+
+
+def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> ShardedFolder:
+    """What this process writes of ``state``. A collective.
+
+    Args:
+        state: nested, with tensors of which all processes have the whole, and such of which each has a part.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state), is_coordinator=ranks.place == 0)
+    plans, index = planner.create_global_plan(ranks.gather(planner.create_local_plan()))
+    items = planner.finish_plan(plans[ranks.place]).items
+    content = [planner.resolve_data(item) for item in items]
+    return ShardedFolder(
+        name,
+        f"__{ranks.place}_0.distcp",
+        [value if isinstance(value, torch.Tensor) else value.getvalue() for value in content],
+        items,
+        index,
+    )
+
+
+class _IndexReader(pickle.Unpickler):
+    """Reads an index, and calls nothing that does not belong to one."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if not _OF_INDEX.fullmatch(f"{module}.{name}"):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index contains")
+        return super().find_class(module, name)
+
+
+class SavedShards:
+    """A folder in which a state lies in shards.
+
+    Args:
+        folder: with the file ``.metadata``.
+        prefix: of the state in it: ``"model"`` or ``"optimizer"``.
+
+    Raises:
+        CheckpointError: there is no index, it is damaged, or it names a file outside of the folder or one that is
+            missing.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self._prefix = folder, prefix
+        path = folder / INDEX
+        try:
+            with path.open("rb") as file:
+                self._index = _IndexReader(file).load()
+            places = {place.relative_path for place in self._index.storage_data.values()}
+            self.entries: dict[tuple[Any, ...], Any] = {
+                tuple(steps): self._index.state_dict_metadata[key]
+                for key, steps in self._index.planner_data.items()
+                if steps[0] == prefix
+            }
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete; load another one") from None
+        except Exception as error:
+            raise CheckpointError(
+                f"{path}: expected the index of a state in shards, which cannot be read ({error}); it is damaged, or "
+                "not from torch.distributed.checkpoint: load another checkpoint"
+            ) from error
+        for name in places:
+            if not path_within(folder, name, path).is_file():
+                raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
+
+    def shapes(self) -> dict[tuple[Any, ...], tuple[torch.Size, torch.dtype]]:
+        """Shapes and dtypes of the tensors, by their places in the state."""
+        return {
+            steps: (entry.size, entry.properties.dtype)
+            for steps, entry in self.entries.items()
+            if hasattr(entry, "properties")
+        }
+
+    def read(self, target_for: Callable[[tuple[Any, ...], torch.Size, torch.dtype], torch.Tensor]) -> dict[Any, Any]:
+        """The state. Of tensors in shards, this process only reads its part. No collective.
+
+        Args:
+            target_for: called with the place, shape and dtype of each tensor, the memory to read it into.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+        state: dict[Any, Any] = {}
+        for steps, entry in self.entries.items():
+            is_bytes = isinstance(entry, BytesStorageMetadata)
+            value = None if is_bytes else target_for(steps, entry.size, entry.properties.dtype)
+            _put(state, steps, value)
+        self._fill(state)
+        return dict(state[self._prefix]) if state else {}
+
+    def _fill(self, state: dict[Any, Any]) -> None:
+        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            load(state, storage_reader=_reader(self.folder, self._index), planner=_planner(), no_dist=True)
+        except (Exception, CheckpointException) as error:  # the latter, of torch, is not a subclass of the former
+            reasons = [str(cause) for cause, _ in getattr(error, "failures", {}).values()] or [str(error)]
+            raise CheckpointError(
+                f"{self.folder}: the state in shards cannot be read ({reasons[0].strip().splitlines()[0]}); a part is "
+                "damaged: load another checkpoint"
+            ) from error
+
+
+def _put(state: dict[Any, Any], steps: Sequence[Any], value: Any) -> None:
+    """Puts ``value`` into nested dicts and lists, which steps that are strings and numbers lead through."""
+    container: Any = state
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        if isinstance(container, list):
+            container.extend([None] * (step + 1 - len(container)))
+        if following is None:
+            container[step] = value
+            return
+        missing = container[step] is None if isinstance(container, list) else step not in container
+        if missing:
+            container[step] = [] if isinstance(following, int) else {}
+        container = container[step]
+
+
+def _reader(folder: Path, index: Any) -> Any:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *_args: Any, **_kwargs: Any) -> Any:
+            return index
+
+    return Reader(os.fspath(folder))
+
+
+def _planner() -> Any:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            with torch.serialization.safe_globals(SAFE_GLOBALS):
+                loaded = torch.load(value, weights_only=True)
+            self.state_dict[read_item.dest_index.fqn] = loaded
+            if self.flatten_state_dict:
+                _put(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
+
+    return Planner()
+
+
+def whole_on(rank_keeps: bool, state: Any) -> Any:
+    """``state``, nested, with each tensor in shards gathered, one at a time. A collective.
+
+    Args:
+        rank_keeps: whether this process gets the values, on the CPU; otherwise their places are empty.
+    """
+    if isinstance(state, Mapping):
+        return {key: whole_on(rank_keeps, value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(whole_on(rank_keeps, value) for value in state)
+    if not isinstance(state, torch.Tensor):
+        return state
+    gathered: Any = state.full_tensor() if is_sharded_tensor(state) else state.detach()  # type: ignore[attr-defined]
+    return gathered.cpu() if rank_keeps else None

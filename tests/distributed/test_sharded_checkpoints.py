@@ -1,0 +1,337 @@
+"""Checkpoints of sharded runs: their files, other numbers of processes, other layouts, and the original's reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import run_processes
+from test_sharded_training import accelerator, decoder, loss_of, same, words
+
+# Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
+
+KINDS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+BEFORE, AFTER = 3, 3
+
+
+def plain_accelerator() -> Any:
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    return Accelerator(cpu=True)
+
+
+def run_of(kind: str, **plugin: Any) -> Any:
+    return plain_accelerator() if kind == "plain" else accelerator({"state_dict_type": kind, **plugin})
+
+
+def adamw(parameters: Any) -> Any:
+    """Whose steps do not magnify the rounding of small gradients."""
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)
+
+
+def halved(optimizer: Any) -> Any:
+    """A schedule that, unlike others, does not advance faster with more processes."""
+    import torch
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+
+
+def step(run: Any, model: Any, optimizer: Any, schedule: Any, number: int, shares: int) -> float:
+    """One step on the same global batch, however many processes there are."""
+    import torch
+
+    batch = torch.cat([words(number, share) for share in range(shares)])
+    own = batch.chunk(run.num_processes)[run.process_index]
+    loss = loss_of(model, own)
+    run.backward(loss)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    return float(run.reduce(loss.detach(), "mean").item())
+
+
+def prepared(run: Any, seed: int) -> tuple[Any, Any, Any]:
+    model = decoder(seed=seed)
+    optimizer = adamw(model.parameters())
+    schedule = halved(optimizer)
+    return run.prepare(model, optimizer, schedule)
+
+
+SHARES = 12  # divisible by 1, 2, 3 and 4
+
+
+def save(kind: str, folder: str, blocking: bool = True) -> dict[str, Any]:
+    """Trains, saves, and trains on: the losses after the checkpoint, and the files of it."""
+    run = run_of(kind)
+    model, optimizer, schedule = prepared(run, seed=1)
+    for number in range(BEFORE):
+        step(run, model, optimizer, schedule, number, SHARES)
+    run.save_state(folder, blocking=blocking)
+    losses = [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
+    run.wait_for_checkpoint()
+    run.wait_for_everyone()
+    files = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+    return {"losses": losses, "files": files}
+
+
+def load(kind: str, folder: str, on_meta: bool = False) -> list[float]:
+    """Loads into other weights, and trains on."""
+    import torch
+
+    run = run_of(kind)
+    if on_meta:
+        from training_patterns import zoo
+
+        with torch.device("meta"):
+            model: Any = zoo().Decoder()
+        optimizer = adamw(model.parameters())
+        model, optimizer, schedule = run.prepare(model, optimizer, halved(optimizer))
+    else:
+        model, optimizer, schedule = prepared(run, seed=2)
+    run.load_state(folder)
+    return [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
+
+
+def losses_after(outcome: list[Any]) -> list[float]:
+    assert all(one == outcome[0] for one in outcome)
+    return list(outcome[0])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Of two ranks, by kind."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {kind: (folder / kind, run_processes(save, 2, kind, str(folder / kind))[0]) for kind in (*KINDS, "plain")}
+
+
+def test_the_files_are_the_originals(checkpoints: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+    common = ["accelerate_cpp.json", "random_states_0.pkl", "random_states_1.pkl", "scheduler.bin"]
+    whole = ["optimizer.bin", "pytorch_model_fsdp.bin"]
+    parts = [
+        f"{part}/{name}"
+        for part in ("optimizer_0", "pytorch_model_fsdp_0")
+        for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
+    ]
+    assert checkpoints["FULL_STATE_DICT"][1]["files"] == sorted([*common, *whole])
+    assert checkpoints["SHARDED_STATE_DICT"][1]["files"] == sorted([*common, *parts])
+
+
+PAIRS = [
+    ("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 2),
+    ("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 3),
+    ("SHARDED_STATE_DICT", "plain", 1),
+    ("SHARDED_STATE_DICT", "plain", 2),
+    ("SHARDED_STATE_DICT", "FULL_STATE_DICT", 2),
+    ("FULL_STATE_DICT", "FULL_STATE_DICT", 2),
+    ("FULL_STATE_DICT", "SHARDED_STATE_DICT", 4),
+    ("FULL_STATE_DICT", "plain", 1),
+    ("plain", "SHARDED_STATE_DICT", 2),
+    ("plain", "FULL_STATE_DICT", 3),
+]
+
+
+@pytest.mark.parametrize(("written", "read", "ranks"), PAIRS)
+def test_training_continues_in_another_layout_and_number(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], written: str, read: str, ranks: int
+) -> None:
+    folder, outcome = checkpoints[written]
+    same(losses_after(run_processes(load, ranks, read, str(folder))), outcome["losses"], 1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_on_the_meta_device_gets_its_weights_from_a_checkpoint(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], kind: str
+) -> None:
+    folder, outcome = checkpoints[kind]
+    same(losses_after(run_processes(load, 2, kind, str(folder), True)), outcome["losses"], 1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_call(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, kind: str
+) -> None:
+    outcome = run_processes(save, 2, kind, str(tmp_path / "late"), False)[0]
+    assert outcome == checkpoints[kind][1]
+    same(losses_after(run_processes(load, 2, kind, str(tmp_path / "late"))), outcome["losses"], 1e-4)
+
+
+def read_by_the_originals_way(folder: str) -> None:
+    """What the original's load_fsdp_model and load_fsdp_optimizer call."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    plain_accelerator()
+    model = decoder(seed=3)
+    fully_shard(model)
+    optimizer = adamw(model.parameters())
+    state = {"model": get_model_state_dict(model)}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(f"{folder}/SHARDED_STATE_DICT/pytorch_model_fsdp_0"))
+    set_model_state_dict(model, state["model"])
+    states = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(states, storage_reader=dcp.FileSystemReader(f"{folder}/SHARDED_STATE_DICT/optimizer_0"))
+    set_optimizer_state_dict(model, optimizer, states["optimizer"])
+    whole = torch.load(f"{folder}/FULL_STATE_DICT/pytorch_model_fsdp.bin", weights_only=True)
+    stepped = torch.load(f"{folder}/FULL_STATE_DICT/optimizer.bin", weights_only=True)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.full_tensor(), whole[name], rtol=0, atol=0)
+        for entry in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(
+                optimizer.state[weight][entry].full_tensor(), stepped["state"][name][entry], rtol=0, atol=0
+            )
+    assert optimizer.param_groups[0]["lr"] == stepped["param_groups"][0]["lr"] == 0.005
+
+
+def test_the_original_reads_our_checkpoints(checkpoints: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+    run_processes(read_by_the_originals_way, 2, str(checkpoints["FULL_STATE_DICT"][0].parent))
+
+
+def write_in_the_originals_way(folder: str) -> list[float]:
+    """What its save_fsdp_model and save_fsdp_optimizer call; returns the losses of training on."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    run = run_of("SHARDED_STATE_DICT")
+    model, optimizer, schedule = prepared(run, seed=1)
+    for number in range(BEFORE):
+        step(run, model, optimizer, schedule, number, SHARES)
+    weights, states = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer.optimizer)
+    dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(f"{folder}/pytorch_model_fsdp_0"))
+    dcp.save({"optimizer": states}, storage_writer=dcp.FileSystemWriter(f"{folder}/optimizer_0"))
+    if run.is_main_process:
+        torch.save(schedule.state_dict(), f"{folder}/scheduler.bin")
+    run.wait_for_everyone()
+    return [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("SHARDED_STATE_DICT", 3), ("plain", 1)])
+def test_checkpoints_of_the_original_are_read(tmp_path: Path, kind: str, ranks: int) -> None:
+    losses = run_processes(write_in_the_originals_way, 2, str(tmp_path))[0]
+    same(losses_after(run_processes(load, ranks, kind, str(tmp_path))), losses, 1e-4)
+
+
+def load_what_is_damaged(folder: str, message: str) -> None:
+    import torch
+
+    from accelerate_cpp.errors import CheckpointError
+
+    run = run_of("SHARDED_STATE_DICT")
+    model, _, _ = prepared(run, seed=2)
+    before = [weight.to_local().clone() for weight in model.parameters()]
+    with pytest.raises((CheckpointError, RuntimeError), match=message):
+        run.load_state(folder)
+    assert all(torch.equal(old, weight.to_local()) for old, weight in zip(before, model.parameters(), strict=True))
+
+
+class Harmful:
+    """A pickle that would make a folder."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.mkdir, ("harmed",)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "no index", "other index", "harmful index"])
+def test_a_damaged_checkpoint_changes_nothing_on_any_rank(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, damage: str
+) -> None:
+    import pickle
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(checkpoints["SHARDED_STATE_DICT"][0], folder)
+    part, index = folder / "pytorch_model_fsdp_0/__1_0.distcp", folder / "pytorch_model_fsdp_0/.metadata"
+    message = "__1_0.distcp"
+    if damage == "cut":
+        part.write_bytes(part.read_bytes()[:-100])
+    elif damage == "missing":
+        part.unlink()
+    else:
+        (folder / "accelerate_cpp.json").unlink()  # as a folder of the original
+        message = "the index of a state in shards" if damage != "no index" else "model.safetensors is missing"
+        if damage == "no index":
+            index.unlink()
+        else:
+            index.write_bytes(b"\x80\x05." if damage == "other index" else pickle.dumps(Harmful()))
+    run_processes(load_what_is_damaged, 2, str(folder), message)
+    assert not Path("harmed").exists()
+
+
+def save_on_one_rank(folder: str) -> None:
+    run = run_of("SHARDED_STATE_DICT")
+    model = run.prepare(decoder())
+    if run.is_main_process:
+        with pytest.raises(ValueError, match="rank 0 alone, but all ranks have parts"):
+            run.save_state(folder)
+    run.wait_for_everyone()
+    assert not Path(folder).exists()
+    run.save_state(folder)
+    assert model is not None
+
+
+def test_saving_on_one_rank_alone_is_refused(tmp_path: Path) -> None:
+    run_processes(save_on_one_rank, 2, str(tmp_path / "checkpoint"))
+
+
+def save_and_merge(folder: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from accelerate_cpp.utils import merge_fsdp_weights
+
+    run = run_of("SHARDED_STATE_DICT")
+    model = run.prepare(decoder())
+    run.save_state(f"{folder}/state")
+    merge_fsdp_weights(f"{folder}/state/pytorch_model_fsdp_0", f"{folder}/merged")
+    run.save_model(model, f"{folder}/model")
+    run.wait_for_everyone()
+    expected = decoder().state_dict()
+    for name in ("merged", "model"):
+        state = load_file(f"{folder}/{name}/model.safetensors")
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(value, expected[key]) for key, value in state.items())
+
+
+def test_shards_are_merged_and_models_saved_whole(tmp_path: Path) -> None:
+    run_processes(save_and_merge, 2, str(tmp_path))
+
+
+def resume_twice(folder: str) -> list[list[int]]:
+    from accelerate_cpp.utils import ProjectConfiguration
+
+    found = []
+    for _ in range(2):
+        project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
+        from accelerate_cpp import Accelerator
+        from accelerate_cpp.state import AcceleratorState, GradientState
+        from accelerate_cpp.utils import FullyShardedDataParallelPlugin
+
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        run = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), project_config=project)
+        prepared(run, seed=1)
+        resumed = run.resume()
+        for _ in range(3):
+            run.save_state()
+        found.append([int(resumed), run.save_iteration])
+    return found
+
+
+def test_numbered_checkpoints_are_resumed_and_pruned(tmp_path: Path) -> None:
+    assert run_processes(resume_twice, 2, str(tmp_path)) == [[[0, 3], [1, 6]]] * 2
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_4", "checkpoint_5"]
