@@ -945,7 +945,8 @@ class Accelerator(PreparationSteps):
         current.accumulation = self._accumulation
         if not self._has_stepped:
             self._has_stepped = True
-            warn_of_unprepared(self._prepared, self._accumulation.reading, self.num_processes)
+            strategy = self._session.strategy
+            warn_of_unprepared(self._prepared, self._accumulation.reading, strategy, self.num_processes)
         loss, weight = self._accumulation.weighted(loss, weight)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         with self._accumulation.weights.of_pass(self._session.strategy.models, weight, self.sync_gradients) as weights:

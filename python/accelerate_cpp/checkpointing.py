@@ -103,7 +103,9 @@ def load_accelerator_state(
     bundle = Bundle(inner, list(optimizers), list(dataloaders), list(schedulers), scaler)
     where = _device_of(map_location)
     folder = Path(input_dir)
-    states = read_states(folder, bundle, process_index, where, load_kwargs, inner)
+    states = read_states(
+        folder, bundle, process_index, where, load_kwargs, [list(model.named_parameters()) for model in inner]
+    )
     missing = check_states(folder, bundle, states)
     weights = read_models(folder, inner, bool(load_model_func_kwargs.get("strict", True)))
     warn_of_missing(folder, missing)

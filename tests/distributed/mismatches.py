@@ -142,7 +142,7 @@ def different_object_collectives(dist: Any) -> None:
         dist.broadcast_object_list(["anything"], 0)
 
 
-@mistake("rank 0: gradient averaging", "rank 1: all_gather")
+@mistake("rank 0: gradient averaging", "rank 1: gather of a float32 tensor")
 def backward_on_one_rank(dist: Any) -> None:
     """Rank 1's loss is not finite, and it skips the step."""
     from torch import nn
@@ -157,7 +157,7 @@ def backward_on_one_rank(dist: Any) -> None:
     accelerator.gather(loss.detach())
 
 
-@mistake("rank 0: broadcast", "rank 1: broadcast", places=1)
+@mistake("rank 0: prepare", "rank 1: prepare", places=1)
 def different_models(dist: Any) -> None:
     from torch import nn
 
@@ -208,7 +208,7 @@ def endless_loop(dist: Any) -> None:
         dist.barrier()
 
 
-@mistake("all_gather", "rank 0 waited for rank 1", kinds=("Timeout", "PeerLost"), places=1)
+@mistake("gather of a float32", "rank 0 waited for rank 1", kinds=("Timeout", "PeerLost"), places=1)
 def data_loader_that_stalls(dist: Any) -> None:
     from torch.utils.data import DataLoader, Dataset
 

@@ -162,7 +162,7 @@ def networks_predict_together(example: Example) -> None:
 
 
 def each_process_writes_what_took_the_time(example: Example) -> None:
-    output = example.run("--output_trace_dir", example.folder)
+    output = example.run("--output_trace_dir", example.folder, "--rows", "100")
     assert re.search(r"Optimizer.step#AdamW.step .* 5 *\n", output), "a row of the table, with 5 calls"
     for rank in range(2):
         events = json.loads((example.folder / f"profile_{rank}.json").read_text())["traceEvents"]

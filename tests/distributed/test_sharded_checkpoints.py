@@ -69,10 +69,14 @@ SHARES = 12  # divisible by 1, 2, 3 and 4
 
 def save(kind: str, folder: str, blocking: bool = True) -> dict[str, Any]:
     """Trains, saves, and trains on: the losses after the checkpoint, and the files of it."""
+    import torch
+
     run = run_of(kind)
     model, optimizer, schedule = prepared(run, seed=1)
     for number in range(BEFORE):
         step(run, model, optimizer, schedule, number, SHARES)
+    with torch.no_grad():
+        loss_of(model, words(0, 0))  # after which torch keeps the parameters of the root whole
     run.save_state(folder, blocking=blocking)
     losses = [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
     run.wait_for_checkpoint()
@@ -95,6 +99,8 @@ def load(kind: str, folder: str, on_meta: bool = False) -> list[float]:
         model, optimizer, schedule = run.prepare(model, optimizer, halved(optimizer))
     else:
         model, optimizer, schedule = prepared(run, seed=2)
+    with torch.no_grad():
+        loss_of(model, words(0, 0)) if not on_meta else None
     run.load_state(folder)
     return [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
 

@@ -153,6 +153,18 @@ def losses_and_weights_with_sgd() -> None:
 
 
 @scenario
+def the_first_backward_pass_warns_of_nothing() -> None:
+    import warnings
+
+    run = accelerator()
+    model = decoder()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*accelerator.prepare")
+        run.backward(loss_of(model, words(0, run.process_index)))
+
+
+@scenario
 def losses_with_adamw() -> None:
     compare(make_optimizer=adamw, rtol=1e-4)
 

@@ -230,8 +230,9 @@ class Checkpoints:
                 f"load_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
                 "loaded; call it on all ranks"
             )
-        unwrapped = [strategy.unwrap(model) for model in bundle.models]
-        folder, states = self._read(input_dir, project, ranks, bundle, unwrapped, map_location, load_kwargs)
+        folder, states = self._read(
+            input_dir, project, ranks, bundle, _parameters(bundle, strategy), map_location, load_kwargs
+        )
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
         cursors = [] if manifest is None else manifest.cursors
@@ -273,7 +274,7 @@ class Checkpoints:
         project: Project,
         ranks: Participants,
         bundle: Bundle,
-        models: Sequence[torch.nn.Module],
+        models: Sequence[Sequence[tuple[str, torch.Tensor]]],
         map_location: Any,
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
@@ -347,10 +348,16 @@ class _Parts:
     folders: Sequence[ShardedFolder] = ()
 
 
+def _parameters(bundle: Bundle, strategy: Strategy) -> list[list[tuple[str, torch.Tensor]]]:
+    """The parameters of each model with their names, as optimizers hold them."""
+    return [list(strategy.named_parameters(strategy.unwrap(model))) for model in bundle.models]
+
+
 def _parts(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: bool) -> _Parts:
     """The states of models and optimizers as the layout of the run wants them. A collective."""
     models = [strategy.unwrap(model) for model in bundle.models]
-    optimizers = [named(inner_optimizer(one).state_dict(), names_of(one, models)) for one in bundle.optimizers]
+    names = _parameters(bundle, strategy)
+    optimizers = [named(inner_optimizer(one).state_dict(), names_of(one, names)) for one in bundle.optimizers]
     if strategy.layout == "whole":
         weights = [strategy.model_state(model) for model in bundle.models]
         gathered = [whole_on(is_main, state) for state in optimizers]

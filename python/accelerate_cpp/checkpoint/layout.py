@@ -169,12 +169,12 @@ def read_states(
     rank: int,
     map_location: Any = "cpu",
     load_kwargs: Mapping[str, Any] | None = None,
-    models: Sequence[torch.nn.Module] = (),
+    models: Sequence[Sequence[tuple[str, torch.Tensor]]] = (),
 ) -> SavedStates:
     """Reads all files of :func:`shared_files` and :func:`random_states_file` except the models. Changes nothing.
 
     Args:
-        models: that the user prepared, for the names in states of optimizers that have names.
+        models: the named parameters of each, for states of optimizers that have names.
         map_location: the device to which states of optimizers are read.
         load_kwargs: for ``torch.load`` of optimizers, schedulers and loaders.
 

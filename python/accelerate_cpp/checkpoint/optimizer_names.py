@@ -24,15 +24,21 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     return [parameter for group in inner_optimizer(optimizer).param_groups for parameter in group["params"]]
 
 
-def names_of(optimizer: Any, models: Iterable[torch.nn.Module]) -> list[str]:
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+def names_of(optimizer: Any, models: Iterable[Named]) -> list[str]:
     """The names of those parameters in ``models``: in the first model as they are there, in others with its number.
 
     A parameter of no model is named by its number.
+
+    Args:
+        models: the named parameters of each.
     """
     names: dict[int, str] = {}
     taken: set[str] = set()
     for index, model in enumerate(models):
-        for name, parameter in model.named_parameters():
+        for name, parameter in model:
             name = _WRAPPERS.sub("", name)
             if id(parameter) not in names:
                 names[id(parameter)] = f"model_{index}.{name}" if name in taken else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -72,6 +73,7 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     if not dist.is_available():
         return False
     if dist.is_initialized():
+        _name_default_backend()
         return True
     if env_table.WORLD_SIZE.get() is None:
         return False
@@ -81,4 +83,13 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     with announced_joining():
         store, rank, world_size = _rendezvous(effective)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)
+    _name_default_backend()
     return True
+
+
+def _name_default_backend() -> None:
+    """Of ``cpu:shm`` torch knows no default, and each rank would warn of that when the group is destroyed."""
+    world: Any = dist.group.WORLD
+    devices = str(dist.get_backend_config()).split(",")
+    if f"cpu:{BACKEND_NAME}" in devices and not any(device.endswith(":nccl") for device in devices):
+        world._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

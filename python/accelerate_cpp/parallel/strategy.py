@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -117,6 +117,10 @@ class Strategy(ABC):
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The full state dict under the user's own names."""
+
+    def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters of ``model`` with their names there, as optimizers hold them."""
+        return model.named_parameters()
 
     @property
     def layout(self) -> Layout:

@@ -11,10 +11,11 @@ from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampl
 
 from accelerate_cpp.comm.call_site import call_site
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.runtime.reading import Reading
 
 
-def warn_of_unprepared(prepared: Bundle, reading: Reading, num_processes: int) -> None:
+def warn_of_unprepared(prepared: Bundle, reading: Reading, strategy: Strategy, num_processes: int) -> None:
     """Warns at the first backward pass of a model, an optimizer or a loader that no ``prepare`` has seen.
 
     Not of a loader that may divide its data by itself: over a stream, or with a sampler that is not one of torch's own
@@ -23,22 +24,24 @@ def warn_of_unprepared(prepared: Bundle, reading: Reading, num_processes: int) -
     Args:
         prepared: what the ``Accelerator`` has prepared.
         reading: which prepared loaders the process reads, or has read.
+        strategy: knows the parameters of models as optimizers hold them.
     """
     if num_processes == 1:
         return
     place = call_site().rpartition("\t")[2]
-    found = [_model(prepared, num_processes), None if reading.has_begun else _loader(num_processes)]
+    found = [_model(prepared, strategy, num_processes), None if reading.has_begun else _loader(num_processes)]
     for sentence in filter(None, found):
         warnings.warn(f"{place}: {sentence}", UserWarning, stacklevel=3)
 
 
-def _model(prepared: Bundle, num_processes: int) -> str | None:
+def _model(prepared: Bundle, strategy: Strategy, num_processes: int) -> str | None:
     if not prepared.models:
         return (
             f"no model has been prepared: gradients are not averaged, and each of the {num_processes} processes trains "
             "a model of its own. Pass the model to accelerator.prepare, and use what that returns"
         )
-    known = {id(parameter) for model in prepared.models for parameter in model.parameters()}
+    models = [strategy.unwrap(model) for model in prepared.models]
+    known = {id(parameter) for model in models for _, parameter in strategy.named_parameters(model)}
     groups = [group for optimizer in prepared.optimizers for group in optimizer.param_groups]
     stepped = [parameter for group in groups for parameter in group["params"]]
     strangers = sum(id(parameter) not in known for parameter in stepped if parameter.requires_grad)

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.prepare.unprepared import warn_of_unprepared
 from accelerate_cpp.runtime.reading import Reading
 
@@ -24,7 +25,7 @@ def bundle(model: torch.nn.Module | None = MODEL, stepped: torch.nn.Module = MOD
 def told(prepared: Bundle, reading: Reading | None = None, processes: int = 2) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_unprepared(prepared, reading or Reading(), processes)
+        warn_of_unprepared(prepared, reading or Reading(), SingleStrategy(), processes)
     return [str(one.message) for one in caught]
 
 

@@ -71,6 +71,9 @@ class FullyShardedStrategy(SingleStrategy):
         self._ignored: weakref.WeakKeyDictionary[torch.nn.Module, list[torch.nn.Parameter]] = (
             weakref.WeakKeyDictionary()
         )
+        self._held: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, torch.nn.Parameter]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
         self._device_mesh: DeviceMesh | None = None
 
@@ -166,6 +169,10 @@ class FullyShardedStrategy(SingleStrategy):
     def models(self) -> list[torch.nn.Module]:
         return list(self._models)
 
+    def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        self._held[self.unwrap(model)] = list(model.named_parameters())
+        return super()._distribute(model)
+
     @contextmanager
     def _without_sync(self, model: torch.nn.Module) -> Iterator[None]:
         sharded: Any = inside_compiler(model)
@@ -237,6 +244,10 @@ class FullyShardedStrategy(SingleStrategy):
                 whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
         return whole
 
+    def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Those of when it was prepared: after a forward pass, units have whole ones until they are sharded again."""
+        return iter(self._held.get(model) or list(model.named_parameters()))
+
     @property
     def layout(self) -> Layout:
         from torch.distributed.fsdp import StateDictType
@@ -273,3 +284,4 @@ class FullyShardedStrategy(SingleStrategy):
                 module._parameters[name] = made[id(weight)]
         if made:
             self._replaced.note(before, places_of(model))
+            self._held[model] = list(model.named_parameters())
