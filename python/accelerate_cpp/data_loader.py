@@ -26,7 +26,7 @@ from accelerate_cpp.devices.transfer import CopyStream
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader
-from accelerate_cpp.runtime.current import data_rank, data_size
+from accelerate_cpp.runtime.data_place import data_rank, data_size
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import broadcast_object_list, slice_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.runtime.current import data_size
+from accelerate_cpp.runtime.data_place import data_size
 from accelerate_cpp.runtime.gradient_state import GradientState, GradientStateOf, accumulation_of
 
 __getattr__ = lending("scheduler")

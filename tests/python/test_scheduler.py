@@ -63,7 +63,7 @@ def test_a_scheduler_that_can_print_its_rates_still_can(optimizer, capsys):
     ("options", "expected"), [({}, 0.125), ({"split_batches": True}, 0.5), ({"step_with_optimizer": False}, 0.5)]
 )
 def test_a_step_counts_as_many_as_there_are_processes(monkeypatch, optimizer, options, expected):
-    monkeypatch.setattr(module, "world_size", lambda: 3)
+    monkeypatch.setattr(module, "data_size", lambda: 3)
     schedule = halving(optimizer, **options)
     schedule.step()
     assert schedule.get_last_lr() == [expected]
@@ -88,7 +88,7 @@ def test_a_skipped_optimizer_step_is_a_skipped_schedule_step(optimizer):
 
 
 def test_a_schedule_with_an_end_is_not_driven_beyond_it(monkeypatch, optimizer):
-    monkeypatch.setattr(module, "world_size", lambda: 2)
+    monkeypatch.setattr(module, "data_size", lambda: 2)
     inner = OneCycleLR(optimizer.optimizer, max_lr=1.0, total_steps=5)
     optimizer.step()
     schedule = AcceleratedScheduler(inner, [optimizer])

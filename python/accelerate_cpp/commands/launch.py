@@ -14,6 +14,7 @@ from typing import Any
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config import file as files
+from accelerate_cpp.config.sharding_flags import SHARDING
 from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.installation import require_fitting_torch
@@ -94,6 +95,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     _add_machine_flags(parser)
     _add_compiler_flags(parser)
     _add_fp8_flags(parser)
+    _add_sharding_flags(parser)
 
 
 def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +135,28 @@ def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     section.add_argument("--dynamo_use_fullgraph", action="store_true", help="raise an error if the graph breaks")
     section.add_argument("--dynamo_use_dynamic", action="store_true", help="compile for changing shapes")
     section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
+
+
+class _Unsaid(str):
+    """The default of a flag, which programs may read, and which tells that the flag was not given."""
+
+    __slots__ = ()
+
+
+def _add_sharding_flags(parser: argparse.ArgumentParser) -> None:
+    for group in SHARDING:
+        section = parser.add_argument_group(group.title)
+        section.add_argument(f"--{group.switch}", action="store_true", help=group.meaning)
+        for flag in group.flags:
+            shown: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": "VALUE"}
+            default = None if flag.default is None else _Unsaid(flag.default)
+            section.add_argument(f"--{flag.name}", default=default, help=flag.meaning, **shown)
+
+
+def _sharding_in(said: dict[str, Any]) -> dict[str, Any]:
+    names = [name for group in SHARDING for name in (group.switch, *(flag.name for flag in group.flags))]
+    found = {name: said.get(name) for name in names}
+    return {name: value for name, value in found.items() if value and not isinstance(value, _Unsaid)}
 
 
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +257,8 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}
-    return LaunchOptions(**{name: said[name] for name in names} | {"fp8": fp8} | others)
+    own = {"fp8": fp8, "sharding": _sharding_in(said)}
+    return LaunchOptions(**{name: said[name] for name in names} | own | others)
 
 
 def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, Any, bool]:
@@ -251,6 +276,8 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
     for name, setting in plan.settings.items():
         setattr(args, name, setting.value)
     args.num_processes, args.use_cpu = plan.group.world_size, args.cpu
+    for group in SHARDING:
+        setattr(args, group.switch, group.switch_variable in plan.group.sharding)
     path = files.path_of(args.config_file)
     defaults = load_config_from_file(path) if args.config_file is not None or path.is_file() else None
     return args, defaults, plan.settings["mixed_precision"].source.startswith(f"{path}:")

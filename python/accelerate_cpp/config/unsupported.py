@@ -33,7 +33,11 @@ _PLAIN = "leave it out: plain data parallelism over all processes is used"
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
     Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
-    Unsupported("fsdp_version", "the first version of FSDP", "pass fsdp_version=2, which shards in the same way"),
+    Unsupported(
+        "fsdp_version",
+        "the first version of FSDP",
+        "pass fsdp_version=2, which shards in the same way (launch --fsdp_version 2; to-fsdp2 rewrites a file)",
+    ),
     Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
     Unsupported("parallelism_config", "a mesh of more than copies and shards", "leave out its other sizes"),

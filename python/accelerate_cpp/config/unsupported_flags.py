@@ -36,28 +36,6 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group(
-        "Sharding (FSDP)",
-        "sharding parameters over the processes",
-        (
-            Flag("use_fsdp", "shard parameters, gradients and optimizer states", takes_value=False),
-            Flag("fsdp_version", "generation of FSDP", choices=("1", "2"), neutral="1"),
-            Flag("fsdp_offload_params", "keep parameters and gradients on the CPU", neutral="false"),
-            Flag("fsdp_min_num_params", "parameters of a unit, at least", neutral="100000000"),
-            Flag("fsdp_sharding_strategy", "what is sharded, in FSDP 1", neutral="FULL_SHARD"),
-            Flag("fsdp_reshard_after_forward", "shard parameters again after the forward pass", neutral="true"),
-            Flag("fsdp_auto_wrap_policy", "how the model is divided into units"),
-            Flag("fsdp_transformer_layer_cls_to_wrap", "classes of units, with commas between"),
-            Flag("fsdp_backward_prefetch", "when the next unit is gathered in the backward pass"),
-            Flag("fsdp_state_dict_type", "whether state dicts are whole or sharded"),
-            Flag("fsdp_forward_prefetch", "gather the next unit in the forward pass", neutral="false"),
-            Flag("fsdp_use_orig_params", "keep the parameters of the model, in FSDP 1", neutral="true"),
-            Flag("fsdp_cpu_ram_efficient_loading", "load weights on the first process only", neutral="true"),
-            Flag("fsdp_sync_module_states", "send the weights of the first process to the others", neutral="true"),
-            Flag("fsdp_activation_checkpointing", "compute activations again in the backward pass", neutral="false"),
-            Flag("fsdp_activation_checkpointing_offload", "keep the inputs of these on the CPU", neutral="false"),
-        ),
-    ),
-    Group(
         "DeepSpeed",
         "training through DeepSpeed",
         (
@@ -118,26 +96,6 @@ GROUPS: tuple[Group, ...] = (
             Flag("megatron_lm_expert_tensor_parallel_size", "ranks that share an expert"),
             Flag("megatron_lm_calculate_per_token_loss", "divide the loss by tokens"),
             Flag("megatron_lm_use_rotary_position_embeddings", "rotary positions"),
-        ),
-    ),
-    Group(
-        "Mesh",
-        "a mesh of several kinds of parallelism",
-        (
-            Flag("use_parallelism_config", "train on a mesh", takes_value=False),
-            Flag("parallelism_config_dp_replicate_size", "replicas of the model", neutral="1"),
-            Flag("parallelism_config_dp_shard_size", "ranks that share parameters", neutral="1"),
-            Flag("parallelism_config_tp_size", "ranks that share a layer", neutral="1"),
-            Flag("parallelism_config_cp_size", "ranks that share a sequence", neutral="1"),
-            Flag("parallelism_config_cp_backend", "implementation of that", choices=("torch",), neutral="torch"),
-            Flag("parallelism_config_cp_comm_strategy", "how keys and values go round", neutral="allgather"),
-            Flag("parallelism_config_sp_size", "ranks that share a sequence through DeepSpeed", neutral="1"),
-            Flag(
-                "parallelism_config_sp_backend", "implementation of that", choices=("deepspeed",), neutral="deepspeed"
-            ),
-            Flag("parallelism_config_sp_seq_length", "length of sequences"),
-            Flag("parallelism_config_sp_seq_length_is_variable", "whether lengths differ", neutral="True"),
-            Flag("parallelism_config_sp_attn_implementation", "implementation of attention", neutral="sdpa"),
         ),
     ),
     Group(

@@ -45,13 +45,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_option_of_a_plan_is_a_flag() -> None:
     parsed = vars(launch.launch_command_parser().parse_args(["train.py"]))
-    assert {field.name for field in fields(LaunchOptions)} - {"fp8"} <= parsed.keys()
+    assert {field.name for field in fields(LaunchOptions)} - {"fp8", "sharding"} <= parsed.keys()
     assert {f"fp8_{name}" for name in FP8_FLAGS} <= parsed.keys()
 
 
-@pytest.mark.parametrize(
-    "flags", [["--fsdp_version", "1"], ["--megatron_lm_tp_degree", "1"], ["--max_restarts=0"], ["--tee", "0"]]
-)
+@pytest.mark.parametrize("flags", [["--megatron_lm_tp_degree", "1"], ["--max_restarts=0"], ["--tee", "0"]])
 def test_flags_that_change_nothing_are_taken(flags: list[str]) -> None:
     parsed = launch.launch_command_parser().parse_args([*flags, "--cpu", "train.py"])
     assert launch.launch_options(parsed) == launch.launch_options(
@@ -67,8 +65,8 @@ def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folde
     assert (args.use_deepspeed, args.zero_stage, args.use_fsdp) == (True, "2", False)
     with pytest.raises(InvalidArgument, match="--use_deepspeed: training through DeepSpeed does not work"):
         launch.launch_command(args)
-    with pytest.raises(InvalidArgument, match="--use_fsdp: sharding parameters"):
-        launch.launch_options(argparse.Namespace(use_fsdp=True, fsdp_version=1))
+    with pytest.raises(InvalidArgument, match="--tpu: training on TPUs"):
+        launch.launch_options(argparse.Namespace(tpu=True))
     assert not (folder / "ran").exists()
 
 
@@ -96,8 +94,9 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile hosts: cannot be read"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
-        (["--use_fsdp", "train.py"], "--use_fsdp: sharding parameters over the processes does not work"),
-        (["--fsdp-version", "2", "train.py"], "--fsdp_version: sharding"),
+        (["--use_deepspeed", "train.py"], "--use_deepspeed: training through DeepSpeed does not work"),
+        (["--zero-stage", "2", "train.py"], "--zero_stage: training"),
+        (["--use_fsdp", "--fsdp-min-num-params", "few", "train.py"], "--fsdp_min_num_params: 'few': "),
         (["--fsdp_version", "3", "train.py"], "'3'"),
         (["--fp8_backend", "own", "train.py"], "'own'"),
         (["--cpu", "absent.py"], "no script 'absent.py'"),

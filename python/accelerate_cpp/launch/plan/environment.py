@@ -39,8 +39,9 @@ class WorkerGroup:
     """The settings that the workers of one launcher share.
 
     ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
-    cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``compiler`` says how models
-    are compiled while they are prepared; with ``alias``, scripts that import ``accelerate`` get this package.
+    cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``sharding`` says how models
+    are sharded, if they are, and ``compiler`` how they are compiled while they are prepared; with ``alias``, scripts
+    that import ``accelerate`` get this package.
     """
 
     num_processes: int
@@ -55,6 +56,7 @@ class WorkerGroup:
     fork_launched: bool = False
     shares: Shares = ()
     fp8: Mapping[Variable[Any], Any] = field(default_factory=dict)
+    sharding: Mapping[Variable[Any], Any] = field(default_factory=dict)
     compiler: Mapping[Variable[Any], Any] = field(default_factory=dict)
     launchers: Launchers = ALONE
     alias: bool = False
@@ -97,7 +99,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """The whole environment of a worker: the caller's (``environ``, default ``os.environ``) and the group's.
 
-    A run of one worker is a plain run: it gets no rank and no group.
+    A run of one worker is a plain run: it gets no rank and no group, unless it is one of sharded models.
 
     Args:
         worker: its number among those of its launcher.
@@ -116,7 +118,7 @@ def worker_environment(
     number, most = restarts
     attempt = {env_table.RESTART_COUNT: number, env_table.MAX_RESTARTS: most} if most else {}
     shared = group_environment(group, os.environ if environ is None else environ)
-    return shared | env_table.render(attempt | (ranks if group.world_size > 1 else {}))
+    return shared | env_table.render(attempt | (ranks if group.world_size > 1 or group.sharding else {}))
 
 
 def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +129,7 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
     if group.gpu_ids is not None:
         base["CUDA_VISIBLE_DEVICES"] = group.gpu_ids
     shared = {
-        env_table.USE_CPU: group.cpu,
+        env_table.USE_CPU: group.cpu if group.cpu or not group.sharding else None,
         env_table.MIXED_PRECISION: group.mixed_precision,
         env_table.OMP_NUM_THREADS: group.num_threads,
         env_table.GRADIENT_ACCUMULATION_STEPS: group.gradient_accumulation_steps,
@@ -138,6 +140,7 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         env_table.CORES: chain(*group.shares) if group.shares else None,
         **group.compiler,
         **group.fp8,
+        **group.sharding,
     }
     return env_table.render(_intel_openmp(group)) | base | env_table.render(shared)
 

@@ -24,7 +24,7 @@ from accelerate_cpp.launch.plan.machines import (
     refuse_batch_job,
     started_by_mpi,
 )
-from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved
+from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved, sharding
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.streams import Logs, parse_tee
 
@@ -94,6 +94,7 @@ class LaunchOptions:
     monitor: bool = False
     alias: bool = False
     fp8: Mapping[str, Any] = field(default_factory=dict)
+    sharding: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def resolve_group(
         gpu_ids=gpu_ids,
         shares=shares,
         fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
+        sharding=sharding(environ, file, options.sharding),
         compiler=compiler(settings),
         launchers=launchers,
         alias=options.alias,

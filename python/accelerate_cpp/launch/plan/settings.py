@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_cpp.config import env_table
+from accelerate_cpp.config import env_table, plugin_variables
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.config.file import ConfigFile, unknown_key
+from accelerate_cpp.config.sharding_flags import SHARDING, ShardingFlag, keys_of
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT = "default"
@@ -125,10 +127,6 @@ def _setting(row: Row, flag: Any, environ: Mapping[str, str], file: ConfigFile |
     return Setting(row.default, DEFAULT)
 
 
-# Sections that apply to every distributed_type; the others belong to one, and are ignored without it.
-_SECTIONS = {
-    "parallelism_config": "a mesh of several kinds of parallelism",
-}
 _MPIRUN_KEYS = ("mpirun_hostfile", "mpirun_ccl")  # the second, of older files, is for a library that is not used
 _FP8: Mapping[str, Variable[Any]] = {
     "backend": env_table.FP8_BACKEND,
@@ -165,7 +163,6 @@ FP8_FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what each means, and
 _FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
 _TYPES = {
     "DEEPSPEED": "training through DeepSpeed",
-    "FSDP": "sharding parameters over the processes",
     "MEGATRON_LM": "training through Megatron-LM",
     "XLA": "training on TPUs",
 }
@@ -175,11 +172,8 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     """Refuses unsupported entries of this file; nothing in it is ignored."""
     given = file.given
     kind = given["distributed_type"]
-    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU")
+    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
     asked = None if known else (f"distributed_type: {kind}", _TYPES.get(kind, f"training on devices of {kind}"))
-    for name, purpose in _SECTIONS.items():
-        if given.get(name) and asked is None:
-            asked = (name, purpose)
     for name in given.get("mpirun_config") or {}:
         if name not in _MPIRUN_KEYS:
             raise unknown_key(f"{file.path}: mpirun_config", name, _MPIRUN_KEYS)
@@ -190,7 +184,7 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     if asked is not None:
         raise InvalidArgument(
             f"{file.path}: {asked[0]}: {asked[1]} does not work in accelerate_cpp yet; use another file with "
-            "--config_file, in which distributed_type is NO, MULTI_CPU or MULTI_GPU"
+            "--config_file, in which distributed_type is NO, MULTI_CPU, MULTI_GPU or FSDP"
         )
 
 
@@ -198,6 +192,70 @@ def compiler(settings: Mapping[str, Setting]) -> dict[Variable[Any], Any]:
     """How models are compiled while they are prepared, as variables for the workers."""
     values = {row.variable: settings[row.name].value for row in _COMPILER_ROWS if row.variable}
     return values | {env_table.DYNAMO_BACKEND: str(values[env_table.DYNAMO_BACKEND]).upper()}
+
+
+def sharding(
+    environ: Mapping[str, str], file: ConfigFile | None, flags: Mapping[str, Any] | None = None
+) -> dict[Variable[Any], Any]:
+    """How models are sharded, as variables for the workers: of flags, else of variables, which stay, else of the file.
+
+    Args:
+        flags: by their names; those that were not given are left out.
+
+    Raises:
+        InvalidArgument: a key or a value that it may not have.
+    """
+    said, given = flags or {}, {} if file is None else file.given
+    values: dict[Variable[Any], Any] = {}
+    for group in SHARDING:
+        if not (said.get(group.switch) or group.switch_variable.get(environ) or group.in_file(given)):
+            for flag in group.flags:
+                if flag.name in said:
+                    warnings.warn(f"--{flag.name} has no effect without --{group.switch}", stacklevel=2)
+            continue
+        values[group.switch_variable] = True
+        keys = keys_of(group)
+        section: dict[str, Any] = {}
+        for name, value in (given.get(group.section) or {}).items():
+            full = name if name in keys else f"{group.prefix}{name}"
+            if full not in keys:
+                raise unknown_key(f"{file.path if file else ''}: {group.section}", name, keys, compared=full)
+            section[full] = value
+        for name, flag in keys.items():
+            text = _said_of(flag, said, section, environ)
+            if text is not None and _applies(flag, values):
+                values[flag.variable] = text
+                _require_readable(flag, text, f"--{name}" if name in said else f"{group.section}: {name}")
+    return values
+
+
+def _said_of(
+    flag: ShardingFlag, said: Mapping[str, Any], section: Mapping[str, Any], environ: Mapping[str, str]
+) -> str | None:
+    if flag.name in said:
+        return str(said[flag.name])
+    if flag.variable.is_set(environ):
+        return None
+    found = section.get(flag.name)
+    if isinstance(found, bool):
+        return str(found).lower()
+    return flag.default if found is None else ",".join(map(str, found)) if isinstance(found, list) else str(found)
+
+
+def _applies(flag: ShardingFlag, values: Mapping[Variable[Any], Any]) -> bool:
+    """Options of context and sequence parallelism only apply where these have several processes."""
+    kind = flag.name.removeprefix("parallelism_config_")[:3]
+    if kind not in ("cp_", "sp_") or flag.name.endswith(("_size", "_backend")):
+        return True
+    size = plugin_variables.PARALLELISM[f"{kind}size"]
+    return str(values.get(size, "1")) != "1"
+
+
+def _require_readable(flag: ShardingFlag, text: str, place: str) -> None:
+    try:
+        flag.variable.parse(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{place}: {text!r}: {error}") from None
 
 
 def fp8_recipe(

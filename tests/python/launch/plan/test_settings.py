@@ -63,9 +63,8 @@ def test_a_file_says_as_the_original_understands_it(given: dict[str, Any], name:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"distributed_type": "FSDP"}, "distributed_type: FSDP: sharding parameters"),
+        ({"distributed_type": "DEEPSPEED"}, "distributed_type: DEEPSPEED: training through DeepSpeed"),
         ({"distributed_type": "MULTI_NPU"}, "distributed_type: MULTI_NPU: training on devices of MULTI_NPU"),
-        ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config: a mesh"),
     ],
 )
 def test_what_does_not_work_yet_is_refused(given: dict[str, Any], words: str) -> None:
