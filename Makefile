@@ -135,6 +135,7 @@ bench: build ## run the benchmarks; tables on the screen, figures and a plot in 
 	@mkdir -p out
 	$(BIN)/python benchmarks/collectives.py --json out/collectives.json --plot out/collectives.png
 	$(BIN)/python benchmarks/step.py --json out/step.json
+	$(BIN)/python benchmarks/parallel.py --json out/parallel.json
 	$(BIN)/python benchmarks/precision.py --processes 1 2 --json out/precision.json
 	$(BIN)/python benchmarks/facade.py --json out/facade.json
 	$(BIN)/python benchmarks/data.py --json out/data.json

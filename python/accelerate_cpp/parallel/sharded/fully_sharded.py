@@ -21,6 +21,7 @@ from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues
+from accelerate_cpp.parallel.sharded.kept_buffers import keep_buffers
 from accelerate_cpp.parallel.sharded.replaced_parameters import ReplacedParameters, places_of
 from accelerate_cpp.parallel.sharded.units import (
     checkpoint_activations,
@@ -134,6 +135,8 @@ class FullyShardedStrategy(SingleStrategy):
             fully_shard(unit, **{**options, **root})
             self._replaced.note(before, places_of(unit))
             taken |= {id(one) for one in (*unit.parameters(), *unit.buffers())}
+        if self._device.type == "cpu":
+            keep_buffers([*units, model], self._torch_mesh().get_group("dp_shard"))
         if widened and dist.get_rank() == 0:
             _log.info(
                 "%d parameters of %s that are trained were stored in less than fp32, and are stored in fp32 now, in "
