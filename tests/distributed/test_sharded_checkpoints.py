@@ -317,6 +317,38 @@ def test_shards_are_merged_and_models_saved_whole(tmp_path: Path) -> None:
     run_processes(save_and_merge, 2, str(tmp_path))
 
 
+def save_and_load_one_by_one(folder: str, kind: str) -> None:
+    """As transformers' Trainer does."""
+    import torch
+
+    from accelerate_cpp.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+
+    run = run_of(kind)
+    plugin = run.state.fsdp_plugin
+    model, optimizer, schedule = prepared(run, seed=1)
+    for number in range(2):
+        step(run, model, optimizer, schedule, number, SHARES)
+    save_fsdp_model(plugin, run, model, folder)
+    save_fsdp_optimizer(plugin, run, optimizer, model, folder)
+    expected = [step(run, model, optimizer, schedule, 2 + number, SHARES) for number in range(3)]
+    run = run_of(kind)
+    model, optimizer, schedule = prepared(run, seed=2)
+    loaded = load_fsdp_model(plugin, run, model, folder)
+    assert not loaded.missing_keys + loaded.unexpected_keys
+    load_fsdp_optimizer(plugin, run, optimizer, model, folder)
+    same([step(run, model, optimizer, schedule, 2 + number, SHARES) for number in range(3)], expected, 1e-6)
+    if kind == "SHARDED_STATE_DICT":  # the folder of the model itself may be meant
+        load_fsdp_model(plugin, run, model, f"{folder}/pytorch_model_fsdp_0")
+    with pytest.raises(ValueError, match="use_dcp=False means files of each process"):
+        save_fsdp_model(plugin, run, model, folder, use_dcp=False)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_and_optimizers_are_saved_and_loaded_one_by_one(tmp_path: Path, kind: str) -> None:
+    run_processes(save_and_load_one_by_one, 2, str(tmp_path / "new"), kind)
+
+
 def resume_twice(folder: str) -> list[list[int]]:
     from accelerate_cpp.utils import ProjectConfiguration
 

@@ -8,7 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,12 @@ from accelerate_cpp.checkpoint.layout import (
     read_models,
     read_states,
     restore_parts,
-    sharded_folder_name,
     shared_files,
     warn_of_missing,
-    whole_files,
 )
 from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
-from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SHARDED_MODEL_NAME
-from accelerate_cpp.checkpoint.optimizer_names import inner_optimizer, named, names_of
 from accelerate_cpp.checkpoint.participants import Participants
-from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder, planned, whole_on
+from accelerate_cpp.checkpoint.sharded_states import Parts, named_parameters, parts_of
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writing import Checkpoint, remove_unfinished
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
@@ -160,7 +156,7 @@ class Checkpoints:
                 f"save_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
                 "saved; call it on all ranks"
             )
-        parts = _parts(bundle, strategy, ranks, is_main) if in_shards else _Parts()
+        parts = parts_of(bundle, strategy, ranks, is_main) if in_shards else Parts()
         rest = replace(bundle, optimizers=[]) if in_shards else bundle
 
         def prepared() -> Checkpoint:
@@ -231,7 +227,7 @@ class Checkpoints:
                 "loaded; call it on all ranks"
             )
         folder, states = self._read(
-            input_dir, project, ranks, bundle, _parameters(bundle, strategy), map_location, load_kwargs
+            input_dir, project, ranks, bundle, named_parameters(bundle, strategy), map_location, load_kwargs
         )
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
@@ -338,35 +334,6 @@ class Checkpoints:
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
             self._group = dist.new_group(backend="gloo" if on_gpus else None)
         return replace(ranks, group=self._group)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What this process writes of models and optimizers that are in shards."""
-
-    files: Sequence[StateFile] = ()
-    folders: Sequence[ShardedFolder] = ()
-
-
-def _parameters(bundle: Bundle, strategy: Strategy) -> list[list[tuple[str, torch.Tensor]]]:
-    """The parameters of each model with their names, as optimizers hold them."""
-    return [list(strategy.named_parameters(strategy.unwrap(model))) for model in bundle.models]
-
-
-def _parts(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: bool) -> _Parts:
-    """The states of models and optimizers as the layout of the run wants them. A collective."""
-    models = [strategy.unwrap(model) for model in bundle.models]
-    names = _parameters(bundle, strategy)
-    optimizers = [named(inner_optimizer(one).state_dict(), names_of(one, names)) for one in bundle.optimizers]
-    if strategy.layout == "whole":
-        weights = [strategy.model_state(model) for model in bundle.models]
-        gathered = [whole_on(is_main, state) for state in optimizers]
-        return _Parts(files=whole_files(weights, gathered) if is_main else ())
-    states = {
-        sharded_folder_name(SHARDED_MODEL_NAME, index): {"model": model.state_dict()}
-        for index, model in enumerate(models)
-    } | {sharded_folder_name(OPTIMIZER_NAME, index): {"optimizer": state} for index, state in enumerate(optimizers)}
-    return _Parts(folders=[planned(name, state, ranks) for name, state in states.items()])
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:

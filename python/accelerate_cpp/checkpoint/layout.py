@@ -190,14 +190,6 @@ def read_states(
             for index in range(count)
         ]
 
-    def optimizer_state(index: int, optimizer: Any) -> Any:
-        shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
-        if (shards / INDEX).is_file():
-            return read_optimizer_shards(shards, optimizer, names_of(optimizer, models))
-        path = folder / numbered_name(OPTIMIZER_FILE, index)
-        state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
-        return numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state
-
     loaders = {}
     for index in _stateful_loaders(bundle):
         own, shared = (folder / numbered_name(name, index) for name in (own_loader_name(rank), LOADER_FILE))
@@ -208,7 +200,10 @@ def read_states(
     if not scaler and bundle.scaler is not None and bundle.scaler.is_enabled():
         missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts again)"]
     return SavedStates(
-        [optimizer_state(index, optimizer) for index, optimizer in enumerate(bundle.optimizers)],
+        [
+            read_optimizer(folder, index, optimizer, models, map_location, **options)
+            for index, optimizer in enumerate(bundle.optimizers)
+        ],
         numbered_states(SCHEDULER_FILE, len(bundle.schedulers), None),
         loaders,
         scaler,
@@ -278,7 +273,7 @@ def restore_parts(
         else:
             restore_model(model, placed, **load_model_kwargs)
     for optimizer, state in zip(bundle.optimizers, states.optimizers, strict=True):
-        optimizer.load_state_dict(_in_shards(state, optimizer))
+        optimizer.load_state_dict(in_shards(state, optimizer))
     for scheduler, state in zip(bundle.schedulers, states.schedulers, strict=True):
         scheduler.load_state_dict(state)
     for index, state in states.loaders.items():
@@ -288,7 +283,7 @@ def restore_parts(
     return {} if states.step is None else {"step": states.step}
 
 
-def _in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
+def in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
     """``state`` of an optimizer, by numbers, in shards where its parameters are."""
     parameters = parameters_of(optimizer)
     if not any(map(is_sharded_tensor, parameters)):
@@ -315,6 +310,28 @@ def warn_of_missing(folder: Path, missing: Sequence[str]) -> None:
             folder,
             "; ".join(missing),
         )
+
+
+def read_optimizer(
+    folder: Path,
+    index: int,
+    optimizer: Any,
+    models: Sequence[Sequence[tuple[str, torch.Tensor]]],
+    map_location: Any = "cpu",
+    **load_kwargs: Any,
+) -> Any:
+    """The state of optimizer ``index``, by numbers: in shards, or of ``optimizer.bin``.
+
+    Args:
+        models: the named parameters of each, for states that have names.
+        load_kwargs: for ``torch.load``.
+    """
+    shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
+    if (shards / INDEX).is_file():
+        return read_optimizer_shards(shards, optimizer, names_of(optimizer, models))
+    path = folder / numbered_name(OPTIMIZER_FILE, index)
+    state = read_pickle(path, f"the state of optimizer {index}", map_location, **load_kwargs)
+    return numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state
 
 
 def read_optimizer_shards(folder: Path, optimizer: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -67,11 +67,9 @@ def _functions(asked: str, instead: str, *names: str) -> tuple[Unsupported, ...]
 
 FUNCTIONS: tuple[Unsupported, ...] = (
     *_functions(
-        "sharding parameters over the processes",
-        "save_state, load_state and save_model of the Accelerator work with plain data parallelism",
-        *("save_fsdp_model", "load_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"),
-        *("fsdp2_prepare_model", "fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "fsdp2_apply_ac"),
-        *("get_fsdp2_grad_scaler", "compile_regions_fsdp2"),
+        "a step of sharding by itself",
+        "call prepare, which does it",
+        *("fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "compile_regions_fsdp2"),
     ),
     *_functions(
         "training through DeepSpeed",

@@ -16,26 +16,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.checkpoint import sharded_states
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
-from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SAFE_WEIGHTS_NAME, SHARDED_MODEL_NAME, WEIGHTS_NAME
+from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.config import env_table, plugin_variables
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.sharded.units import checkpoint_activations, ignored_parameters, policy_for
 from accelerate_cpp.placement.tied_parameters import ensure_weights_retied
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin, class_to_wrap
-from accelerate_cpp.utils.not_yet import (
-    fsdp2_apply_ac,
-    fsdp2_load_full_state_dict,
-    fsdp2_prepare_model,
-    fsdp2_switch_optimizer_parameters,
-    get_fsdp2_grad_scaler,
-    load_fsdp_model,
-    load_fsdp_optimizer,
-    save_fsdp_model,
-    save_fsdp_optimizer,
-)
+from accelerate_cpp.utils.not_yet import fsdp2_load_full_state_dict, fsdp2_switch_optimizer_parameters
 from accelerate_cpp.utils.operations import broadcast_object_list, process_index
+from accelerate_cpp.utils.other import is_peft_model
 
 __all__ = [
     "disable_fsdp_ram_efficient_loading",
@@ -76,6 +71,139 @@ def enable_fsdp_ram_efficient_loading() -> None:
 def disable_fsdp_ram_efficient_loading() -> None:
     """Makes models of transformers read their weights on every process again."""
     env_table.export({plugin_variables.FSDP["cpu_ram_efficient_loading"]: False})
+
+
+def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """Shards ``model`` in place, as ``prepare`` does, and returns it; it is not cast and not compiled."""
+    return accelerator._session.strategy.prepare(Bundle(models=[model])).models[0]  # type: ignore[no-any-return]
+
+
+def fsdp2_apply_ac(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """Lets the units of ``model`` compute their activations again in the backward pass, in place, and returns it."""
+    plugin = accelerator.state.fsdp_plugin
+    ignored = ignored_parameters(plugin, model, accelerator.device)
+    on_host = bool(plugin.activation_checkpointing_offload)
+    checkpoint_activations(model, policy_for(plugin, model), ignored, on_host)
+    return model
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
+    """Torch's scaler with these arguments; an ``Accelerator`` makes its own, which knows of overflows on all ranks."""
+    return torch.amp.GradScaler(**kwargs)
+
+
+def _trained_names(accelerator: Any, model: torch.nn.Module, adapter_only: bool) -> set[str] | None:
+    """The names of what an adapter trains; ``None`` where all of the model is meant."""
+    inner = accelerator._session.strategy.unwrap(model)
+    if not (adapter_only and is_peft_model(inner)):
+        return None
+    return {name for name, weight in inner.named_parameters() if weight.requires_grad}
+
+
+def _files(accelerator: Any, folder: str | os.PathLike[str], name: str) -> tuple[Path, Participants]:
+    """The folder that holds the folder ``name``, which may be meant itself; and who takes part."""
+    path = Path(folder)
+    return path.parent if path.name == name else path, Participants(accelerator._session.topology)
+
+
+def _named_parameters(accelerator: Any, model: torch.nn.Module) -> list[list[tuple[str, torch.Tensor]]]:
+    strategy = accelerator._session.strategy
+    return [list(strategy.named_parameters(strategy.unwrap(model)))]
+
+
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: torch.nn.Module,
+    output_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Writes the state of a prepared model into ``output_dir``, whole or in shards as the plugin says. A collective.
+
+    ``Accelerator.save_state`` writes all states in one step, so that a process that is killed leaves no half of them.
+
+    Args:
+        fsdp_plugin: that of the run.
+        model_index: the number of the model, for the name of its file or folder.
+        adapter_only: of a model of PEFT, only what is trained.
+        use_dcp: only ``True`` is accepted: files that need the same number of processes again are not written.
+
+    Raises:
+        InvalidArgument: ``use_dcp`` is false.
+    """
+    _require_dcp("save_fsdp_model", use_dcp)
+    folder, ranks = _files(accelerator, output_dir, "")
+    folder.mkdir(parents=True, exist_ok=True)
+    only = _trained_names(accelerator, model, adapter_only)
+    sharded_states.write_model(folder, model_index, model, accelerator._session.strategy, ranks, only)
+
+
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: torch.nn.Module,
+    input_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> Any:
+    """Loads what :func:`save_fsdp_model`, ``save_state`` or the original wrote, in any layout. A collective.
+
+    Returns:
+        An object without ``missing_keys`` and ``unexpected_keys``, as these are errors.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or does not fit; in that case nothing has been changed.
+    """
+    _require_dcp("load_fsdp_model", use_dcp)
+    folder, ranks = _files(accelerator, input_dir, f"{SHARDED_MODEL_NAME}_{model_index}")
+    strict = _trained_names(accelerator, model, adapter_only) is None
+    sharded_states.load_model(folder, model_index, model, accelerator._session.strategy, ranks, strict)
+    return torch.nn.modules.module._IncompatibleKeys([], [])
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: torch.nn.Module,
+    output_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Writes the state of a prepared optimizer of ``model``, as :func:`save_fsdp_model` that of a model."""
+    _require_dcp("save_fsdp_optimizer", use_dcp)
+    folder, ranks = _files(accelerator, output_dir, "")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _named_parameters(accelerator, model)
+    sharded_states.write_optimizer(folder, optimizer_index, optimizer, names, accelerator._session.strategy, ranks)
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: torch.nn.Module,
+    input_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Loads what :func:`save_fsdp_optimizer`, ``save_state`` or the original wrote, in any layout. A collective."""
+    _require_dcp("load_fsdp_optimizer", use_dcp)
+    folder, ranks = _files(accelerator, input_dir, f"{OPTIMIZER_NAME}_{optimizer_index}")
+    names = _named_parameters(accelerator, model)
+    sharded_states.load_optimizer(folder, optimizer_index, optimizer, names, ranks)
+
+
+def _require_dcp(function: str, use_dcp: bool) -> None:
+    if not use_dcp:
+        raise InvalidArgument(
+            f"{function}: use_dcp=False means files of each process that only the same number of processes can read; "
+            "leave it out"
+        )
 
 
 def get_parameters_from_modules(

@@ -31,64 +31,6 @@ def refusing(function: F) -> F:
 
 
 @refusing
-def save_fsdp_model(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    model: Any,
-    output_dir: Any,
-    model_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> None:
-    """Not supported (``InvalidArgument``). In the original, it saves the shards of a model, or the whole model."""
-
-
-@refusing
-def load_fsdp_model(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    model: Any,
-    input_dir: Any,
-    model_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it loads the files of ``save_fsdp_model``."""
-
-
-@refusing
-def save_fsdp_optimizer(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    optimizer: Any,
-    model: Any,
-    output_dir: Any,
-    optimizer_index: int = 0,
-    use_dcp: bool = True,
-) -> None:
-    """Not supported (``InvalidArgument``). In the original, it saves the states of the optimizer of a sharded model."""
-
-
-@refusing
-def load_fsdp_optimizer(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    optimizer: Any,
-    model: Any,
-    input_dir: Any,
-    optimizer_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> None:
-    """Not supported (``InvalidArgument``). In the original, it loads the files of ``save_fsdp_optimizer``."""
-
-
-@refusing
-def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:  # type: ignore[empty-body]
-    """Not supported (``InvalidArgument``). In the original, it shards a model with torch's ``fully_shard``."""
-
-
-@refusing
 def fsdp2_load_full_state_dict(
     accelerator: Any, model: torch.nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False
 ) -> None:
@@ -98,16 +40,6 @@ def fsdp2_load_full_state_dict(
 @refusing
 def fsdp2_switch_optimizer_parameters(optimizer: torch.optim.Optimizer, mapping: dict[Any, Any]) -> None:
     """Not supported (``InvalidArgument``). In the original, it makes an optimizer step the shards of its parameters."""
-
-
-@refusing
-def fsdp2_apply_ac(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:  # type: ignore[empty-body]
-    """Not supported (``InvalidArgument``). In the original, it recomputes activations in the backward pass."""
-
-
-@refusing
-def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it scales the loss of a sharded model."""
 
 
 @refusing

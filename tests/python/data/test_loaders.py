@@ -133,3 +133,14 @@ def test_the_remainder_of_a_stream_is_unknown_where_several_workers_complete_a_b
     shard = IterableDatasetShard(Counted(), batch_size=2, num_processes=2, process_index=0)
     loader = DataLoader(shard, batch_size=2, num_workers=workers)
     assert loaders.expected_remainder(loader, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "split", "deals"), [(2, False, True), (4, False, True), (5, False, False), (4, True, False)]
+)
+def test_files_are_dealt_out_where_there_are_enough_and_batches_are_not_split(processes, split, deals):
+    loader = DataLoader(Sharded(), batch_size=20)
+    part = loaders.part_of(loader, processes, 1, split_batches=split, even_batches=True)["dataset"]
+    assert type(part) is (Sharded if deals else IterableDatasetShard)
+    if deals:
+        assert next(iter(part)) == 2
