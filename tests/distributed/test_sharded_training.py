@@ -521,6 +521,23 @@ def a_compiled_model_by_regions_and_as_a_whole() -> None:
 
 
 @scenario
+def the_originals_functions_do_what_prepare_does() -> None:
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    from accelerate_cpp.utils import fsdp2_apply_ac, fsdp2_prepare_model, get_fsdp2_grad_scaler
+
+    run = accelerator({"activation_checkpointing": True})
+    model = fsdp2_apply_ac(run, decoder())
+    assert type(model.blocks[0]).__name__ == "CheckpointWrapper"
+    run = accelerator()
+    model = fsdp2_prepare_model(run, decoder())
+    assert isinstance(model, FSDPModule)
+    assert isinstance(model.blocks[0], FSDPModule)
+    assert isinstance(get_fsdp2_grad_scaler(device="cpu", init_scale=2.0), torch.amp.GradScaler)
+
+
+@scenario
 def copies_of_shards() -> None:
     from accelerate_cpp import ParallelismConfig
 

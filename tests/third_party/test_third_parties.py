@@ -26,6 +26,10 @@ def _run(folder: Path, script: str, *arguments: str, num_processes: int = 2) -> 
     return sorted(line.split() for line in result.stdout.splitlines() if "accelerate_cpp" + os.sep in line)
 
 
+def _numbers(words: list[str]) -> list[float]:
+    return [float(word) for word in words]
+
+
 @pytest.fixture
 def transformers() -> None:
     pytest.importorskip("transformers")
@@ -45,6 +49,21 @@ def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
     _run(parts, "train_with_transformers.py", "4")
     resumed = _run(parts, "train_with_transformers.py", "8", "resume")
     assert [line[5:] for line in resumed] == [line[5:] for line in undisturbed]
+
+
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize("layout", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+@pytest.mark.long
+def test_trainer_shards_models_and_resumes(tmp_path: Path, layout: str) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    undisturbed = _run(whole, "train_with_transformers.py", "8")
+    _run(parts, "train_with_transformers.py", "4", layout)
+    sharded = _run(parts, "train_with_transformers.py", "8", "resume", layout)
+    for own, expected in zip(sharded, undisturbed, strict=True):
+        assert _numbers(own[5:7]) == pytest.approx(_numbers(expected[5:7]), rel=1e-5)
+    assert float(sharded[0][7]) == pytest.approx(float(undisturbed[0][7]), rel=1e-5)  # which rank 0 alone has
 
 
 @pytest.mark.usefixtures("transformers")
@@ -75,3 +94,5 @@ def test_supervised_fine_tuning_of_trl_trains(tmp_path: Path) -> None:
     assert [line[:2] for line in lines] == [["0", "2"], ["1", "2"]]
     first, last = map(float, lines[0][3:5])
     assert last < 0.7 * first
+    sharded = _run(tmp_path, "train_with_trl.py", "sharded")
+    assert _numbers(sharded[0][3:5]) == pytest.approx([first, last], rel=1e-5)

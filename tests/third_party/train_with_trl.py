@@ -1,6 +1,8 @@
-"""Supervised fine-tuning through TRL."""
+"""Supervised fine-tuning through TRL; with the argument ``sharded``, of a model in shards."""
 
 from __future__ import annotations
+
+import sys
 
 import accelerate
 from datasets import Dataset
@@ -19,6 +21,7 @@ arguments = SFTConfig(
     bf16=False,
     max_length=16,
     dataset_num_proc=1,
+    fsdp="sharded" in sys.argv,
 )
 data = Dataset.from_dict({"text": texts(64)})
 trainer = SFTTrainer(model(), args=arguments, train_dataset=data, processing_class=tokenizer())
