@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -64,19 +65,31 @@ while progress.steps < int(sys.argv[1]):
         if accelerator.is_main_process:
             print(f"step {progress.steps}", flush=True)
         accelerator.save_state()
+weights = accelerator.get_state_dict(model)
 if accelerator.is_main_process:
-    torch.save(accelerator.unwrap_model(model).state_dict(), "weights.pt")
+    torch.save(weights, "weights.pt")
 accelerator.end_training()
 """
 
 
-def _run(folder: Path, steps: int, kills: list[int]) -> subprocess.CompletedProcess[str]:
+SHARDED = (
+    "--use_fsdp",
+    "--fsdp_version",
+    "2",
+    "--fsdp_auto_wrap_policy",
+    "SIZE_BASED_WRAP",
+    "--fsdp_min_num_params",
+    "9",
+)
+
+
+def _run(folder: Path, steps: int, kills: list[int], flags: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Trains, and each time that one of the steps ``kills`` has been told, kills a worker chosen at random."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     chance = random.Random(3)
     command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2"]
-    command += ["--max_restarts", str(len(kills)), "--report", "report.json", "train.py", str(steps)]
+    command += ["--max_restarts", str(len(kills)), "--report", "report.json", *flags, "train.py", str(steps)]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -91,12 +104,12 @@ def _run(folder: Path, steps: int, kills: list[int]) -> subprocess.CompletedProc
         return subprocess.CompletedProcess(command, launcher.wait(), "".join(lines), launcher.stderr.read())
 
 
-def _trains_on_as_if_undisturbed(tmp_path: Path, steps: int, kills: list[int]) -> None:
+def _trains_on_as_if_undisturbed(tmp_path: Path, steps: int, kills: list[int], flags: Sequence[str] = ()) -> None:
     import torch
 
-    undisturbed = _run(tmp_path / "undisturbed", steps, [])
+    undisturbed = _run(tmp_path / "undisturbed", steps, [], flags)
     assert undisturbed.returncode == 0, undisturbed.stderr
-    disturbed = _run(tmp_path / "disturbed", steps, kills)
+    disturbed = _run(tmp_path / "disturbed", steps, kills, flags)
     assert disturbed.returncode == 0, disturbed.stderr
     report = json.loads((tmp_path / "disturbed" / "report.json").read_text())
     assert len(report["attempts"]) == len(kills) + 1
@@ -114,6 +127,14 @@ def test_two_kills_change_nothing(tmp_path: Path) -> None:
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     chance = random.Random(1)
     _trains_on_as_if_undisturbed(tmp_path, 60, sorted(chance.sample(range(1, 58), 10)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_twenty_kills_in_saves_of_sharded_models_change_nothing(tmp_path: Path, layout: str) -> None:
+    chance = random.Random(2)
+    flags = (*SHARDED, "--fsdp_state_dict_type", layout)
+    _trains_on_as_if_undisturbed(tmp_path, 60, sorted(chance.sample(range(1, 58), 20)), flags)
 
 
 def test_more_failures_than_restarts_end_the_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def load(kind: str, folder: str, on_meta: bool = False) -> list[float]:
         model, optimizer, schedule = prepared(run, seed=2)
     with torch.no_grad():
         loss_of(model, words(0, 0)) if not on_meta else None
-    run.load_state(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*torch.distributed is disabled")
+        run.load_state(folder)
     return [step(run, model, optimizer, schedule, BEFORE + number, SHARES) for number in range(AFTER)]
 
 

@@ -1,6 +1,6 @@
 """Trainer of transformers, as users write it.
 
-Arguments: the number of steps; ``resume`` goes on from a checkpoint; the name of a type of state dicts shards the model.
+Arguments: the number of steps; ``resume`` goes on from a checkpoint; a type of state dicts shards the model.
 """
 
 from __future__ import annotations

@@ -188,16 +188,19 @@ class SavedShards:
         return dict(state[self._prefix]) if state else {}
 
     def _fill(self, state: dict[Any, Any]) -> None:
-        from torch.distributed.checkpoint import load
-        from torch.distributed.checkpoint.api import CheckpointException
-
+        """What torch's ``load`` does, without other processes."""
+        reader, planner = _reader(self.folder, self._index), _planner()
         try:
-            load(state, storage_reader=_reader(self.folder, self._index), planner=_planner(), no_dist=True)
-        except (Exception, CheckpointException) as error:  # the latter, of torch, is not a subclass of the former
-            reasons = [str(cause) for cause, _ in getattr(error, "failures", {}).values()] or [str(error)]
+            planner.set_up_planner(state, self._index, is_coordinator=True)
+            reader.set_up_storage_reader(self._index, is_coordinator=True)
+            (plan,) = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+            (plan,) = reader.prepare_global_plan([plan])
+            reader.read_data(planner.finish_plan(plan), planner).wait()
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CheckpointError(
-                f"{self.folder}: the state in shards cannot be read ({reasons[0].strip().splitlines()[0]}); a part is "
-                "damaged: load another checkpoint"
+                f"{self.folder}: the state in shards cannot be read ({reason}); a part is damaged: load another "
+                "checkpoint"
             ) from error
 
 
