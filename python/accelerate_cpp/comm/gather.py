@@ -114,8 +114,8 @@ def _raise_mismatch(operation: str, item: Any) -> NoReturn:
     calls = all_gather_object(f"{operation} of {described(item)} at {place}", operation="mismatch")
     rows = "".join(f"\n  rank {rank}: {call}" for rank, call in enumerate(calls))
     raise MismatchedCollective(
-        f"{operation}: the ranks gather tensors of different structure or shape; pad_across_processes makes lengths "
-        f"equal{rows}"
+        f"{operation}: the ranks gather tensors of different structure, shape or dtype; where lengths differ, "
+        f"pad_across_processes makes them equal{rows}"
     )
 
 

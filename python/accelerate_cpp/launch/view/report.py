@@ -65,7 +65,10 @@ class Attempt:
                 ranks_by_error.setdefault(report.headline, []).append(rank)
         same = ranks_by_error.pop(self.outputs[first].error, [])
         lines = [f"{named(ranks)}: {error}" for error, ranks in ranks_by_error.items()]
-        lines += [f"{named(same)} failed with the same error:"] if same else []
+        if self.end.interrupted_by is not None:
+            lines.append(f"rank {first} was interrupted here:")
+        elif same:
+            lines.append(f"{named(same)} failed with the same error:")
         return "\n".join(filter(None, [*lines, self.outputs[first].traceback]))
 
     def _has_left(self, rank: int | None) -> bool:

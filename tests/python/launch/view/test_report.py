@@ -68,7 +68,8 @@ def test_traceback_that_a_worker_has_printed_is_repeated_where_others_may_have_h
 
 def test_place_of_an_interrupted_run_is_shown_by_one_rank() -> None:
     stopped = int(signal.SIGINT)
-    assert _attempt(None, "KeyboardInterrupt", interrupted_by=stopped).errors() == "trace of rank 1\nKeyboardInterrupt"
+    shown = "rank 1 was interrupted here:\ntrace of rank 1\nKeyboardInterrupt"
+    assert _attempt(None, "KeyboardInterrupt", interrupted_by=stopped).errors() == shown
     assert _attempt(None, None, interrupted_by=stopped).errors() == ""
 
 
