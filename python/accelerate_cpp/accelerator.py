@@ -1490,6 +1490,8 @@ class Accelerator(PreparationSteps):
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """The full state dict of ``model``, under the user's own names if ``unwrap``.
 
+        Of a model in shards, rank 0 gets it, on the CPU, and the others get an empty one; all have to call.
+
         Example:
             >>> import torch
             >>> from accelerate_cpp import Accelerator
@@ -1498,7 +1500,9 @@ class Accelerator(PreparationSteps):
             >>> sorted(accelerator.get_state_dict(model))
             ['bias', 'weight']
         """
-        return self._session.strategy.model_state(model) if unwrap else model.state_dict()
+        if not unwrap and not self._session.config.shards:
+            return model.state_dict()
+        return self._session.strategy.model_state(model, here=self.is_main_process)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Drops all references to prepared objects, and frees memory that nothing else uses.

@@ -197,13 +197,16 @@ def save_model(
     folder = Path(save_directory)
     if folder.is_file():
         raise InvalidArgument(f"save_model: {folder} is a file; expected a folder, or a name for a new one")
+    writes = saves_here(accelerator.project_configuration.save_on_each_node)
     if any(map(has_offloaded_params, model.modules())):
         state = get_state_dict_offloaded_model(model)
     elif any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RuntimeError("save_model: some parameters are on the meta device and have no values; materialise them")
     else:
-        state = accelerator.get_state_dict(model)
-    if saves_here(accelerator.project_configuration.save_on_each_node):
+        in_shards = accelerator._session.config.shards
+        strategy = accelerator._session.strategy
+        state = strategy.model_state(model, here=writes) if in_shards else accelerator.get_state_dict(model)
+    if writes:
         save_in_shards(state, folder, max_shard_size, safe_serialization)
 
 

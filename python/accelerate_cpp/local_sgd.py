@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from types import TracebackType
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.averaging import ParameterAverage
+from accelerate_cpp.parallel.wrappers import wrappers_in
 from accelerate_cpp.utils.dataclasses import DistributedType
 
 __all__ = ["LocalSGD"]
@@ -109,8 +109,6 @@ def _wrappers(accelerator: Accelerator, model: torch.nn.Module) -> list[torch.nn
 
     The former are found below ``torch.compile``, the latter around a model that was taken out of its wrapper.
     """
-    modules = list(model.modules())
-    inside = [module for module in modules if isinstance(module, DistributedDataParallel)]
-    parts = {id(module) for module in modules}
+    parts = {id(module) for module in model.modules()}
     unwrap = accelerator._session.strategy.unwrap
-    return inside + [prepared for prepared in accelerator._models if id(unwrap(prepared)) in parts]
+    return wrappers_in(model) + [prepared for prepared in accelerator._models if id(unwrap(prepared)) in parts]

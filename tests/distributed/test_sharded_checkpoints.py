@@ -26,8 +26,16 @@ def plain_accelerator() -> Any:
     return Accelerator(cpu=True)
 
 
-def run_of(kind: str, **plugin: Any) -> Any:
-    return plain_accelerator() if kind == "plain" else accelerator({"state_dict_type": kind, **plugin})
+def run_of(kind: str) -> Any:
+    """Plain, or in shards with this type of state dicts; ``HSDP`` is two copies in two shards each."""
+    from accelerate_cpp import ParallelismConfig
+
+    if kind == "plain":
+        return plain_accelerator()
+    if kind == "HSDP":
+        config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+        return accelerator({"state_dict_type": "SHARDED_STATE_DICT"}, parallelism_config=config)
+    return accelerator({"state_dict_type": kind})
 
 
 def adamw(parameters: Any) -> Any:
@@ -132,17 +140,19 @@ def test_the_files_are_the_originals(checkpoints: dict[str, tuple[Path, dict[str
     assert checkpoints["SHARDED_STATE_DICT"][1]["files"] == sorted([*common, *parts])
 
 
+LONG = pytest.mark.long
 PAIRS = [
-    ("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 2),
     ("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 3),
     ("SHARDED_STATE_DICT", "plain", 1),
-    ("SHARDED_STATE_DICT", "plain", 2),
-    ("SHARDED_STATE_DICT", "FULL_STATE_DICT", 2),
-    ("FULL_STATE_DICT", "FULL_STATE_DICT", 2),
     ("FULL_STATE_DICT", "SHARDED_STATE_DICT", 4),
-    ("FULL_STATE_DICT", "plain", 1),
-    ("plain", "SHARDED_STATE_DICT", 2),
-    ("plain", "FULL_STATE_DICT", 3),
+    ("plain", "FULL_STATE_DICT", 2),
+    pytest.param("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 2, marks=LONG),
+    pytest.param("SHARDED_STATE_DICT", "plain", 2, marks=LONG),
+    pytest.param("SHARDED_STATE_DICT", "FULL_STATE_DICT", 2, marks=LONG),
+    pytest.param("FULL_STATE_DICT", "FULL_STATE_DICT", 2, marks=LONG),
+    pytest.param("FULL_STATE_DICT", "plain", 1, marks=LONG),
+    pytest.param("plain", "SHARDED_STATE_DICT", 2, marks=LONG),
+    pytest.param("plain", "FULL_STATE_DICT", 3, marks=LONG),
 ]
 
 
@@ -169,6 +179,23 @@ def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_
     outcome = run_processes(save, 2, kind, str(tmp_path / "late"), False)[0]
     assert outcome == checkpoints[kind][1]
     same(losses_after(run_processes(load, 2, kind, str(tmp_path / "late"))), outcome["losses"], 1e-4)
+
+
+def size_of_shards(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.distcp"))
+
+
+@pytest.mark.parametrize(
+    ("read", "ranks"),
+    [("plain", 1), *(pytest.param(*one, marks=LONG) for one in [("HSDP", 4), ("FULL_STATE_DICT", 3)])],
+)
+def test_of_copies_of_shards_one_is_written(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, read: str, ranks: int
+) -> None:
+    outcome = run_processes(save, 4, "HSDP", str(tmp_path / "state"))[0]
+    of_one_copy = size_of_shards(checkpoints["SHARDED_STATE_DICT"][0])
+    assert size_of_shards(tmp_path / "state") < 1.3 * of_one_copy
+    same(losses_after(run_processes(load, ranks, read, str(tmp_path / "state"))), outcome["losses"], 1e-4)
 
 
 def read_by_the_originals_way(folder: str) -> None:
@@ -255,7 +282,10 @@ class Harmful:
         return os.mkdir, ("harmed",)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "no index", "other index", "harmful index"])
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "harmful index", *(pytest.param(one, marks=LONG) for one in ["missing", "no index", "other index"])],
+)
 def test_a_damaged_checkpoint_changes_nothing_on_any_rank(
     checkpoints: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, damage: str
 ) -> None:

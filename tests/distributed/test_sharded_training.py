@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from network_namespaces import ADDRESSES, Host
 from processes import run_processes
+from scenarios import outlive_the_others
 from training_patterns import zoo
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
@@ -316,7 +319,9 @@ def losses_in_bf16() -> None:
     run, model, _, _ = compare(mixed_precision="bf16", rtol=3e-2)
 
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
-    assert "bfloat16" in str(run.precision_plan(model))
+    groups = run.precision_plan(model).groups
+    assert {group.compute_dtype for group in groups} <= {torch.bfloat16, None}
+    assert {(group.storage_dtype, group.reduce_dtype) for group in groups} == {(torch.float32, torch.bfloat16)}
 
 
 @scenario
@@ -594,3 +599,20 @@ def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     report = [f"rank {rank}: {own[name]}" for rank, own in enumerate(failures) if name in own]
     assert not report, "\n".join(report)
+
+
+def run_scenarios_on_a_host(hosts: tuple[Host, Host], layout: tuple[int, ...]) -> dict[str, str]:
+    hosts[layout[int(os.environ["RANK"])]].enter()
+    failures = run_scenarios("shm")
+    import torch.distributed as dist
+
+    outlive_the_others(dist.distributed_c10d._get_default_store(), dist.get_rank(), len(layout))
+    return failures
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1, 1)], ids=str)
+def test_on_two_hosts(hosts: tuple[Host, Host], layout: tuple[int, ...]) -> None:
+    environment = {"MASTER_ADDR": ADDRESSES[0]}
+    failures = run_processes(run_scenarios_on_a_host, len(layout), hosts, layout, timeout=280, environment=environment)
+    assert failures == [{}] * len(layout), "\n".join(text for own in failures for text in own.values())

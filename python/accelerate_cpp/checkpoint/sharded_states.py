@@ -48,7 +48,7 @@ def parts_of(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: b
     names = named_parameters(bundle, strategy)
     optimizers = [_named_state(one, names) for one in bundle.optimizers]
     if strategy.layout == "whole":
-        weights = [strategy.model_state(model) for model in bundle.models]
+        weights = [strategy.model_state(model, here=is_main) for model in bundle.models]
         gathered = [whole_on(is_main, state) for state in optimizers]
         return Parts(files=whole_files(weights, gathered) if is_main else ())
     models = [strategy.unwrap(model).state_dict() for model in bundle.models]

@@ -15,6 +15,8 @@ _BETWEEN = frozenset(
 
 # Methods of this package that a program calls without knowing that they communicate: the operation says more.
 _UNNAMED = frozenset({"backward", "forward", "step"})
+# What a program calls without a name.
+_SPOKEN = {"__iter__": "the next batch of a prepared loader"}
 _MOST_SHAPES = 3
 
 
@@ -65,6 +67,8 @@ def _watches(frame: FrameType) -> bool:
 def _description(frame: FrameType) -> str:
     """The name of what ``frame`` runs, and its first argument if that is an operand."""
     code = frame.f_code
+    if code.co_name in _SPOKEN:
+        return _SPOKEN[code.co_name]
     if code.co_name.startswith(("_", "<")) or code.co_name in _UNNAMED:
         return ""
     arguments = code.co_varnames[: code.co_argcount]

@@ -99,6 +99,12 @@ class DataParallelStrategy(SingleStrategy):
         with Join(models, divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
 
+    def dtypes_on_the_way(
+        self, model: torch.nn.Module, parameter: torch.nn.Parameter
+    ) -> tuple[torch.dtype | None, torch.dtype | None]:
+        is_wrapped = isinstance(inside_compiler(model), DistributedDataParallel)
+        return None, parameter.dtype if is_wrapped and parameter.requires_grad else None
+
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         wrapper = inside_compiler(model)
         return without_compiler(wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper)

@@ -81,5 +81,5 @@ class SingleStrategy(Strategy):
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return without_compiler(model)
 
-    def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         return self.unwrap(model).state_dict()

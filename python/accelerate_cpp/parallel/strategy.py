@@ -115,12 +115,27 @@ class Strategy(ABC):
         """The module that the user gave to ``prepare``, without wrappers that compile or distribute it."""
 
     @abstractmethod
-    def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The full state dict under the user's own names."""
+    def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
+        """The full state dict under the user's own names. A collective if the model is in shards.
+
+        Args:
+            here: whether this process gets it; not asked where every process has it.
+        """
 
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters of ``model`` with their names there, as optimizers hold them."""
         return model.named_parameters()
+
+    def dtypes_on_the_way(
+        self, model: torch.nn.Module, parameter: torch.nn.Parameter
+    ) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """How ``parameter`` of a prepared ``model`` travels between processes.
+
+        Returns:
+            The dtype in which it is gathered, before operations read it, and the dtype in which its gradient is
+            reduced; ``None`` where that does not happen.
+        """
+        return None, None
 
     @property
     def layout(self) -> Layout:

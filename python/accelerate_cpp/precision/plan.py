@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -95,7 +95,7 @@ def plan_for(
     precision: Precision,
     *,
     casts: bool,
-    reduces: bool,
+    on_the_way: Callable[[nn.Parameter], tuple[torch.dtype | None, torch.dtype | None]],
     master_dtypes: Mapping[torch.Tensor, torch.dtype],
 ) -> PrecisionPlan:
     """The plan of ``model``.
@@ -104,7 +104,8 @@ def plan_for(
         model: the module that the user gave to ``prepare``, without what distributes it.
         precision: of its forward pass.
         casts: whether ``torch.autocast`` is on in its forward pass.
-        reduces: whether its gradients are reduced over several processes.
+        on_the_way: the dtypes in which a parameter is gathered from other processes before operations read it, and in
+            which its gradient is reduced over them; ``None`` where that does not happen.
         master_dtypes: of what optimizers step on, for each parameter that one steps on.
     """
     groups: dict[PlannedGroup, PlannedGroup] = {}  # by what they have in common, without parameters
@@ -114,13 +115,14 @@ def plan_for(
             if parameter in seen:
                 continue
             seen.add(parameter)
+            gathered, reduced = on_the_way(parameter)
             common = PlannedGroup(
                 layer=type(module).__name__,
                 names=(),
                 num_elements=0,
                 storage_dtype=parameter.dtype,
-                compute_dtype=_compute_dtype(module, name, parameter.dtype, precision if casts else None),
-                reduce_dtype=parameter.dtype if reduces and parameter.requires_grad else None,
+                compute_dtype=_compute_dtype(module, name, gathered or parameter.dtype, precision if casts else None),
+                reduce_dtype=reduced,
                 master_dtype=master_dtypes.get(parameter) if parameter.requires_grad else None,
             )
             group = groups.get(common, common)

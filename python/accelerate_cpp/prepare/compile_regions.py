@@ -8,12 +8,12 @@ from types import MethodType
 from typing import Any, cast
 
 import torch
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.compilation import is_compiled_module as is_compiled_module
 from accelerate_cpp.parallel.compilation import original_of_regions as original_of_regions
+from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.precision.forward import MixedPrecisionForward
 
 
@@ -82,13 +82,6 @@ def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Mod
     if not is_compiled_module(module):
         return inner
     return module if inner is module._orig_mod else type(module)(inner, module.dynamo_ctx)
-
-
-def without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
-    """``module`` out of what distributes it."""
-    while isinstance(module, (DistributedDataParallel, DataParallel)):
-        module = module.module
-    return module
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -216,6 +215,6 @@ def precision_plan(run: PreparationSteps, model: torch.nn.Module) -> PrecisionPl
         inner,
         run._session.precision,
         casts=handler.enabled and "_original_forward" in inner.__dict__,
-        reduces=isinstance(inside_compiler(model), DistributedDataParallel),
+        on_the_way=partial(run._session.strategy.dtypes_on_the_way, model),
         master_dtypes={parameter: dtype for dtypes in stepped for parameter, dtype in dtypes.items()},
     )

@@ -21,13 +21,14 @@ from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.parallel.compilation import inside_compiler
+from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.precision import forward
 from accelerate_cpp.prepare.compile_regions import compile_regions as compile_regions
 from accelerate_cpp.prepare.compile_regions import has_compiled_regions as has_compiled_regions
 from accelerate_cpp.prepare.compile_regions import has_repeated_blocks as has_repeated_blocks
 from accelerate_cpp.prepare.compile_regions import is_compiled_module as is_compiled_module
 from accelerate_cpp.prepare.compile_regions import is_repeated_blocks as is_repeated_blocks
-from accelerate_cpp.prepare.compile_regions import taken_out, without_wrapper
+from accelerate_cpp.prepare.compile_regions import taken_out
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import process_index, world_size
 

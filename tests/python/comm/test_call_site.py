@@ -63,9 +63,22 @@ def test_what_the_user_called_of_this_package_is_named_with_its_operand() -> Non
     assert called_in(own, "wait_for_everyone") == "wait_for_everyone"
 
 
-@pytest.mark.parametrize("name", ["backward", "__iter__", "forward", "step"])
+@pytest.mark.parametrize("name", ["backward", "forward", "step"])
 def test_what_hides_its_communication_has_the_name_of_the_operation(name: str) -> None:
     assert called_in("accelerate_cpp.accelerator", name, torch.ones(2)) == ""
+
+
+def test_a_loop_over_a_prepared_loader_is_named() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[str]:
+            yield call_site()
+
+    Loader.__iter__ = within("accelerate_cpp.prepare.tracked_loader", Loader.__iter__)  # type: ignore[assignment, arg-type, method-assign]
+    for found in Loader():
+        assert found.partition("\t")[0] == "the next batch of a prepared loader"
+        break
+    else:
+        pytest.fail("nothing was read")
 
 
 def test_operations_of_torch_and_watchers_of_a_check_have_no_name_of_their_own() -> None:

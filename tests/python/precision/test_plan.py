@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from accelerate_cpp.parallel.data_parallel import DataParallel
+from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.precision.fp8_torchao import convert
 from accelerate_cpp.precision.plan import PlannedGroup, PrecisionPlan, plan_for
 from accelerate_cpp.precision.precision import Precision, precision_for
@@ -22,7 +25,7 @@ MOVES = ("to_copy", "aten.t.", "view", "detach", "expand", "alias", "split", "sl
 
 def planned(model: nn.Module, precision: str | Precision = "bf16", **changes: Any) -> PrecisionPlan:
     chosen = precision_for(precision, CPU) if isinstance(precision, str) else precision
-    options: dict[str, Any] = {"casts": chosen.name != "no", "reduces": False, "master_dtypes": {}}
+    options: dict[str, Any] = {"casts": chosen.name != "no", "on_the_way": lambda _: (None, None), "master_dtypes": {}}
     return plan_for(model, chosen, **{**options, **changes})
 
 
@@ -156,11 +159,22 @@ def test_other_devices_normalize_in_a_precision_that_is_not_claimed() -> None:
 def test_gradients_of_trained_parameters_travel_as_they_are_stored() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).requires_grad_(False))
     masters = dict.fromkeys(model.parameters(), torch.float32)
-    trained, half, frozen = planned(model, reduces=True, master_dtypes=masters).groups
+    strategy = DataParallelStrategy(CPU, {})
+    wrapper = object.__new__(DataParallel)  # of which only the class is asked
+    on_the_way = partial(strategy.dtypes_on_the_way, wrapper)
+    trained, half, frozen = planned(model, on_the_way=on_the_way, master_dtypes=masters).groups
     assert (trained.reduce_dtype, half.reduce_dtype, frozen.reduce_dtype) == (torch.float32, torch.bfloat16, None)
     assert (trained.master_dtype, half.master_dtype, frozen.master_dtype) == (torch.float32, torch.float32, None)
     alone = planned(model).groups[0]
     assert (alone.reduce_dtype, alone.master_dtype) == (None, None)
+
+
+def test_parameters_that_are_gathered_in_16_bits_are_read_in_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    gathered = planned(model, on_the_way=lambda _: (torch.bfloat16, torch.float32))
+    assert set(compute_dtypes(gathered).values()) == {torch.bfloat16}
+    assert {group.reduce_dtype for group in gathered.groups} == {torch.float32}
+    assert {group.storage_dtype for group in gathered.groups} == {torch.float32}
 
 
 def test_a_shared_parameter_is_listed_once() -> None:

@@ -238,18 +238,28 @@ class FullyShardedStrategy(SingleStrategy):
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
-    def model_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """On rank 0, on the CPU; empty on the others. Never more than one tensor is gathered at a time. Collective."""
-        keeps, whole = dist.get_rank() == 0, {}
+    def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
+        """On the CPU, or empty unless ``here``. Never more than one tensor is gathered at a time."""
+        whole = {}
         for name, value in self.unwrap(model).state_dict().items():
             gathered = value.full_tensor() if is_sharded_tensor(value) else value
-            if keeps:
+            if here:
                 whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
         return whole
 
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Those of when it was prepared: after a forward pass, units have whole ones until they are sharded again."""
         return iter(self._held.get(model) or list(model.named_parameters()))
+
+    def dtypes_on_the_way(
+        self, model: torch.nn.Module, parameter: torch.nn.Parameter
+    ) -> tuple[torch.dtype | None, torch.dtype | None]:
+        policy: Any = self._plugin.mixed_precision_policy
+        if not is_sharded_tensor(parameter):
+            return None, parameter.dtype if parameter.requires_grad else None
+        gathered = (policy and policy.param_dtype) or parameter.dtype
+        reduced = (policy and policy.reduce_dtype) or gathered
+        return gathered, reduced if parameter.requires_grad else None
 
     @property
     def layout(self) -> Layout:
