@@ -104,14 +104,21 @@ def answers_of_file(path: Path, machine: Machine) -> dict[str, Any]:
 def file_values(answers: Answers, before: Answers | None = None) -> dict[str, Any]:
     """What to write: the answers, what ``before`` says of other matters, and the defaults of the rest."""
     values = {name: key.default for name, key in config_file.KEYS.items()} | kept(answers, before or {})
-    values |= {"num_processes": 1, "use_cpu": answers["distributed_type"] == "MULTI_CPU"}
+    kind = answers["distributed_type"]
+    values |= {"num_processes": 1, "use_cpu": kind == "MULTI_CPU"}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in answers.items():
         section, dot, key = name.partition(".")
+        if value == "":  # what may be left open
+            continue
         if dot:
             sections.setdefault(section, {})[key] = value
         else:
             values[name] = value
+    if kind == "FSDP":
+        earlier = (before or {}).get("fsdp_config") or {}
+        others = {name: value for name, value in earlier.items() if f"fsdp_config.{name}" not in _BY_KEY}
+        sections["fsdp_config"] = {**others, "fsdp_version": 2, **sections["fsdp_config"]}
     values |= sections
     if values["dynamo_config"] == {"dynamo_backend": "NO"}:
         values["dynamo_config"] = None

@@ -94,7 +94,8 @@ def _fewest_processes(answers: Answers) -> int:
 
 
 def _usual_processes(answers: Answers, machine: Machine) -> int:
-    here = machine.gpus if answers["distributed_type"] == "MULTI_GPU" else 0
+    on_gpus = answers["distributed_type"] == "MULTI_GPU" or answers.get("use_cpu") is False
+    here = machine.gpus if on_gpus else 0
     machines = int(answers.get("num_machines", 1))
     return max(2, machines) if here == 0 else max(_fewest_processes(answers), here * machines)
 
@@ -125,7 +126,10 @@ def _is(**wanted: Any) -> Condition:
 
 
 _SEVERAL_PROCESSES = Condition(
-    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU or MULTI_GPU"
+    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU, MULTI_GPU or FSDP"
+)
+_CPU_OR_GPUS = Condition(
+    lambda answers: answers["distributed_type"] in ("NO", "FSDP"), "distributed_type is NO or FSDP"
 )
 _SEVERAL_MACHINES = Condition(lambda answers: answers.get("num_machines", 1) > 1, "num_machines is more than 1")
 _DISTANT_MACHINES = Condition(
@@ -139,6 +143,13 @@ _COMPILES = Condition(
     lambda answers: answers.get("dynamo_config.dynamo_backend", "NO") != "NO",
     "dynamo_config.dynamo_backend is not NO",
 )
+
+
+def _wraps(policy: str) -> Condition:
+    return Condition(
+        lambda answers: answers.get("fsdp_config.fsdp_auto_wrap_policy") == policy,
+        f"distributed_type is FSDP and fsdp_config.fsdp_auto_wrap_policy is {policy}",
+    )
 
 
 def _fp8(backend: str) -> Condition:
@@ -173,6 +184,7 @@ QUESTIONS: tuple[Question, ...] = (
             "NO": "one process",
             "MULTI_CPU": "several processes on CPUs",
             "MULTI_GPU": "several processes, each with an NVIDIA GPU of its own",
+            "FSDP": "several processes that share out parameters, gradients and optimizer states",
         },
     ),
     Question(
@@ -180,7 +192,7 @@ QUESTIONS: tuple[Question, ...] = (
         "Train on the CPU, even when a GPU is present?",
         _yes_or_no,
         lambda answers, machine: machine.gpus == 0,
-        _is(distributed_type="NO"),
+        _CPU_OR_GPUS,
         {},
     ),
     _number("num_machines", "On how many machines?", 1, 1, _SEVERAL_PROCESSES),
@@ -232,6 +244,60 @@ QUESTIONS: tuple[Question, ...] = (
         lambda answers, machine: "all",
         _ON_GPUS,
         {},
+    ),
+    _choice(
+        "fsdp_config.fsdp_auto_wrap_policy",
+        "Which modules are gathered one by one?",
+        "TRANSFORMER_BASED_WRAP",
+        _is(distributed_type="FSDP"),
+        TRANSFORMER_BASED_WRAP="the layers of some classes",
+        SIZE_BASED_WRAP="modules with many parameters",
+        NO_WRAP="none: the model as a whole is gathered",
+    ),
+    Question(
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        "Names of these classes, with commas between; nothing for those that a model of transformers names",
+        _same,
+        lambda answers, machine: "",
+        _wraps("TRANSFORMER_BASED_WRAP"),
+        {},
+    ),
+    _number(
+        "fsdp_config.fsdp_min_num_params",
+        "How many parameters at least?",
+        100_000_000,
+        1,
+        _wraps("SIZE_BASED_WRAP"),
+    ),
+    _flag(
+        "fsdp_config.fsdp_reshard_after_forward",
+        "Free what was gathered after the forward pass, and gather it again for the backward pass?",
+        True,
+        _is(distributed_type="FSDP"),
+    ),
+    _choice(
+        "fsdp_config.fsdp_state_dict_type",
+        "How are checkpoints written?",
+        "SHARDED_STATE_DICT",
+        _is(distributed_type="FSDP"),
+        SHARDED_STATE_DICT="each process writes its part",
+        FULL_STATE_DICT="the first process writes all",
+    ),
+    _flag(
+        "fsdp_config.fsdp_activation_checkpointing",
+        "Compute activations again in the backward pass, which saves memory?",
+        when=_is(distributed_type="FSDP"),
+    ),
+    _flag(
+        "fsdp_config.fsdp_cpu_ram_efficient_loading",
+        "Let transformers load weights on the first process only?",
+        True,
+        _is(distributed_type="FSDP"),
+    ),
+    _flag(
+        "fsdp_config.fsdp_offload_params",
+        "Keep parameters and gradients in the memory of the host?",
+        when=_is(distributed_type="FSDP"),
     ),
     _flag("enable_cpu_affinity", "Pin each process to cores of its own, near its GPU?"),
     _flag("debug", "Check the shapes of collectives before running them? Slower", when=_SEVERAL_PROCESSES),

@@ -86,16 +86,32 @@ def test_an_earlier_file_is_suggested_where_it_fits() -> None:
 
 def test_what_is_not_asked_about_stays() -> None:
     before = {
-        "distributed_type": "FSDP",
-        "fsdp_config": {"fsdp_version": 2},
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 2},
         "fp8_config": {"backend": "TE"},
         "main_process_ip": "a",
     }
     given = answered(suggested, MACHINE, before)
-    assert kept(given, before) == {"fsdp_config": {"fsdp_version": 2}, "fp8_config": {"backend": "TE"}}
+    assert kept(given, before) == {"deepspeed_config": {"zero_stage": 2}, "fp8_config": {"backend": "TE"}}
     values = file_values(given, before)
-    assert (values["fsdp_config"], values["main_process_ip"]) == ({"fsdp_version": 2}, None)
-    assert values["distributed_type"] == "NO"
+    assert (values["deepspeed_config"], values["main_process_ip"]) == ({"zero_stage": 2}, None)
+
+
+def test_models_in_shards_are_asked_about_and_written_for_the_version_that_works(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nfsdp_config: {fsdp_state_dict_type: FULL_STATE_DICT}\n"
+    before = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1, "fsdp_ignored_modules": "head"}}
+    values = file_values(answers_of_file(written(tmp_path, text), MACHINE), before)
+    assert (values["distributed_type"], values["use_cpu"]) == ("FSDP", True)
+    assert values["fsdp_config"] == {
+        "fsdp_ignored_modules": "head",
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_activation_checkpointing": False,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": False,
+    }
 
 
 def test_a_section_that_is_asked_about_is_new() -> None:

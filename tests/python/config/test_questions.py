@@ -54,7 +54,7 @@ def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("distributed_type", "FSDP", "expected one of NO, MULTI_CPU, MULTI_GPU"),
+        ("distributed_type", "DEEPSPEED", "expected one of NO, MULTI_CPU, MULTI_GPU, FSDP"),
         ("use_cpu", "maybe", "expected yes or no"),
         ("num_machines", "0", "expected an integer of at least 1"),
         ("num_machines", "two", "expected an integer of at least 1"),
