@@ -27,14 +27,20 @@ def plain_accelerator() -> Any:
 
 
 def run_of(kind: str) -> Any:
-    """Plain, or in shards with this type of state dicts; ``HSDP`` is two copies in two shards each."""
+    """Plain, or in shards with this type of state dicts; ``HSDP`` is two copies in two shards each, and in ``regions``
+    blocks are compiled one by one.
+    """
     from accelerate_cpp import ParallelismConfig
+    from accelerate_cpp.utils import TorchDynamoPlugin
 
     if kind == "plain":
         return plain_accelerator()
     if kind == "HSDP":
         config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
         return accelerator({"state_dict_type": "SHARDED_STATE_DICT"}, parallelism_config=config)
+    if kind == "regions":
+        plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
+        return accelerator({"state_dict_type": "SHARDED_STATE_DICT"}, dynamo_plugin=plugin)
     return accelerator({"state_dict_type": kind})
 
 
@@ -179,6 +185,12 @@ def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_
     outcome = run_processes(save, 2, kind, str(tmp_path / "late"), False)[0]
     assert outcome == checkpoints[kind][1]
     same(losses_after(run_processes(load, 2, kind, str(tmp_path / "late"))), outcome["losses"], 1e-4)
+
+
+@pytest.mark.parametrize("read", ["plain", "regions"])
+def test_blocks_that_are_compiled_have_the_names_and_values_of_others(tmp_path: Path, read: str) -> None:
+    outcome = run_processes(save, 2, "regions", str(tmp_path / "state"))[0]
+    same(losses_after(run_processes(load, 2, read, str(tmp_path / "state"))), outcome["losses"], 1e-4)
 
 
 def size_of_shards(folder: Path) -> int:

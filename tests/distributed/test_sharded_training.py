@@ -380,6 +380,25 @@ def sums_divided_by_their_weights() -> None:
 
 
 @scenario
+def sums_of_several_models_divided_by_their_own_weights() -> None:
+    import torch
+
+    run = accelerator()
+    seeds = range(6)  # as many that a set would hardly have them in the same order on all ranks
+    plain = [decoder(seed) for seed in seeds]
+    models = list(run.prepare(*(decoder(seed) for seed in seeds)))
+    shares = range(run.num_processes)
+    for number, (model, expected) in enumerate(zip(models, plain, strict=True)):
+        batches = [words(number, share)[: 1 + (share + number) % 2] for share in shares]
+        own = batches[run.process_index]
+        run.backward(loss_of(model, own, sums=True), weight=(1 + number) * own[:, 1:].numel())
+        (loss_of(expected, torch.cat(batches)) / (1 + number)).backward()
+    for model, expected in zip(models, plain, strict=True):
+        for (name, weight), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(weight.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@scenario
 def optimizers_prepared_before_with_and_after_the_model() -> None:
     for order in ("before", "with", "after"):
         run = accelerator()

@@ -51,7 +51,7 @@ def parts_of(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: b
         weights = [strategy.model_state(model, here=is_main) for model in bundle.models]
         gathered = [whole_on(is_main, state) for state in optimizers]
         return Parts(files=whole_files(weights, gathered) if is_main else ())
-    models = [strategy.unwrap(model).state_dict() for model in bundle.models]
+    models = [strategy.local_state(model) for model in bundle.models]
     states = {sharded_folder_name(SHARDED_MODEL_NAME, index): {"model": state} for index, state in enumerate(models)}
     states |= {sharded_folder_name(OPTIMIZER_NAME, index): {"optimizer": one} for index, one in enumerate(optimizers)}
     return Parts(folders=[planned(name, state, ranks) for name, state in states.items()])
@@ -69,7 +69,7 @@ def write_model(
     Args:
         only: the names to be written; ``None`` means all.
     """
-    state = strategy.unwrap(model).state_dict()
+    state = strategy.local_state(model)
     chosen = {name: value for name, value in state.items() if only is None or name in only}
     _write(
         folder, numbered_name(SHARDED_MODEL_FILE, index), SHARDED_MODEL_NAME, index, "model", chosen, strategy, ranks

@@ -142,6 +142,10 @@ class Strategy(ABC):
         """How checkpoints hold the states of models and optimizers, apart from their form in memory."""
         return "plain"
 
+    def local_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        """The state dict under the user's own names, of tensors in shards what this process has of them."""
+        return self.unwrap(model).state_dict()
+
     def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
         """Loads ``state``, of which this process has the whole, into the module that the user gave to ``prepare``.
 

@@ -75,6 +75,7 @@ class FullyShardedStrategy(SingleStrategy):
         self._held: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, torch.nn.Parameter]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._in_order: list[weakref.ref[torch.nn.Module]] = []  # as prepared, which is the same on all ranks
         self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
         self._device_mesh: DeviceMesh | None = None
 
@@ -170,11 +171,12 @@ class FullyShardedStrategy(SingleStrategy):
         return self._device_mesh
 
     def models(self) -> list[torch.nn.Module]:
-        return list(self._models)
+        return [model for model in (reference() for reference in self._in_order) if model is not None]
 
     def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         self._held[self.unwrap(model)] = list(model.named_parameters())
-        return super()._distribute(model)
+        self._in_order.append(weakref.ref(model, self._in_order.remove))
+        return model
 
     @contextmanager
     def _without_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -211,7 +213,7 @@ class FullyShardedStrategy(SingleStrategy):
 
     def _weigh(self, weights: PassWeights) -> None:
         """``fully_shard`` does not know weights: it has divided by the number of ranks. Collective."""
-        models = [model for model in self._models if model in weights.totals]
+        models = [model for model in self.models() if model in weights.totals]
         own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
         summed = torch.tensor(own, device=self._device)
         dist.all_reduce(summed)
@@ -241,11 +243,26 @@ class FullyShardedStrategy(SingleStrategy):
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         """On the CPU, or empty unless ``here``. Never more than one tensor is gathered at a time."""
         whole = {}
-        for name, value in self.unwrap(model).state_dict().items():
+        for name, value in self.local_state(model).items():
             gathered = value.full_tensor() if is_sharded_tensor(value) else value
             if here:
                 whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
         return whole
+
+    def local_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        self._free_gathered(self.unwrap(model))
+        return super().local_state(model)
+
+    def _free_gathered(self, inner: torch.nn.Module) -> None:
+        """After a forward pass some units have whole parameters, which are not what the optimizer steps.
+
+        Torch's hooks on state dicts free them, but those of a module from which a copy with compiled regions was made
+        do not.
+        """
+        for model in self.models():
+            if self.unwrap(model) is inner:
+                for unit in filter(is_fully_sharded, model.modules()):
+                    unit.reshard()  # type: ignore[operator]
 
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Those of when it was prepared: after a forward pass, units have whole ones until they are sharded again."""
@@ -269,6 +286,7 @@ class FullyShardedStrategy(SingleStrategy):
 
     def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
         """Each process copies its part of one tensor after the other; what is no tensor is loaded by the model."""
+        self._free_gathered(model)
         self._materialise(model)
         own = model.state_dict()
         others = {}
