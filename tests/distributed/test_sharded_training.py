@@ -504,6 +504,22 @@ def weights_that_only_rank_0_has() -> None:
 
 
 @scenario
+def buffers_are_those_of_rank_0_whatever_their_strides() -> None:
+    import torch
+
+    class WithTable(torch.nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 3)
+            self.register_buffer("table", (torch.arange(6.0) + 100 * rank).reshape(2, 3).t())
+
+    run = accelerator({"auto_wrap_policy": "no_wrap", "transformer_cls_names_to_wrap": None})
+    model = run.prepare(WithTable(run.process_index))
+    assert not model.table.is_contiguous()
+    assert model.table.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+@scenario
 def a_model_that_no_rank_has_stays_on_the_meta_device() -> None:
     import torch
 

@@ -27,10 +27,11 @@ from accelerate_cpp.errors import CheckpointError
 INDEX = ".metadata"
 # What an index consists of; nothing else is called or made when one is read.
 _OF_INDEX = re.compile(
-    r"torch\.distributed\.checkpoint\.(metadata|filesystem|planner)\.\w+|torch\.(Size|device|serialization\._get_layout)"
-    r"|torch\.(float\d+|bfloat16|int\d+|uint8|bool|complex\d+|contiguous_format|preserve_format|strided)"
-    r"|torch\._utils\._rebuild\w*|torch\.storage\.\w+|collections\.(OrderedDict|defaultdict)|pathlib\.\w+"
-    r"|builtins\.(dict|list|tuple|set|str|int|float|bool)|torch\.distributed\.(tensor|_shard)\.[\w.]+"
+    r"torch\.distributed\.checkpoint\.metadata\."
+    r"(Metadata|MetadataIndex|StorageMeta|TensorProperties|(Tensor|Bytes|Chunk)StorageMetadata|_MEM_FORMAT_ENCODING)"
+    r"|torch\.distributed\.checkpoint\.filesystem\.(_StorageInfo|_StoragePrefix)"
+    r"|torch\.(Size|device|serialization\._get_layout|float\w+|bfloat16|u?int\d+|bool|complex\d+)"
+    r"|collections\.OrderedDict|pathlib\.(Pure)?PosixPath"
 )
 
 

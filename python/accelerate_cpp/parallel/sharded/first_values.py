@@ -47,10 +47,12 @@ class FirstValues:
             elif tensor.dtype != dtype_of(tensor):
                 tensor.data = tensor.data.to(dtype_of(tensor))
             if not has_none:
-                own = tensor.data if tensor.device == self._device else tensor.data.to(self._device)
-                dist.broadcast(own.contiguous() if not own.is_contiguous() else own, src=0)
-                if own is not tensor.data:
-                    tensor.data = own
+                if tensor.device != self._device:
+                    tensor.data = tensor.data.to(self._device)
+                values = tensor.data.contiguous()
+                dist.broadcast(values, src=0)
+                if values.data_ptr() != tensor.data.data_ptr():
+                    tensor.data.copy_(values)
 
     def _made(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = torch.empty_like(tensor, device=self._device, dtype=dtype)
