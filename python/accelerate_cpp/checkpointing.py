@@ -148,7 +148,9 @@ def load_state(
 ) -> None:
     """:meth:`Accelerator.load_state`."""
     options = dict(load_model_func_kwargs)
-    on_device = accelerator.use_distributed and accelerator.device.type != "cpu"
+    # Of states in shards, the whole need not fit on the device.
+    whole = not accelerator._session.config.shards
+    on_device = accelerator.use_distributed and accelerator.device.type != "cpu" and whole
     where = _device_of(options.pop("map_location", None) or ("on_device" if on_device else "cpu"))
     states, cursors = accelerator._checkpoints.load(
         input_dir,

@@ -37,7 +37,8 @@ def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> Non
     assert current.session is None
 
 
-def test_of_fsdp_the_first_version_is_refused() -> None:
+def test_of_fsdp_the_first_version_is_refused_where_something_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InvalidArgument, match=r"fsdp_version=1\): .* pass fsdp_version=2"):
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1))
     with pytest.raises(InvalidArgument, match="fsdp_plugin=7: expected a FullyShardedDataParallelPlugin"):
@@ -45,8 +46,9 @@ def test_of_fsdp_the_first_version_is_refused() -> None:
     assert current.session is None
 
 
-def test_with_one_process_nothing_is_sharded() -> None:
-    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+@pytest.mark.parametrize("version", [1, 2])
+def test_with_one_process_nothing_is_sharded(version: int) -> None:
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version))
     model = torch.nn.Linear(1, 1)
     assert accelerator.prepare(model) is model
     assert accelerator.distributed_type == "NO"

@@ -65,7 +65,7 @@ def chosen_fsdp_plugin(
     """The plugin of a run: the argument, else the one that the run has, else with ``ACCELERATE_USE_FSDP`` a new one.
 
     Raises:
-        InvalidArgument: the argument is no plugin, or for another version than 2.
+        InvalidArgument: the argument is no plugin, or for several processes and another version than 2.
     """
     if argument is None:
         if running is not None or not env_table.USE_FSDP.get():
@@ -73,7 +73,7 @@ def chosen_fsdp_plugin(
         argument = FullyShardedDataParallelPlugin()
     if not isinstance(argument, FullyShardedDataParallelPlugin):
         raise InvalidArgument(f"fsdp_plugin={argument!r}: expected a FullyShardedDataParallelPlugin")
-    if argument.fsdp_version != 2:
+    if argument.fsdp_version != 2 and _processes() > 1:
         unsupported.refuse("fsdp_version", f"FullyShardedDataParallelPlugin(fsdp_version={argument.fsdp_version})")
     return argument
 
