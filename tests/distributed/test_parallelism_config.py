@@ -50,4 +50,4 @@ def test_one_copy_per_process_is_plain_data_parallelism(backend: str) -> None:
     assert zero["gradient"] == one["gradient"] == 0.5
     assert (zero["batches"], one["batches"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
     assert zero["summed"] == 2.0
-    assert "dp_replicate_size=3, but there are 2 processes" in zero["refused"]
+    assert "dp_replicate_size is 3, but there are 2 processes" in zero["refused"]

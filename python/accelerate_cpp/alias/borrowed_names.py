@@ -192,7 +192,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "utils.fsdp_utils": {
         "logging": "get_logger",
-        "utils": "OPTIMIZER_NAME get_module_children_bottom_up is_compiled_module is_peft_model is_torch_version save",
+        "utils": "get_module_children_bottom_up is_compiled_module is_torch_version save",
         "utils.constants": "FSDP_MODEL_NAME",
         "utils.dataclasses": "get_module_class_from_name",
         "utils.modeling": "get_non_persistent_buffers",
