@@ -13,6 +13,11 @@ from accelerate_cpp.errors import CheckpointError
 _WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
 
 
+def without_wrappers(name: str) -> str:
+    """``name`` of a parameter in the user's model, without those of the compiler and of activation checkpoints."""
+    return _WRAPPERS.sub("", name)
+
+
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimizer of torch in what ``prepare`` returned."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
@@ -39,7 +44,7 @@ def names_of(optimizer: Any, models: Iterable[Named]) -> list[str]:
     taken: set[str] = set()
     for index, model in enumerate(models):
         for name, parameter in model:
-            name = _WRAPPERS.sub("", name)
+            name = without_wrappers(name)
             if id(parameter) not in names:
                 names[id(parameter)] = f"model_{index}.{name}" if name in taken else name
         taken.update(names.values())

@@ -23,7 +23,7 @@ from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
-from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of
+from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -87,7 +87,8 @@ class DataParallelStrategy(SingleStrategy):
             for model in models if totals else ():
                 model.set_weight(None)  # of models that the loss does not depend on
         if weights is not None and totals:
-            self._weigh_those_of_torch(weights)
+            of_torch = _living(self._of_torch)
+            weigh_averages(of_torch, weights, self._device, dist.get_world_size())
         self._warn_of_local_gradients()
 
     @contextmanager
@@ -120,18 +121,6 @@ class DataParallelStrategy(SingleStrategy):
                     "they are not averaged over the processes; pass the model to prepare() again before you train it",
                     type(model).__name__,
                 )
-
-    def _weigh_those_of_torch(self, weights: PassWeights) -> None:
-        """Torch's wrapper does not know weights: it has divided by the number of ranks. Collective."""
-        models = _living(self._of_torch)
-        if not models:
-            return
-        own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
-        summed = torch.tensor(own, device=self._device)
-        dist.all_reduce(summed)
-        ranks = dist.get_world_size()
-        found = zip(models, summed.tolist(), strict=True)
-        multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
 
     def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         if not _is_trained(model):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.parallel.bundle import Bundle
@@ -33,6 +34,17 @@ def multiply_gradients(factors: Mapping[torch.nn.Module, float]) -> None:
                 together.setdefault(factor, []).append(local_part(parameter.grad))
     for factor, gradients in together.items():
         torch._foreach_mul_(gradients, factor)
+
+
+def weigh_averages(models: Sequence[torch.nn.Module], weights: PassWeights, device: torch.device, ranks: int) -> None:
+    """Divides gradients by their weights, where what averaged them only knows the number of ranks. Collective."""
+    if not models:
+        return
+    own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
+    summed = torch.tensor(own, device=device)
+    dist.all_reduce(summed)
+    found = zip(models, summed.tolist(), strict=True)
+    multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
 
 
 class SingleStrategy(Strategy):

@@ -20,6 +20,7 @@ from accelerate_cpp.checkpoint import sharded_states
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
 from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SAFE_WEIGHTS_NAME, SHARDED_MODEL_NAME, WEIGHTS_NAME
+from accelerate_cpp.checkpoint.optimizer_names import without_wrappers
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.config import env_table, plugin_variables
@@ -55,8 +56,6 @@ __getattr__ = lending("utils.fsdp_utils")
 
 _METADATA = ".metadata"
 _PARTS = ("pytorch_model_fsdp_0", "optimizer_0")
-
-_WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
@@ -226,7 +225,7 @@ def get_parameters_from_modules(
 
 def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
     """``named_params`` under their names in the user's model, without those of wrappers."""
-    return {_WRAPPERS.sub("", name): value for name, value in named_params.items()}
+    return {without_wrappers(name): value for name, value in named_params.items()}
 
 
 def fsdp2_prepare_auto_wrap_policy(

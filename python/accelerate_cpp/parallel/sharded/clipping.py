@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import measure_gradients
-from accelerate_cpp.devices.shards import local_part
+from accelerate_cpp.devices.shards import is_sharded_tensor, local_part
 from accelerate_cpp.errors import InvalidArgument
 
 Figure = float | torch.Tensor
@@ -68,9 +68,7 @@ def clip_shards(
 
 def _layout(gradient: Any) -> Any:
     """What the process groups depend on, over which the parts of ``gradient`` are added up."""
-    from torch.distributed.tensor import DTensor
-
-    return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+    return (gradient.device_mesh, gradient.placements) if is_sharded_tensor(gradient) else None
 
 
 def _groups(layout: Any) -> list[Any]:

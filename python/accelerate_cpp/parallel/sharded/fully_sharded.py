@@ -30,7 +30,7 @@ from accelerate_cpp.parallel.sharded.units import (
     units_of,
 )
 from accelerate_cpp.parallel.sharded_models import is_sharded
-from accelerate_cpp.parallel.single import SingleStrategy, multiply_gradients, share_of
+from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
 from accelerate_cpp.parallel.strategy import Layout, ModelSteps
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -196,7 +196,8 @@ class FullyShardedStrategy(SingleStrategy):
         loss.backward(**kwargs)
         self._average_ignored()
         if weights is not None and weights.totals:
-            self._weigh(weights)
+            models = [model for model in self.models() if model in weights.totals]
+            weigh_averages(models, weights, self._device, self._mesh.data_size)
 
     def _average_ignored(self) -> None:
         """Torch leaves the gradients of parameters that are not sharded as they are on each rank. Collective."""
@@ -210,15 +211,6 @@ class FullyShardedStrategy(SingleStrategy):
                     weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
                     dist.all_reduce(weight.grad, op=dist.ReduceOp.SUM)
                     weight.grad /= dist.get_world_size()
-
-    def _weigh(self, weights: PassWeights) -> None:
-        """``fully_shard`` does not know weights: it has divided by the number of ranks. Collective."""
-        models = [model for model in self.models() if model in weights.totals]
-        own = [(weights.totals[model], 1.0) if model in weights.touched else (0.0, 0.0) for model in models]
-        summed = torch.tensor(own, device=self._device)
-        dist.all_reduce(summed)
-        found, ranks = zip(models, summed.tolist(), strict=True), self._mesh.data_size
-        multiply_gradients({model: share_of(total, ranks) for model, (total, touching) in found if touching})
 
     def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
         raise InvalidArgument(

@@ -85,9 +85,8 @@ def units_of(model: torch.nn.Module, policy: Policy | None, ignored: Iterable[to
     """
     if policy is None:
         return []
-    left_out = set(map(id, ignored))
     users = _users(model)
-    covered = set(left_out)
+    covered = set(map(id, ignored))
     inside = {id(inner) for module in from_below(model) if is_wrapper(module) for inner in module.children()}
     units = []
     for module in from_below(model):
