@@ -1,6 +1,7 @@
 // What communicators and backends ask of the Python program around them.
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <pybind11/gil_safe_call_once.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -66,7 +67,22 @@ void warn(const std::string& sentence) {
   }
 }
 
+std::atomic<bool> program_is_ending{false};
+thread_local bool ends_program = false;
+
+// A thread of Python that still waits when the program ends must not return: whoever called into C++ would take the
+// interpreter's lock, and an interpreter that is ending makes that the end of the thread, which in a destructor is
+// std::terminate. It stays until the process is gone, as all daemon threads do.
+void stay_if_program_ends() {
+  if (program_is_ending && !ends_program && is_python_thread()) {
+    while (true) {
+      ::pause();
+    }
+  }
+}
+
 void rethrow() {
+  stay_if_program_ends();
   if (!interpreter_lives()) {
     throw;
   }
@@ -94,8 +110,6 @@ void forget(C10dBackend& backend) {
   backends().all.erase(&backend);
 }
 
-std::atomic<bool> program_is_ending{false};
-
 // "its program ended with ValueError: bad value"; empty without an error.
 std::string reason_of(const py::object& error) {
   if (error.is_none()) {
@@ -110,6 +124,7 @@ std::string reason_of(const py::object& error) {
 void leave_groups(const py::object& error) {
   const std::string reason = reason_of(error);
   const py::gil_scoped_release release;
+  ends_program = true;
   program_is_ending = true;
   {
     const std::lock_guard lock(backends().mutex);  // keeps all of them alive meanwhile
@@ -145,12 +160,12 @@ comm::WaitHooks wait_hooks(milliseconds warn_after) {
     if (!interpreter_lives()) {
       return;
     }
+    if (program_is_ending && !ends_program) {
+      throw PeerLost("the process ended while an asynchronous operation was under way");
+    }
     if (is_python_thread()) {
       probe();
     } else {
-      if (program_is_ending) {
-        throw PeerLost("the process ended while an asynchronous operation was under way");
-      }
       check_unanswered_interrupt();
     }
   };
