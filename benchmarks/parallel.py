@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from interleaved import run, serve
 from step import transformer
 from torch import nn
+
+from accelerate_cpp.utils import FullyShardedDataParallelPlugin
 
 NAMES = (
     "alone",
@@ -24,6 +27,7 @@ NAMES = (
     "torch FSDP2 over shm",
     "torch ZeroRedundancyOptimizer over gloo",
     "accelerate_cpp, FSDP2",
+    "accelerate_cpp, FSDP2, weights once per host",
     "accelerate_cpp, data parallel",
 )
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
@@ -67,17 +71,21 @@ def torch_step(backend: str | None, wrap: str) -> Callable[[str], Callable[[], N
     return prepare
 
 
-def our_step(shards: bool) -> Callable[[str], Callable[[], None]]:
-    """Steps through ``Accelerator``."""
-    from accelerate_cpp import Accelerator
-    from accelerate_cpp.utils import FullyShardedDataParallelPlugin
-
-    plugin = FullyShardedDataParallelPlugin(
+def sharding(**options: Any) -> FullyShardedDataParallelPlugin:
+    """A plugin whose units are the layers of the model."""
+    return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=["TransformerEncoderLayer"],
+        **options,
     )
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin if shards else None)
+
+
+def our_step(plugin: FullyShardedDataParallelPlugin | None) -> Callable[[str], Callable[[], None]]:
+    """Steps through ``Accelerator``."""
+    from accelerate_cpp import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
 
     def prepare(optimizer: str) -> Callable[[], None]:
         torch.manual_seed(0)
@@ -103,8 +111,9 @@ def worker(name: str) -> None:
         NAMES[2]: lambda: torch_step("gloo", "fsdp"),
         NAMES[3]: lambda: torch_step("shm", "fsdp"),
         NAMES[4]: lambda: torch_step("gloo", "zero"),
-        NAMES[5]: lambda: our_step(shards=True),
-        NAMES[6]: lambda: our_step(shards=False),
+        NAMES[5]: lambda: our_step(sharding()),
+        NAMES[6]: lambda: our_step(sharding(weights_once_per_host=True)),
+        NAMES[7]: lambda: our_step(None),
     }[name]()
     prepared: dict[str, Callable[[], None]] = {}
 

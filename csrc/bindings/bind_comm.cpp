@@ -1,3 +1,4 @@
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -59,6 +60,13 @@ void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>
   }
 }
 
+at::Tensor window(Communicator& communicator, std::size_t size_bytes, milliseconds timeout) {
+  const std::shared_ptr<comm::Buffer> buffer =
+      communicator.window(size_bytes, comm::Call(Deadline::after(timeout)));
+  return at::from_blob(buffer->data(), {static_cast<std::int64_t>(size_bytes)}, [buffer](void*) {},
+                       at::TensorOptions().dtype(at::kByte));
+}
+
 }  // namespace
 
 void bind_comm(py::module_& module) {
@@ -82,6 +90,15 @@ void bind_comm(py::module_& module) {
           py::arg("topic"), py::arg("timeout"), release,
           "The ranks that call this with the same topic, once it is known of all whether they do. A rank that is in "
           "another collective, or has left, does not, and notices nothing; one that has died raises PeerLost.")
+      .def(
+          "barrier",
+          [](Communicator& communicator, milliseconds timeout) {
+            communicator.barrier(comm::Call(Deadline::after(timeout)));
+          },
+          py::arg("timeout"), release, "Returns when every rank has entered it.")
+      .def("window", &window, py::arg("size_bytes"), py::arg("timeout"), release,
+           "Collective: zeros of uint8 in memory that every rank, all on this host, has mapped; gone with its last "
+           "tensor on any of them. Allocated in full: SystemError on all ranks where there is not enough.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,
            "Makes current and later operations of every rank raise PeerLost with the reason.");
 

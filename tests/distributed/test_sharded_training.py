@@ -599,11 +599,38 @@ def uneven_inputs_are_refused_with_what_to_do() -> None:
         pass
 
 
-def run_scenarios(backend: str) -> dict[str, str]:
+@scenario
+def what_the_host_has_in_common_is_what_all_step_on() -> None:
+    """Only where weights are once per host: the others would gather them into memory of their own."""
+    if os.environ.get("FSDP_WEIGHTS_ONCE_PER_HOST") != "true":
+        return
+    from accelerate_cpp.comm.host_group import HostGroup
+
+    run = accelerator()
+    model = decoder()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    run.backward(loss_of(model, words(0, run.process_index)))
+    optimizer.step()
+    model.unshard()
+    gathered = {name: weight.data_ptr() for name, weight in model.named_parameters(recurse=False)}
+    model.reshard()
+    model.unshard()
+    assert gathered == {name: weight.data_ptr() for name, weight in model.named_parameters(recurse=False)}
+    mapped = [line for line in open("/proc/self/maps") if "accelerate_cpp" in line]
+    spans = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in mapped]
+    assert gathered
+    if len(HostGroup().ranks) == 1:  # then it is ordinary memory
+        return
+    assert all(any(begin <= address < end for begin, end in spans) for address in gathered.values())
+
+
+def run_scenarios(backend: str, once_per_host: bool = False) -> dict[str, str]:
     import torch
 
     from accelerate_cpp import PartialState
 
+    if once_per_host:
+        os.environ["FSDP_WEIGHTS_ONCE_PER_HOST"] = "true"
     torch.set_num_threads(1)
     state = PartialState(cpu=True, backend=backend)
     assert state.backend == backend
@@ -622,12 +649,18 @@ LONG = pytest.mark.long
 
 @pytest.fixture(
     scope="module",
-    params=[(2, "shm"), (3, "shm"), *(pytest.param(one, marks=LONG) for one in [(2, "gloo"), (4, "shm"), (4, "gloo")])],
-    ids=lambda param: f"{param[0]} ranks over {param[1]}",
+    params=[
+        (2, "shm", False),
+        (3, "shm", False),
+        (2, "shm", True),
+        *(pytest.param((*one, False), marks=LONG) for one in [(2, "gloo"), (4, "shm"), (4, "gloo")]),
+        *(pytest.param((*one, True), marks=LONG) for one in [(3, "shm"), (2, "gloo"), (4, "shm"), (4, "gloo")]),
+    ],
+    ids=lambda param: f"{param[0]} ranks over {param[1]}{', weights once per host' * param[2]}",
 )
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    ranks, backend = request.param
-    return run_processes(run_scenarios, ranks, backend, timeout=280)
+    ranks, backend, once_per_host = request.param
+    return run_processes(run_scenarios, ranks, backend, once_per_host, timeout=280)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -636,9 +669,11 @@ def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     assert not report, "\n".join(report)
 
 
-def run_scenarios_on_a_host(hosts: tuple[Host, Host], layout: tuple[int, ...]) -> dict[str, str]:
+def run_scenarios_on_a_host(
+    hosts: tuple[Host, Host], layout: tuple[int, ...], once_per_host: bool
+) -> dict[str, str]:
     hosts[layout[int(os.environ["RANK"])]].enter()
-    failures = run_scenarios("shm")
+    failures = run_scenarios("shm", once_per_host)
     import torch.distributed as dist
 
     outlive_the_others(dist.distributed_c10d._get_default_store(), dist.get_rank(), len(layout))
@@ -646,8 +681,10 @@ def run_scenarios_on_a_host(hosts: tuple[Host, Host], layout: tuple[int, ...]) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1, 1)], ids=str)
-def test_on_two_hosts(hosts: tuple[Host, Host], layout: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("once_per_host", [False, True])
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1, 1), (0, 0, 1)], ids=str)
+def test_on_two_hosts(hosts: tuple[Host, Host], layout: tuple[int, ...], once_per_host: bool) -> None:
     environment = {"MASTER_ADDR": ADDRESSES[0]}
-    failures = run_processes(run_scenarios_on_a_host, len(layout), hosts, layout, timeout=280, environment=environment)
+    arguments = (hosts, layout, once_per_host)
+    failures = run_processes(run_scenarios_on_a_host, len(layout), *arguments, timeout=280, environment=environment)
     assert failures == [{}] * len(layout), "\n".join(text for own in failures for text in own.values())

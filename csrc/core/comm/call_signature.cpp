@@ -24,6 +24,8 @@ const char* name(CallKind kind) {
       return "barrier";
     case CallKind::kSplit:
       return "split";
+    case CallKind::kWindow:
+      return "window";
     case CallKind::kMeeting:
       return "meeting";
     case CallKind::kGradients:
@@ -47,6 +49,8 @@ std::string CallSignature::describe() const {
     case CallKind::kMeeting:
     case CallKind::kWithdrawal:
       return text;
+    case CallKind::kWindow:
+      return text + " of " + std::to_string(count) + " bytes";
     case CallKind::kGradients:
       return (op == ReduceOp::kPreMulSum ? "weighted " : "") + text + " of " + std::to_string(count) +
              " buckets (round " + std::to_string(round & 0xffffffffu) + ")";

@@ -21,6 +21,7 @@ enum class CallKind : std::uint8_t {
   kAllToAll,
   kBarrier,
   kSplit,
+  kWindow,      // of `count` bytes
   kMeeting,     // on the topic whose fingerprint is `count`
   kGradients,   // a round of a gradient exchange
   kWithdrawal,  // takes the place of whatever the other ranks call

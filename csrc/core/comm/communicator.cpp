@@ -2,7 +2,13 @@
 
 #include <numeric>
 
+#include "core/base/error.h"
+
 namespace accelerate_cpp::comm {
+
+std::shared_ptr<Buffer> Communicator::window(std::size_t, const Call&) {
+  throw InvalidArgument("window: only ranks that share a host and communicate through shared memory share a window");
+}
 
 std::vector<int> Communicator::meet(const std::string&, const Call& call) {
   barrier(call);

@@ -70,6 +70,10 @@ void OrderedCommunicator::withdraw(const std::string& reason, const Call& call) 
   in_turn().withdraw(reason, call);
 }
 
+std::shared_ptr<Buffer> OrderedCommunicator::window(std::size_t size_bytes, const Call& call) {
+  return in_turn().window(size_bytes, call);
+}
+
 std::shared_ptr<Buffer> OrderedCommunicator::allocate(std::size_t size_bytes) {
   return inner_->allocate(size_bytes);
 }

@@ -33,6 +33,7 @@ class OrderedCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
+  std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
   double cores_per_rank() const override { return inner_->cores_per_rank(); }
   void leave() noexcept override { inner_->leave(); }
   bool someone_has_left() override { return inner_->someone_has_left(); }

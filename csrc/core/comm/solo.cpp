@@ -103,6 +103,11 @@ std::shared_ptr<Buffer> SoloCommunicator::allocate(std::size_t size_bytes) {
   return std::make_shared<HeapBuffer>(size_bytes);
 }
 
+std::shared_ptr<Buffer> SoloCommunicator::window(std::size_t size_bytes, const Call&) {
+  check_usable("window");
+  return std::make_shared<HeapBuffer>(size_bytes);
+}
+
 void SoloCommunicator::abort(const std::string& reason) noexcept {
   failure_.set(reason);
 }

@@ -30,6 +30,7 @@ class SoloCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
+  std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
   void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
   void abort(const std::string& reason) noexcept override;
   // Throws PeerLost after abort().

@@ -89,6 +89,7 @@ FSDP = ShardingFlags(
         _fsdp("sync_module_states", "send the weights of the first process to the others", "true"),
         _fsdp("activation_checkpointing", "compute activations again in the backward pass", "false"),
         _fsdp("activation_checkpointing_offload", "keep the inputs of these on the CPU", "false"),
+        _fsdp("weights_once_per_host", "let the processes of a host have the weights in common"),
     ),
 )
 _IGNORED = _fsdp("ignored_modules", "regular expression of modules that are not sharded")

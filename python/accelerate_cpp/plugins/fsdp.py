@@ -34,6 +34,7 @@ _logger = logging.getLogger(__name__)
 _ALWAYS = (
     *("fsdp_version", "backward_prefetch", "cpu_offload", "ignored_modules", "state_dict_type", "auto_wrap_policy"),
     *("activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"),
+    "weights_once_per_host",
 )
 _OF_VERSION_1 = ("use_orig_params", "sync_module_states", "forward_prefetch")
 
@@ -76,6 +77,8 @@ class FullyShardedDataParallelPlugin:
             ``FSDP_CPU_RAM_EFFICIENT_LOADING``, which transformers reads.
         transformer_cls_names_to_wrap: for ``"transformer_based_wrap"``, the names of classes, as a list or separated by
             commas; ``None`` uses those that a model of transformers names.
+        weights_once_per_host: version 2, on CPUs, not in the original: the whole weights lie once in memory that all
+            processes of a host have in common, and nothing is gathered there. Replicas of a model have one each.
         min_num_params: for ``"size_based_wrap"``, the least number of parameters.
 
     Raises:
@@ -103,6 +106,7 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
     transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: int | None = None
+    weights_once_per_host: bool | None = None
 
     def __post_init__(self) -> None:
         if self.cpu_ram_efficient_loading is not None:
@@ -339,6 +343,8 @@ def _resolve_loading(plugin: FullyShardedDataParallelPlugin) -> None:
     """If only rank 0 reads weights, the others get theirs from it, into the tensors that ``param_init_fn`` creates."""
     if plugin.fsdp_version == 2:
         return
+    if plugin.weights_once_per_host:
+        raise InvalidArgument("FullyShardedDataParallelPlugin: weights_once_per_host=True needs fsdp_version=2")
     if plugin.cpu_ram_efficient_loading and not plugin.sync_module_states:
         warnings.warn("cpu_ram_efficient_loading needs sync_module_states, which is switched on", stacklevel=4)
         plugin.sync_module_states = True

@@ -83,6 +83,17 @@ void Arena::release(std::uint32_t id) {
   let_go_locked();
 }
 
+void Arena::disown(std::uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(id);
+  if (found == own_.end()) {
+    return;
+  }
+  by_address_.erase(found->second->data());
+  own_.erase(found);
+  release_locked(id);
+}
+
 void Arena::let_go_locked() {
   if (process_.forked()) {
     return;  // a forked child must not empty the memory of its parent

@@ -49,6 +49,10 @@ class Arena {
   // system although forked children of the ranks (data-loader workers) still have it mapped; they see zeros then.
   void release(std::uint32_t id);
 
+  // As release(), but nobody gives the memory back before the last process has unmapped it: ranks, and their forked
+  // children, may use it for as long as they hold the segment, with or without the group.
+  void disown(std::uint32_t id);
+
   // Where [data, data + size_bytes) lies in this rank's arena, or nothing. Memory of the process whose descriptor has
   // been given up (SharedSegments) is found only by the arenas that had met it before.
   std::optional<ArenaReference> find(const void* data, std::size_t size_bytes);

@@ -10,6 +10,7 @@
 #include "core/comm/reduce_kernels.h"
 #include "core/comm/shared_buffer.h"
 #include "core/comm/shm/staged_all_reduce.h"
+#include "core/comm/shm/window.h"
 #include "core/comm/slices.h"
 #include "core/comm/split_store.h"
 
@@ -282,6 +283,10 @@ std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const C
 
 std::shared_ptr<Buffer> ShmCommunicator::allocate(std::size_t size_bytes) {
   return allocate_shared(size_bytes);
+}
+
+std::shared_ptr<Buffer> ShmCommunicator::window(std::size_t size_bytes, const Call& call) {
+  return open_window(*this, size_bytes, call);
 }
 
 void ShmCommunicator::leave() noexcept {

@@ -41,6 +41,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
+  std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
   double cores_per_rank() const override { return group_->cores() / size(); }
   void leave() noexcept override;
   bool someone_has_left() override { return group_->someone_has_left(); }

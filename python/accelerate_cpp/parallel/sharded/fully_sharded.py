@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.comm.host_group import HostGroup
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, local_part, sharded_like
 from accelerate_cpp.errors import InvalidArgument
@@ -37,6 +38,8 @@ from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from accelerate_cpp.parallel.sharded.host_weights import HostWeights
 
 _log = logging.getLogger(__name__)
 _WIDE = (torch.float32, torch.float64)
@@ -78,14 +81,36 @@ class FullyShardedStrategy(SingleStrategy):
         self._in_order: list[weakref.ref[torch.nn.Module]] = []  # as prepared, which is the same on all ranks
         self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
         self._device_mesh: DeviceMesh | None = None
+        self._host: HostGroup | None = None
+        self._host_weights: list[weakref.ref[HostWeights]] = []  # as prepared; the units keep them
+        self._hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def prepare(self, bundle: Bundle, steps: Sequence[ModelSteps] | None = None) -> Bundle:
-        self._replaced.follow(bundle.optimizers)
+        for optimizer in bundle.optimizers:
+            self.prepare_optimizer(optimizer)
         return super().prepare(bundle, steps)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         self._replaced.follow([optimizer])
+        if self._plugin.weights_once_per_host and optimizer not in self._hooked:
+            self._hooked.add(optimizer)
+            optimizer.register_step_pre_hook(lambda stepping, *_: self._before_step(stepping))
+            optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(stepping))
         return optimizer
+
+    def _weights_of(self, parameters: Iterable[Any]) -> list[HostWeights]:
+        """Those of which ``parameters`` are shards, in the order in which all processes prepared them."""
+        found = list(parameters)
+        living = [weights for weights in (reference() for reference in self._host_weights) if weights is not None]
+        return [weights for weights in living if weights.hold_any_of(found)]
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for weights in self._weights_of(one for group in optimizer.param_groups for one in group["params"]):
+            weights.await_readers()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for weights in self._weights_of(one for group in optimizer.param_groups for one in group["params"]):
+            weights.publish()
 
     def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
         """Nothing is placed: units are moved to the device one by one, when they are sharded."""
@@ -138,6 +163,7 @@ class FullyShardedStrategy(SingleStrategy):
             taken |= {id(one) for one in (*unit.parameters(), *unit.buffers())}
         if self._device.type == "cpu":
             keep_buffers([*units, model], self._torch_mesh().get_group("dp_shard"))
+        self._share_on_host(model)
         if widened and dist.get_rank() == 0:
             _log.info(
                 "%d parameters of %s that are trained were stored in less than fp32, and are stored in fp32 now, in "
@@ -146,6 +172,26 @@ class FullyShardedStrategy(SingleStrategy):
                 type(model).__name__,
                 ", ".join(widened[:3]),
             )
+
+    def _share_on_host(self, model: torch.nn.Module) -> None:
+        """Puts the weights of ``model`` once per host, if that is asked for and they have values."""
+        if not self._plugin.weights_once_per_host:
+            return
+        if self._device.type != "cpu":
+            raise InvalidArgument(
+                f"FullyShardedDataParallelPlugin: weights_once_per_host=True on {self._device}; only processes that "
+                "compute on CPUs have their memory in common. Leave it out"
+            )
+        if any(weight.is_meta for weight in model.parameters()):
+            return  # a checkpoint brings the values
+        from accelerate_cpp.parallel.sharded.gathered_once import share_units
+
+        policy: Any = self._plugin.mixed_precision_policy
+        if self._host is None:
+            self._host = HostGroup(self._torch_mesh().get_group("dp_shard"))
+        units = list(filter(is_fully_sharded, model.modules()))
+        weights = share_units(units, self._host, policy and policy.param_dtype)
+        self._host_weights.append(weakref.ref(weights, self._host_weights.remove))
 
     def _options(self) -> dict[str, Any]:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -280,6 +326,9 @@ class FullyShardedStrategy(SingleStrategy):
         """Each process copies its part of one tensor after the other; what is no tensor is loaded by the model."""
         self._free_gathered(model)
         self._materialise(model)
+        shared = self._weights_of(model.parameters())
+        for weights in shared:
+            weights.await_readers()
         own = model.state_dict()
         others = {}
         with torch.no_grad():
@@ -291,6 +340,8 @@ class FullyShardedStrategy(SingleStrategy):
                     others[name] = value
         if others:
             model.load_state_dict(others, strict=False)
+        for weights in shared:
+            weights.publish()
 
     def _materialise(self, model: torch.nn.Module) -> None:
         """Gives parameters on the meta device memory, before a checkpoint is loaded into them."""
@@ -308,3 +359,4 @@ class FullyShardedStrategy(SingleStrategy):
         if made:
             self._replaced.note(before, places_of(model))
             self._held[model] = list(model.named_parameters())
+            self._share_on_host(model)
