@@ -945,12 +945,12 @@ class Accelerator(PreparationSteps):
         current.accumulation = self._accumulation
         if not self._has_stepped:
             self._has_stepped = True
-            strategy = self._session.strategy
-            warn_of_unprepared(self._prepared, self._accumulation.reading, strategy, self.num_processes)
+            warn_of_unprepared(self._prepared, self._accumulation.reading, self._session.strategy, self.num_processes)
         loss, weight = self._accumulation.weighted(loss, weight)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        with self._accumulation.weights.of_pass(self._session.strategy.models, weight, self.sync_gradients) as weights:
-            self._session.strategy.backward(scaled, weights, **kwargs)
+        strategy = self._session.strategy
+        with self._accumulation.weights.of_pass(strategy, weight, self.sync_gradients) as weights:
+            strategy.backward(scaled, weights, **kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Not supported: raises ``InvalidArgument``. (In the original, it also steps LOMO optimizers.)"""

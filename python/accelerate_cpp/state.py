@@ -306,7 +306,7 @@ class AcceleratorState(PluginViews, PartialState):
         if running is None or running.mixed_precision is None:
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
-            if sharding is not None and precision != "no":
+            if sharding is not None and sharding.stage is None and precision != "no":
                 sharding.set_mixed_precision(precision)
             enter_session(
                 replace(

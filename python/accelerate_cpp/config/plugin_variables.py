@@ -58,6 +58,7 @@ FSDP: _Variables = _variables(
         ("activation_checkpointing", parse_flag, False, "compute activations again in the backward pass"),
         ("activation_checkpointing_offload", parse_flag, False, "version 2: and keep the inputs on the host"),
         ("cpu_ram_efficient_loading", parse_flag, False, "only rank 0 reads weights; transformers heeds it, too"),
+        ("zero_stage", parse_integer, None, "1 to 3: ZeRO by exchanges of this package"),
         ("weights_once_per_host", parse_flag, False, "version 2: the processes of a host have the weights in common"),
     ],
     {

@@ -89,6 +89,7 @@ FSDP = ShardingFlags(
         _fsdp("sync_module_states", "send the weights of the first process to the others", "true"),
         _fsdp("activation_checkpointing", "compute activations again in the backward pass", "false"),
         _fsdp("activation_checkpointing_offload", "keep the inputs of these on the CPU", "false"),
+        _fsdp("zero_stage", "stage of ZeRO, on CPUs", choices=("1", "2", "3")),
         _fsdp("weights_once_per_host", "let the processes of a host have the weights in common"),
     ),
 )

@@ -36,14 +36,25 @@ def sharded_like(parameter: Any, value: Any) -> Any:
 
 def empty_like(parameter: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
     """Memory for a tensor in shards like ``parameter``."""
+    return wrapped_like(parameter, torch.empty(parameter.to_local().shape, dtype=dtype, device=device))
+
+
+def wrapped_like(parameter: Any, local: torch.Tensor) -> Any:
+    """``local``, the part of this process, as a tensor in shards like ``parameter``."""
+    return _wrapped(local, parameter, parameter.device_mesh, parameter.placements)
+
+
+def rows_wrapped(rows: torch.Tensor, whole: torch.Tensor, mesh: Any) -> Any:
+    """``rows`` of this process as a tensor like ``whole``, whose rows the last axis of ``mesh`` shares out.
+
+    Along the other axes there are replicas.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    return _wrapped(rows, whole, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(0)])
+
+
+def _wrapped(local: torch.Tensor, like: torch.Tensor, mesh: Any, placements: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
-    local = torch.empty(parameter.to_local().shape, dtype=dtype, device=device)
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())

@@ -19,10 +19,17 @@ def _fully_sharded(config: SessionConfig, device: torch.device, mesh: Mesh) -> S
     return FullyShardedStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
 
 
+def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.sharded.zero import ZeroStrategy
+
+    return ZeroStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
+
+
 STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] = {
     "single": lambda config, device, mesh: SingleStrategy(),
     "data_parallel": lambda config, device, mesh: DataParallelStrategy(device, config.ddp_kwargs),
     "fully_sharded": _fully_sharded,
+    "zero": _zero,
 }
 
 
@@ -33,5 +40,6 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
         device: of this process.
         mesh: of all processes.
     """
-    several = "fully_sharded" if config.shards else "data_parallel"
+    stage = config.fsdp_plugin.stage if config.shards else None
+    several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"
     return STRATEGIES["single" if mesh.world_size == 1 else several](config, device, mesh)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +27,22 @@ class PassWeights:
 
     totals: Mapping[torch.nn.Module, float] = field(default_factory=dict)
     touched: set[torch.nn.Module] = field(default_factory=set)
+
+
+class TrainedModels(Protocol):
+    """What weights have to know of the models that are trained."""
+
+    def models(self) -> Iterable[torch.nn.Module]:
+        """Those whose gradients weights divide."""
+        ...
+
+    def leaves(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        """The tensors to which backward passes through ``model`` give gradients."""
+        ...
+
+    def has_gradients(self, model: torch.nn.Module) -> bool:
+        """Whether ``model`` has gradients of earlier passes, wherever they are kept."""
+        ...
 
 
 _NO_WEIGHTS: nullcontext[None] = nullcontext()
@@ -49,12 +65,12 @@ class StepWeights:
         self._some_had_none = False
 
     def of_pass(
-        self, models: Callable[[], Iterable[torch.nn.Module]], weight: float | None, completes: bool
+        self, trained: TrainedModels, weight: float | None, completes: bool
     ) -> AbstractContextManager[PassWeights | None]:
         """Inside this block, one backward pass runs.
 
         Args:
-            models: those whose gradients weights divide.
+            trained: the models whose gradients weights divide, and their parameters.
             weight: of the pass; ``None`` for a loss that is a mean.
             completes: whether gradients are divided at the end of the pass.
 
@@ -70,19 +86,18 @@ class StepWeights:
         if weight is None and not self._steps:
             self._some_had_none = True
             return _NO_WEIGHTS
-        return self._weighed(list(models()), weight, completes)
+        return self._weighed(trained, weight, completes)
 
     @contextmanager
-    def _weighed(
-        self, watched: list[torch.nn.Module], weight: float | None, completes: bool
-    ) -> Iterator[PassWeights | None]:
-        for model in [model for model in self._steps if _has_no_gradients(model)]:
+    def _weighed(self, trained: TrainedModels, weight: float | None, completes: bool) -> Iterator[PassWeights | None]:
+        watched = list(trained.models())
+        for model in [model for model in self._steps if not trained.has_gradients(model)]:  # they were cleared
             del self._steps[model]
         self._known.update(watched)
         mixed = [model for model in watched if weight is not None and self._has_gradients_without_weight(model)]
         totals = {model: self._weight_of(model) + weight for model in watched} if weight is not None else {}
         weights = PassWeights(totals if completes else {})
-        with _watching(watched, weights.touched):
+        with _watching({model: trained.leaves(model) for model in watched}, weights.touched):
             yield weights
         self._record_pass(weights.touched, totals, mixed, completes)
         self._some_had_none |= weight is None
@@ -132,12 +147,14 @@ class StepWeights:
 
 
 @contextmanager
-def _watching(models: Iterable[torch.nn.Module], touched: set[torch.nn.Module]) -> Iterator[None]:
-    """Inside this block, backward passes add to ``touched`` the ``models`` of which a parameter gets a gradient."""
+def _watching(
+    models: Mapping[torch.nn.Module, Iterable[torch.Tensor]], touched: set[torch.nn.Module]
+) -> Iterator[None]:
+    """Inside this block, backward passes add to ``touched`` the ``models`` of which a leaf gets a gradient."""
     handles = [
         parameter.register_hook(lambda _, model=model: touched.add(model))
-        for model in models
-        for parameter in model.parameters()
+        for model, leaves in models.items()
+        for parameter in leaves
         if parameter.requires_grad
     ]
     try:
@@ -145,10 +162,6 @@ def _watching(models: Iterable[torch.nn.Module], touched: set[torch.nn.Module]) 
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _has_no_gradients(model: torch.nn.Module) -> bool:
-    return all(parameter.grad is None for parameter in model.parameters())
 
 
 def _name_of(model: torch.nn.Module) -> str:

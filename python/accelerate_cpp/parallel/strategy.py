@@ -122,6 +122,14 @@ class Strategy(ABC):
             here: whether this process gets it; not asked where every process has it.
         """
 
+    def leaves(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        """The tensors to which backward passes through ``model`` give gradients."""
+        return model.parameters()
+
+    def has_gradients(self, model: torch.nn.Module) -> bool:
+        """Whether ``model`` has gradients of earlier passes, wherever they are kept."""
+        return any(parameter.grad is not None for parameter in model.parameters())
+
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters of ``model`` with their names there, as optimizers hold them."""
         return model.named_parameters()

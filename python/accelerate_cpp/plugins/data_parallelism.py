@@ -73,7 +73,7 @@ def chosen_fsdp_plugin(
         argument = FullyShardedDataParallelPlugin()
     if not isinstance(argument, FullyShardedDataParallelPlugin):
         raise InvalidArgument(f"fsdp_plugin={argument!r}: expected a FullyShardedDataParallelPlugin")
-    if argument.fsdp_version != 2 and _processes() > 1:
+    if argument.fsdp_version != 2 and argument.stage is None and _processes() > 1:
         unsupported.refuse("fsdp_version", f"FullyShardedDataParallelPlugin(fsdp_version={argument.fsdp_version})")
     return argument
 

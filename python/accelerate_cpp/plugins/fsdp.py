@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 _ALWAYS = (
     *("fsdp_version", "backward_prefetch", "cpu_offload", "ignored_modules", "state_dict_type", "auto_wrap_policy"),
     *("activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"),
-    "weights_once_per_host",
+    *("weights_once_per_host", "zero_stage"),
 )
 _OF_VERSION_1 = ("use_orig_params", "sync_module_states", "forward_prefetch")
 
@@ -79,6 +79,9 @@ class FullyShardedDataParallelPlugin:
             commas; ``None`` uses those that a model of transformers names.
         weights_once_per_host: version 2, on CPUs, not in the original: the whole weights lie once in memory that all
             processes of a host have in common, and nothing is gathered there. Replicas of a model have one each.
+        zero_stage: on CPUs, not in the original: 1, 2 or 3 for ZeRO by exchanges of this package, with the weights once
+            per host. In stage 1 gradients stay whole while they accumulate; from stage 2 on, a process never holds more
+            than its part and a few buckets. In version 1, ``sharding_strategy="SHARD_GRAD_OP"`` is stage 2.
         min_num_params: for ``"size_based_wrap"``, the least number of parameters.
 
     Raises:
@@ -107,6 +110,7 @@ class FullyShardedDataParallelPlugin:
     transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: int | None = None
     weights_once_per_host: bool | None = None
+    zero_stage: int | None = None
 
     def __post_init__(self) -> None:
         if self.cpu_ram_efficient_loading is not None:
@@ -123,6 +127,15 @@ class FullyShardedDataParallelPlugin:
         _resolve_precision(self)
         _resolve_checkpointing(self)
         _resolve_loading(self)
+        _resolve_zero(self)
+
+    @property
+    def stage(self) -> int | None:
+        """The stage of ZeRO that trains, if any."""
+        from torch.distributed.fsdp import ShardingStrategy
+
+        shards_gradients = self.fsdp_version == 1 and self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        return 2 if shards_gradients and self.zero_stage is None else self.zero_stage
 
     def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
         """Chooses the type of checkpoints, ``state_dict_type`` or the field, and the options of that type.
@@ -336,6 +349,21 @@ def _resolve_checkpointing(plugin: FullyShardedDataParallelPlugin) -> None:
         raise InvalidArgument(
             "FullyShardedDataParallelPlugin: activation_checkpointing_offload=True needs activation_checkpointing=True "
             "and fsdp_version=2"
+        )
+
+
+def _resolve_zero(plugin: FullyShardedDataParallelPlugin) -> None:
+    stage = plugin.zero_stage
+    if stage is None:
+        return
+    if stage not in (1, 2, 3):
+        raise InvalidArgument(f"FullyShardedDataParallelPlugin: zero_stage={stage!r}; expected 1, 2 or 3")
+    if plugin.fsdp_version != 2:
+        raise InvalidArgument(f"FullyShardedDataParallelPlugin: zero_stage={stage} needs fsdp_version=2")
+    if plugin.mixed_precision_policy is not None:
+        raise InvalidArgument(
+            f"FullyShardedDataParallelPlugin: zero_stage={stage} keeps weights as they are stored, and layers compute "
+            "by autocast; leave mixed_precision_policy out and pass mixed_precision to Accelerator"
         )
 
 

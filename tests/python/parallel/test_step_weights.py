@@ -10,6 +10,8 @@ import torch
 import torch.utils.checkpoint
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.bundle import Bundle
+from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.step_weights import StepWeights
 
 
@@ -27,11 +29,17 @@ def nets() -> tuple[Net, Net]:
     return Net(), Net()
 
 
+def trained(nets: tuple[Net, Net]) -> SingleStrategy:
+    strategy = SingleStrategy()
+    strategy.prepare(Bundle(models=list(nets)))
+    return strategy
+
+
 def run(
     weights: StepWeights, nets: tuple[Net, Net], weight: float | None, through: list[Net], completes: bool = True
 ) -> dict[int, float] | None:
     """One pass of a loss that depends on ``through``; what each of the nets weighs after it, by number."""
-    with weights.of_pass(lambda: list(nets), weight, completes) as found:
+    with weights.of_pass(trained(nets), weight, completes) as found:
         sum(net(torch.ones(1, 1)) for net in through).backward()  # type: ignore[union-attr]
     if found is None:
         return None
@@ -120,14 +128,14 @@ def test_a_step_on_parameters_of_no_model_ends_that_of_all(nets: tuple[Net, Net]
 
 def test_a_pass_that_raises_weighs_nothing(nets: tuple[Net, Net]) -> None:
     weights = StepWeights()
-    with pytest.raises(KeyError), weights.of_pass(lambda: list(nets), 3.0, True):
+    with pytest.raises(KeyError), weights.of_pass(trained(nets), 3.0, True):
         raise KeyError
     assert run(weights, nets, 4.0, [nets[0]]) == {0: 4.0, 1: 4.0}
 
 
 def test_a_loss_that_reaches_a_model_through_reentrant_checkpointing_touches_it(nets: tuple[Net, Net]) -> None:
     weights, inputs = StepWeights(), torch.ones(1, 1, requires_grad=True)
-    with weights.of_pass(lambda: list(nets), 3.0, True) as found:
+    with weights.of_pass(trained(nets), 3.0, True) as found:
         torch.utils.checkpoint.checkpoint(nets[0], inputs, use_reentrant=True).sum().backward()
     assert found is not None
     assert found.touched == {nets[0]}

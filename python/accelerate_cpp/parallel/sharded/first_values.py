@@ -34,6 +34,14 @@ class FirstValues:
             id(one) for name, one in _named_tensors(model) if everywhere[0][name][1]
         }  # nowhere: a checkpoint brings them
 
+    def has_no_values(self, tensor: torch.Tensor) -> bool:
+        """Whether no rank has any for ``tensor``, so that a checkpoint has to bring them."""
+        return id(tensor) in self._without_values
+
+    def holders_of(self, tensor: torch.Tensor) -> list[tuple[dict[str, Any], str]]:
+        """The dictionaries of modules that held ``tensor`` at the beginning, with its names there."""
+        return self._holders[id(tensor)]
+
     def bring(self, tensors: Iterable[torch.Tensor], dtype_of: Any) -> None:
         """Gives ``tensors`` the values of rank 0; those on the meta device are replaced in the modules that hold them.
 
@@ -41,7 +49,7 @@ class FirstValues:
             dtype_of: called with each tensor, the dtype that it is to have.
         """
         for tensor in tensors:
-            has_none = id(tensor) in self._without_values
+            has_none = self.has_no_values(tensor)
             if tensor.is_meta and not has_none:
                 tensor = self._made(tensor, dtype_of(tensor))
             elif tensor.dtype != dtype_of(tensor):

@@ -5,7 +5,6 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +29,7 @@ from accelerate_cpp.parallel.sharded.units import (
     policy_for,
     units_of,
 )
+from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate_cpp.parallel.sharded.host_weights import HostWeights
-
-_log = logging.getLogger(__name__)
-_WIDE = (torch.float32, torch.float64)
 
 
 def is_fully_sharded(model: torch.nn.Module) -> bool:
@@ -92,11 +89,15 @@ class FullyShardedStrategy(SingleStrategy):
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         self._replaced.follow([optimizer])
-        if self._plugin.weights_once_per_host and optimizer not in self._hooked:
+        if self._has_host_weights and optimizer not in self._hooked:
             self._hooked.add(optimizer)
             optimizer.register_step_pre_hook(lambda stepping, *_: self._before_step(stepping))
             optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(stepping))
         return optimizer
+
+    @property
+    def _has_host_weights(self) -> bool:
+        return bool(self._plugin.weights_once_per_host)
 
     def _weights_of(self, parameters: Iterable[Any]) -> list[HostWeights]:
         """Those of which ``parameters`` are shards, in the order in which all processes prepared them."""
@@ -138,25 +139,11 @@ class FullyShardedStrategy(SingleStrategy):
         # In the order of the model, which is the same on all ranks.
         self._ignored[model] = [one for one in model.parameters() if one in ignored and one.requires_grad]
         taken: set[int] = set()
-        widened: list[str] = []
-        names = {id(weight): name for name, weight in model.named_parameters()}
-
-        def dtype_of(tensor: torch.Tensor) -> torch.dtype:
-            widens = (
-                self._low_precision
-                and isinstance(tensor, torch.nn.Parameter)
-                and tensor.requires_grad
-                and tensor.is_floating_point()
-                and tensor.dtype not in _WIDE
-            )
-            if widens:
-                widened.append(names.get(id(tensor), "a parameter"))
-            return torch.float32 if widens else tensor.dtype
-
+        widening = WidenedWeights(model, self._low_precision)
         for unit in [*units, model]:
             before = places_of(unit)
             tensors = [one for one in (*unit.parameters(), *unit.buffers()) if id(one) not in taken]
-            first.bring([one for one in tensors if not is_sharded_tensor(one)], dtype_of)
+            first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of)
             root = {} if unit is not model else {"reshard_after_forward": None}  # torch keeps those of the root
             fully_shard(unit, **{**options, **root})
             self._replaced.note(before, places_of(unit))
@@ -164,18 +151,11 @@ class FullyShardedStrategy(SingleStrategy):
         if self._device.type == "cpu":
             keep_buffers([*units, model], self._torch_mesh().get_group("dp_shard"))
         self._share_on_host(model)
-        if widened and dist.get_rank() == 0:
-            _log.info(
-                "%d parameters of %s that are trained were stored in less than fp32, and are stored in fp32 now, in "
-                "which the optimizer steps: %s",
-                len(widened),
-                type(model).__name__,
-                ", ".join(widened[:3]),
-            )
+        widening.tell()
 
     def _share_on_host(self, model: torch.nn.Module) -> None:
         """Puts the weights of ``model`` once per host, if that is asked for and they have values."""
-        if not self._plugin.weights_once_per_host:
+        if not self._has_host_weights:
             return
         if self._device.type != "cpu":
             raise InvalidArgument(
@@ -187,11 +167,14 @@ class FullyShardedStrategy(SingleStrategy):
         from accelerate_cpp.parallel.sharded.gathered_once import share_units
 
         policy: Any = self._plugin.mixed_precision_policy
+        units = list(filter(is_fully_sharded, model.modules()))
+        weights = share_units(units, self._host_group(), policy and policy.param_dtype)
+        self._host_weights.append(weakref.ref(weights, self._host_weights.remove))
+
+    def _host_group(self) -> HostGroup:
         if self._host is None:
             self._host = HostGroup(self._torch_mesh().get_group("dp_shard"))
-        units = list(filter(is_fully_sharded, model.modules()))
-        weights = share_units(units, self._host, policy and policy.param_dtype)
-        self._host_weights.append(weakref.ref(weights, self._host_weights.remove))
+        return self._host
 
     def _options(self) -> dict[str, Any]:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -239,11 +222,14 @@ class FullyShardedStrategy(SingleStrategy):
         return self._without_sync(model) if is_fully_sharded(model) else super().no_sync(model)
 
     def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
-        loss.backward(**kwargs)
+        self._backward(loss, **kwargs)
         self._average_ignored()
         if weights is not None and weights.totals:
             models = [model for model in self.models() if model in weights.totals]
             weigh_averages(models, weights, self._device, self._mesh.data_size)
+
+    def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        loss.backward(**kwargs)
 
     def _average_ignored(self) -> None:
         """Torch leaves the gradients of parameters that are not sharded as they are on each rank. Collective."""
@@ -301,6 +287,9 @@ class FullyShardedStrategy(SingleStrategy):
             if self.unwrap(model) is inner:
                 for unit in filter(is_fully_sharded, model.modules()):
                     unit.reshard()  # type: ignore[operator]
+
+    def has_gradients(self, model: torch.nn.Module) -> bool:
+        return super().has_gradients(model) or any(one.grad is not None for _, one in self.named_parameters(model))
 
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Those of when it was prepared: after a forward pass, units have whole ones until they are sharded again."""

@@ -44,12 +44,12 @@ def share_units(units: Sequence[Any], host: HostGroup, compute_dtype: torch.dtyp
     for one in parameters:
         one.reset_sharded_param()  # those of a model that was on the meta device have been replaced
     weights = HostWeights(host, [(one._orig_size, compute_dtype or one.sharded_param.dtype) for one in parameters])
-    shards = weights.place([one.sharded_param._local_tensor for one in parameters])
-    for one, shard, whole in zip(parameters, shards, weights.wholes, strict=True):
+    for index, one in enumerate(parameters):
+        shard = weights.place(index, one.sharded_param._local_tensor)
         if shard is not one.sharded_param._local_tensor:
             one.sharded_param._local_tensor = shard
             one._sharded_param_data = shard.reshape(-1)
-        _gather_one_number(shard, whole)
+        _gather_one_number(shard, weights.wholes[index])
         one._init_extensions()
     weights.are_stepped_by(one.sharded_param for one in parameters)
     for unit in units:
@@ -71,7 +71,9 @@ def _gather_one_number(shard: Any, whole: torch.Tensor) -> None:
     def fsdp_pre_all_gather(mesh: Any) -> Any:
         return (number,), None
 
-    def fsdp_post_all_gather(outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None) -> Any:
+    def fsdp_post_all_gather(
+        outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None
+    ) -> Any:
         return None if out is not None else (whole, ())
 
     shard.fsdp_pre_all_gather = fsdp_pre_all_gather

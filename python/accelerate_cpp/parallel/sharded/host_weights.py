@@ -43,7 +43,7 @@ class HostWeights:
             _with_own_storage(window[begin : begin + size_bytes], dtype).view(shape)
             for (begin, size_bytes), (shape, dtype) in zip(places, kinds, strict=True)
         ]
-        self._shards: list[torch.Tensor] = []
+        self._shards: list[torch.Tensor] = list(self.wholes)
         self._parameters: set[int] = set()
 
     def slice_of(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
@@ -52,20 +52,20 @@ class HostWeights:
         rank = self._host.rank if rank is None else rank
         return whole[min(rank * rows, len(whole)) : min((rank + 1) * rows, len(whole))]
 
-    def place(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Takes in the values of this process's rows of each weight.
+    def place(self, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """Takes in the values of this process's ``rows`` of a weight.
 
         Returns:
-            What is to be stepped on: the rows in the common memory, or ``shards`` where their dtype is another.
+            What is to be stepped on: the rows in the common memory, or ``rows`` themselves if their dtype is another.
         """
-        with torch.no_grad():
-            for shard, whole in zip(shards, self.wholes, strict=True):
-                own = shard
-                if shard.dtype == whole.dtype:
-                    own = self.slice_of(whole).detach()
-                    own.copy_(shard)
-                self._shards.append(own)
-        return self._shards
+        whole = self.wholes[index]
+        if rows.dtype == whole.dtype:
+            own = self.slice_of(whole).detach()
+            with torch.no_grad():
+                own.copy_(rows)
+            rows = own
+        self._shards[index] = rows
+        return rows
 
     def are_stepped_by(self, parameters: Iterable[torch.Tensor]) -> None:
         """Says which parameters hold the rows of this process."""

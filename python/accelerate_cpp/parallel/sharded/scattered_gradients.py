@@ -1,0 +1,285 @@
+"""Gradients of whole weights, summed over the processes into the rows that each of them steps on.
+
+They are reduced in buckets while the backward pass computes the next ones, and freed at once: a process never holds
+more than its rows and a few buckets. Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models" (arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accelerate_cpp._native import C10dBackend
+from accelerate_cpp.devices.shards import local_part, wrapped_like
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.sharded.kept_buffers import KeptBuffers, reduce_scatter
+
+_BUCKET_BYTES = 8 << 20
+_BUCKETS_AT_ONCE = 2
+
+
+@dataclass
+class ScatteredWeight:
+    """One weight that is trained.
+
+    Attributes:
+        whole: the parameter that forward passes use.
+        shard: the parameter that optimizers step on: the rows of this process, as a ``DTensor`` like the whole.
+    """
+
+    whole: torch.nn.Parameter
+    shard: torch.nn.Parameter
+
+
+class _Bucket:
+    """Weights of one dtype. Its memory is one block per process, of one size, with that one's rows of each weight."""
+
+    def __init__(self, weights: Sequence[ScatteredWeight], size: int) -> None:
+        self.weights = list(weights)
+        self.dtype = weights[0].whole.dtype
+        self._size = size
+        self._places: list[tuple[int, int]] = []
+        self.block = 0
+        for weight in weights:
+            elements = -(-len(weight.whole) // size) * weight.whole[0].numel() if len(weight.whole) else 0
+            self._places.append((self.block, elements))
+            self.block += elements
+
+    def fill(self, memory: torch.Tensor, slot: int) -> None:
+        """Copies the gradient of a weight into ``memory``, zeros if there is none, and frees it. Leaves padding out."""
+        weight, (begin, elements) = self.weights[slot], self._places[slot]
+        rows = memory.view(self._size, self.block)[:, begin : begin + elements]
+        gradient, weight.whole.grad = weight.whole.grad, None
+        if gradient is None:
+            rows.zero_()
+            return
+        if gradient.requires_grad:
+            raise InvalidArgument(
+                "backward(create_graph=True) through a synchronised model is not available: the averaged gradient has "
+                "no graph. Use torch.autograd.grad"
+            )
+        flat = (gradient.to_dense() if gradient.layout is torch.sparse_coo else gradient).reshape(-1)
+        full, rest = divmod(flat.numel(), elements) if elements else (0, 0)
+        rows[:full].copy_(flat[: full * elements].view(full, elements))
+        if rest:
+            rows[full, :rest].copy_(flat[full * elements :])
+
+    def rows_of(self, block: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients of the rows of this process in ``block``, its own one."""
+        parts = [local_part(weight.shard) for weight in self.weights]
+        return [
+            block[begin : begin + part.numel()].view(part.shape)
+            for part, (begin, _) in zip(parts, self._places, strict=True)
+        ]
+
+
+class ScatteredGradients:
+    """Averages the gradients of one model during backward passes; each process gets those of its rows.
+
+    Args:
+        weights: in the order of the model, the same on all processes.
+        group: of the processes that share out the weights.
+        replicas: the group of those that have the same rows; ``None`` without replicas.
+        at_end: called when the averages of a pass are there.
+
+    Attributes:
+        synchronizing: whether passes average; if not, gradients stay whole where they were computed, and the next pass
+            that averages takes them in.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[ScatteredWeight],
+        group: dist.ProcessGroup,
+        replicas: dist.ProcessGroup | None,
+        at_end: Callable[[], None],
+    ) -> None:
+        self.synchronizing = True
+        self._group = group
+        self._replicas = replicas
+        self._at_end = at_end
+        self._size = dist.get_world_size(group)
+        self._averages = isinstance(group._get_backend(torch.device("cpu")), C10dBackend)  # Gloo only sums
+        self._buckets = _divide(weights, self._size)
+        self._buffers = KeptBuffers()
+        self._largest = {
+            dtype: max(bucket.block * self._size for bucket in self._buckets if bucket.dtype == dtype)
+            for dtype in dict.fromkeys(bucket.dtype for bucket in self._buckets)
+        }
+        self._results: list[tuple[torch.Tensor, list[Any]]] = []
+        for bucket in self._buckets:
+            block = torch.empty(bucket.block, dtype=bucket.dtype)
+            parts = zip(bucket.weights, bucket.rows_of(block), strict=True)
+            self._results.append((block, [wrapped_like(weight.shard, part) for weight, part in parts]))
+        self._announced = False
+        self._pass: int | None = None  # the number that autograd gives it
+        self._missing: list[int] = []
+        self._used: list[list[bool]] = []
+        self._next = 0  # bucket to be reduced
+        self._memory: torch.Tensor | None = None  # of that one, and what is in it
+        self._filled: set[int] = set()
+        self._under_way: deque[tuple[int, torch.Tensor, Any]] = deque()
+        self._watched: set[int] = set()
+        self.watch()
+
+    def watch(self) -> None:
+        """Looks for gradients of weights that require some by now."""
+        this = weakref.ref(self)
+        for index, bucket in enumerate(self._buckets):
+            for slot, weight in enumerate(bucket.weights):
+                if weight.whole.requires_grad and id(weight) not in self._watched:
+                    self._watched.add(id(weight))
+                    weight.whole.register_post_accumulate_grad_hook(_arrival(this, index, slot))
+
+    def expect(self) -> None:
+        """The caller says how the next backward pass ends, by :meth:`finish` or :meth:`give_up`."""
+        self._announced = True
+        self._pass = None
+
+    def begin(self) -> None:
+        """Called within a backward pass, at its beginning or when a gradient arrives.
+
+        A pass that nobody has announced ends when autograd says so; one that was announced may contain others, as with
+        reentrant checkpoints.
+        """
+        current = 0 if self._announced else torch._C._current_graph_task_id()
+        if self._pass == current:
+            return
+        self._await_all()  # of a pass that ended in an exception
+        self._pass = current
+        self._next = 0
+        self._memory = None
+        self._filled.clear()
+        self._missing = [sum(one.whole.requires_grad for one in bucket.weights) for bucket in self._buckets]
+        self._used = [[False] * len(bucket.weights) for bucket in self._buckets]
+        if not self._announced:
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def give_up(self) -> None:
+        """The pass has failed: its gradients are lost."""
+        self._announced = False
+        self._pass = None
+        for bucket in self._buckets:
+            for weight in bucket.weights:
+                weight.whole.grad = weight.shard.grad = None
+        self._at_end()
+
+    def _await_all(self) -> None:
+        while self._under_way:
+            self._under_way.popleft()[2].wait()
+
+    def arrived(self, index: int, slot: int) -> None:
+        """The gradient of a weight is complete."""
+        self.begin()
+        if not self.synchronizing:
+            return
+        if index < self._next or (index == self._next and slot in self._filled):
+            raise InvalidArgument(
+                "a parameter received two gradients in one backward pass, after the first had been handed to the other "
+                "ranks. Reentrant checkpointing does this when a module is called twice: use torch.utils.checkpoint "
+                "with use_reentrant=False"
+            )
+        self._missing[index] -= 1
+        if index == self._next:
+            self._fill(slot)  # while it is in cache
+        while self._next < len(self._buckets) and self._missing[self._next] <= 0:
+            self._start()
+
+    def _fill(self, slot: int) -> None:
+        """Takes in a gradient of the next bucket, of which there may be none."""
+        bucket = self._buckets[self._next]
+        if self._memory is None:
+            if len(self._under_way) >= _BUCKETS_AT_ONCE:
+                self._take()
+            memory = self._buffers.take([self._largest[bucket.dtype]], bucket.dtype)
+            self._memory = memory[: bucket.block * self._size]
+        with torch.no_grad():
+            self._used[self._next][slot] = bucket.weights[slot].whole.grad is not None
+            bucket.fill(self._memory, slot)
+        self._filled.add(slot)
+
+    def _start(self) -> None:
+        """Reduces the next bucket; all processes take them in the same order."""
+        index, bucket = self._next, self._buckets[self._next]
+        for slot in range(len(bucket.weights)):
+            if slot not in self._filled:
+                self._fill(slot)
+        block, _ = self._results[index]
+        if any(weight.shard.grad is not None for weight in bucket.weights):
+            block = torch.empty_like(block)  # it may hold the gradient to which this is added
+        op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = reduce_scatter(block, self._memory, op=op, group=self._group, async_op=True)
+        self._under_way.append((index, block, work))
+        self._memory = None
+        self._filled.clear()
+        self._next += 1
+
+    def _take(self) -> None:
+        index, block, work = self._under_way.popleft()
+        work.wait()
+        if not self._averages:
+            block /= self._size
+        if self._replicas is not None:
+            dist.all_reduce(block, group=self._replicas)
+            block /= dist.get_world_size(self._replicas)
+        if block is not self._results[index][0]:
+            bucket = self._buckets[index]
+            for weight, part in zip(bucket.weights, bucket.rows_of(block), strict=True):
+                if weight.shard.grad is not None:
+                    local_part(weight.shard.grad).add_(part)
+                else:
+                    weight.shard.grad = wrapped_like(weight.shard, part)
+
+    def finish(self) -> None:
+        """The pass has ended; returns when shards have the averages."""
+        began, self._pass, self._announced = self._pass is not None, None, False
+        if not began:
+            return
+        if self.synchronizing:
+            while self._next < len(self._buckets):
+                self._start()
+            with torch.no_grad():
+                while self._under_way:
+                    self._take()
+            self._give()
+        self._at_end()
+
+    def _give(self) -> None:
+        """Gives shards their gradients; one that no process has a gradient for keeps none."""
+        flags = torch.tensor([float(used) for bucket in self._used for used in bucket])
+        for group in (self._group, self._replicas):
+            if group is not None and flags.numel():
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        used = iter(flags.tolist())
+        for bucket, (_, gradients) in zip(self._buckets, self._results, strict=True):
+            for weight, gradient in zip(bucket.weights, gradients, strict=True):
+                if next(used) and weight.shard.grad is None:
+                    weight.shard.grad = gradient
+
+
+def _arrival(gradients: weakref.ref[ScatteredGradients], index: int, slot: int) -> Callable[[torch.Tensor], None]:
+    def arrived(_: torch.Tensor) -> None:
+        found = gradients()
+        if found is not None:
+            found.arrived(index, slot)
+
+    return arrived
+
+
+def _divide(weights: Sequence[ScatteredWeight], size: int) -> list[_Bucket]:
+    """Buckets in the order in which gradients tend to arrive: the reverse of that of the model."""
+    buckets: list[_Bucket] = []
+    open_ones: dict[torch.dtype, list[ScatteredWeight]] = {}
+    for weight in reversed(weights):
+        together = open_ones.setdefault(weight.whole.dtype, [])
+        together.append(weight)
+        if sum(one.whole.nbytes for one in together) >= _BUCKET_BYTES:
+            buckets.append(_Bucket(open_ones.pop(weight.whole.dtype), size))
+    return buckets + [_Bucket(together, size) for together in open_ones.values()]
