@@ -61,10 +61,10 @@ void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>
 }
 
 at::Tensor window(Communicator& communicator, std::size_t size_bytes, milliseconds timeout) {
-  const std::shared_ptr<comm::Buffer> buffer =
-      communicator.window(size_bytes, comm::Call(Deadline::after(timeout)));
-  return at::from_blob(buffer->data(), {static_cast<std::int64_t>(size_bytes)}, [buffer](void*) {},
-                       at::TensorOptions().dtype(at::kByte));
+  const std::shared_ptr<comm::Buffer> buffer = communicator.window(size_bytes, comm::Call(Deadline::after(timeout)));
+  return at::from_blob(
+      buffer->data(), {static_cast<std::int64_t>(size_bytes)}, [buffer](void*) {},
+      at::TensorOptions().dtype(at::kByte));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "torch_bridge/device_kernels.h"
 #include "torch_bridge/gradient_reducers.h"
 #include "torch_bridge/nccl_device_group.h"
+#include "torch_bridge/row_blocks.h"
 
 namespace accelerate_cpp::bindings {
 
@@ -164,6 +165,10 @@ void bind_nccl(py::module_& module) {
 void bind_grad(py::module_& module) {
   bind_nccl(module);
   bind_reducer(module);
+  module.def(
+      "copy_into_blocks", &grad::copy_into_blocks, py::arg("gradient"), py::arg("bucket"), py::arg("offset"),
+      py::arg("elements"), py::arg("num_blocks"), py::call_guard<py::gil_scoped_release>(),
+      "Copies parts of a gradient to the same place in each block of a bucket (csrc/torch_bridge/row_blocks.h).");
   module.def("note_registration", &grad::note_registration,
              "To be called when some module gets a parameter or a submodule.");
   module.def(

@@ -105,8 +105,8 @@ class Communicator {
   // not enough.
   virtual std::shared_ptr<Buffer> allocate(std::size_t size_bytes) = 0;
 
-  // Collective: zero-filled memory of `size_bytes` that every rank maps, gone with its last mapping. Only for ranks that
-  // share a host; others get InvalidArgument. Throws SystemFailure on all ranks when there is not enough.
+  // Collective: zero-filled memory of `size_bytes` that every rank maps, gone with its last mapping. Only for ranks
+  // that share a host; others get InvalidArgument. Throws SystemFailure on all ranks when there is not enough.
   virtual std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call);
 
   // Cores per rank of this host, as far as known.

@@ -1,7 +1,7 @@
 """Gradients of whole weights, summed over the processes into the rows that each of them steps on.
 
 They are reduced in buckets while the backward pass computes the next ones, and freed at once: a process never holds
-more than its rows and a few buckets. Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+more than its rows and some buckets. Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models" (arXiv:1910.02054).
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp._native import C10dBackend
+from accelerate_cpp._native import C10dBackend, copy_into_blocks
 from accelerate_cpp.devices.shards import local_part, wrapped_like
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.sharded.kept_buffers import KeptBuffers, reduce_scatter
 
-_BUCKET_BYTES = 8 << 20
+_BUCKET_BYTES = 32 << 20
 _BUCKETS_AT_ONCE = 2
 
 
@@ -55,21 +55,17 @@ class _Bucket:
     def fill(self, memory: torch.Tensor, slot: int) -> None:
         """Copies the gradient of a weight into ``memory``, zeros if there is none, and frees it. Leaves padding out."""
         weight, (begin, elements) = self.weights[slot], self._places[slot]
-        rows = memory.view(self._size, self.block)[:, begin : begin + elements]
         gradient, weight.whole.grad = weight.whole.grad, None
         if gradient is None:
-            rows.zero_()
+            memory.view(self._size, self.block)[:, begin : begin + elements].zero_()
             return
         if gradient.requires_grad:
             raise InvalidArgument(
                 "backward(create_graph=True) through a synchronised model is not available: the averaged gradient has "
                 "no graph. Use torch.autograd.grad"
             )
-        flat = (gradient.to_dense() if gradient.layout is torch.sparse_coo else gradient).reshape(-1)
-        full, rest = divmod(flat.numel(), elements) if elements else (0, 0)
-        rows[:full].copy_(flat[: full * elements].view(full, elements))
-        if rest:
-            rows[full, :rest].copy_(flat[full * elements :])
+        dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+        copy_into_blocks(dense, memory, begin, elements, self._size)
 
     def rows_of(self, block: torch.Tensor) -> list[torch.Tensor]:
         """The gradients of the rows of this process in ``block``, its own one."""
@@ -88,6 +84,8 @@ class ScatteredGradients:
         group: of the processes that share out the weights.
         replicas: the group of those that have the same rows; ``None`` without replicas.
         at_end: called when the averages of a pass are there.
+        overlaps: whether the backward pass goes on while buckets are reduced: worth it where they travel between hosts,
+            while processes of one host only take time from each other.
 
     Attributes:
         synchronizing: whether passes average; if not, gradients stay whole where they were computed, and the next pass
@@ -100,11 +98,13 @@ class ScatteredGradients:
         group: dist.ProcessGroup,
         replicas: dist.ProcessGroup | None,
         at_end: Callable[[], None],
+        overlaps: bool,
     ) -> None:
         self.synchronizing = True
         self._group = group
         self._replicas = replicas
         self._at_end = at_end
+        self._overlaps = overlaps
         self._size = dist.get_world_size(group)
         self._averages = isinstance(group._get_backend(torch.device("cpu")), C10dBackend)  # Gloo only sums
         self._buckets = _divide(weights, self._size)
@@ -172,8 +172,10 @@ class ScatteredGradients:
         self._at_end()
 
     def _await_all(self) -> None:
-        while self._under_way:
-            self._under_way.popleft()[2].wait()
+        for _, _, work in self._under_way:
+            if work is not None:
+                work.wait()
+        self._under_way.clear()
 
     def arrived(self, index: int, slot: int) -> None:
         """The gradient of a weight is complete."""
@@ -196,7 +198,7 @@ class ScatteredGradients:
         """Takes in a gradient of the next bucket, of which there may be none."""
         bucket = self._buckets[self._next]
         if self._memory is None:
-            if len(self._under_way) >= _BUCKETS_AT_ONCE:
+            if self._under_way and (not self._overlaps or len(self._under_way) >= _BUCKETS_AT_ONCE):
                 self._take()
             memory = self._buffers.take([self._largest[bucket.dtype]], bucket.dtype)
             self._memory = memory[: bucket.block * self._size]
@@ -215,7 +217,7 @@ class ScatteredGradients:
         if any(weight.shard.grad is not None for weight in bucket.weights):
             block = torch.empty_like(block)  # it may hold the gradient to which this is added
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
-        work = reduce_scatter(block, self._memory, op=op, group=self._group, async_op=True)
+        work = reduce_scatter(block, self._memory, op=op, group=self._group, async_op=self._overlaps)
         self._under_way.append((index, block, work))
         self._memory = None
         self._filled.clear()
@@ -223,7 +225,8 @@ class ScatteredGradients:
 
     def _take(self) -> None:
         index, block, work = self._under_way.popleft()
-        work.wait()
+        if work is not None:
+            work.wait()
         if not self._averages:
             block /= self._size
         if self._replicas is not None:

@@ -175,7 +175,7 @@ class ZeroStrategy(FullyShardedStrategy):
         shared.publish()
         replicas = mesh.get_group("dp_replicate") if "dp_replicate" in (mesh.mesh_dim_names or ()) else None
         whole_weights.gradients = ScatteredGradients(
-            scattered, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows
+            scattered, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows, overlaps=len(host.hosts) > 1
         )
         whole_weights.follow(model)
         self._host_weights.append(weakref.ref(shared, self._host_weights.remove))

@@ -116,8 +116,8 @@ TEST(Windows, LeaveNeitherNamesNorDescriptors) {
 TEST(Windows, OfDifferentSizesAreRefusedOnAllRanks) {
   run_threads(2, [](Store& store, int rank) {
     const auto communicator = ShmCommunicator::connect(store, rank, 2, soon(), {});
-    const std::string message = message_of<MismatchedCollective>(
-        [&] { communicator->window(rank == 0 ? kBytes : kBytes + 1, soon()); });
+    const std::string message =
+        message_of<MismatchedCollective>([&] { communicator->window(rank == 0 ? kBytes : kBytes + 1, soon()); });
     EXPECT_THAT(message, ::testing::HasSubstr("window of " + std::to_string(kBytes + 1) + " bytes"));
     EXPECT_NE(communicator->window(kBytes, soon()), nullptr);
   });
@@ -126,8 +126,7 @@ TEST(Windows, OfDifferentSizesAreRefusedOnAllRanks) {
 TEST(Windows, ForWhichThereIsNoMemoryFailOnAllRanksAndLeaveTheGroupUsable) {
   run_processes(2, [](Store& store, int rank) {
     const auto communicator = ShmCommunicator::connect(store, rank, 2, soon(), {});
-    const std::string message =
-        message_of<SystemFailure>([&] { communicator->window(std::size_t{1} << 50, soon()); });
+    const std::string message = message_of<SystemFailure>([&] { communicator->window(std::size_t{1} << 50, soon()); });
     EXPECT_THAT(message, ::testing::HasSubstr(std::to_string(std::size_t{1} << 50)));
     EXPECT_NE(communicator->window(kBytes, soon()), nullptr);
   });
