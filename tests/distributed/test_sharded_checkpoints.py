@@ -27,8 +27,8 @@ def plain_accelerator() -> Any:
 
 
 def run_of(kind: str) -> Any:
-    """Plain, or in shards with this type of state dicts; ``HSDP`` is two copies in two shards each, and in ``regions``
-    blocks are compiled one by one.
+    """Plain, or in shards with this type of state dicts; ``HSDP`` is two copies in two shards each, in ``regions``
+    blocks are compiled one by one, and the others have parts of their own names.
     """
     from accelerate_cpp import ParallelismConfig
     from accelerate_cpp.utils import TorchDynamoPlugin
@@ -41,6 +41,11 @@ def run_of(kind: str) -> Any:
     if kind == "regions":
         plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
         return accelerator({"state_dict_type": "SHARDED_STATE_DICT"}, dynamo_plugin=plugin)
+    if kind == "once per host":
+        return accelerator({"state_dict_type": "SHARDED_STATE_DICT", "weights_once_per_host": True})
+    if kind in ("ZeRO", "ZeRO, whole"):
+        chosen = "SHARDED_STATE_DICT" if kind == "ZeRO" else "FULL_STATE_DICT"
+        return accelerator({"state_dict_type": chosen, "zero_stage": 2})
     return accelerator({"state_dict_type": kind})
 
 
@@ -131,7 +136,8 @@ def losses_after(outcome: list[Any]) -> list[float]:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
     """Of two ranks, by kind."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {kind: (folder / kind, run_processes(save, 2, kind, str(folder / kind))[0]) for kind in (*KINDS, "plain")}
+    kinds = (*KINDS, "plain", "ZeRO")
+    return {kind: (folder / kind, run_processes(save, 2, kind, str(folder / kind))[0]) for kind in kinds}
 
 
 def test_the_files_are_the_originals(checkpoints: dict[str, tuple[Path, dict[str, Any]]]) -> None:
@@ -152,6 +158,13 @@ PAIRS = [
     ("SHARDED_STATE_DICT", "plain", 1),
     ("FULL_STATE_DICT", "SHARDED_STATE_DICT", 4),
     ("plain", "FULL_STATE_DICT", 2),
+    ("ZeRO", "SHARDED_STATE_DICT", 3),
+    ("ZeRO", "plain", 1),
+    ("SHARDED_STATE_DICT", "ZeRO", 4),
+    ("plain", "once per host", 3),
+    pytest.param("ZeRO", "ZeRO", 2, marks=LONG),
+    pytest.param("ZeRO", "once per host", 4, marks=LONG),
+    pytest.param("FULL_STATE_DICT", "ZeRO, whole", 3, marks=LONG),
     pytest.param("SHARDED_STATE_DICT", "SHARDED_STATE_DICT", 2, marks=LONG),
     pytest.param("SHARDED_STATE_DICT", "plain", 2, marks=LONG),
     pytest.param("SHARDED_STATE_DICT", "FULL_STATE_DICT", 2, marks=LONG),
@@ -170,7 +183,7 @@ def test_training_continues_in_another_layout_and_number(
     same(losses_after(run_processes(load, ranks, read, str(folder))), outcome["losses"], 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "ZeRO"])
 def test_a_model_on_the_meta_device_gets_its_weights_from_a_checkpoint(
     checkpoints: dict[str, tuple[Path, dict[str, Any]]], kind: str
 ) -> None:
@@ -178,7 +191,7 @@ def test_a_model_on_the_meta_device_gets_its_weights_from_a_checkpoint(
     same(losses_after(run_processes(load, 2, kind, str(folder), True)), outcome["losses"], 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "ZeRO"])
 def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_call(
     checkpoints: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, kind: str
 ) -> None:

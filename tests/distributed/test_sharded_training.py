@@ -648,6 +648,53 @@ def what_the_host_has_in_common_is_what_all_step_on() -> None:
     assert all(any(begin <= address < end for begin, end in spans) for address in gathered.values())
 
 
+@scenario
+def of_zero_no_rank_holds_all_gradients_at_once() -> None:
+    if not is_zero():
+        return
+    from accelerate_cpp.parallel.sharded import scattered_gradients
+
+    run = accelerator()
+    scattered_gradients._BUCKET_BYTES, before = 1, scattered_gradients._BUCKET_BYTES
+    try:
+        model, _ = run.prepare(decoder(), sgd(decoder().parameters()))
+    finally:
+        scattered_gradients._BUCKET_BYTES = before
+    leaves = list(run._session.strategy.leaves(model))
+    most = 0
+
+    def look(_: Any) -> None:
+        nonlocal most
+        most = max(most, sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None))
+
+    for leaf in leaves:
+        leaf.register_post_accumulate_grad_hook(look)
+    whole = sum(leaf.nbytes for leaf in leaves)
+    for _ in range(2):
+        run.backward(loss_of(model, words(0, run.process_index)))
+        assert all(leaf.grad is None for leaf in leaves)
+    assert most < whole / 2
+
+
+@scenario
+def gradients_are_cleared_by_the_model_as_by_the_optimizer() -> None:
+    run = accelerator()
+    model, expected = decoder(), decoder()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    plain = sgd(expected.parameters())
+    for step in range(3):
+        import torch
+
+        loss = loss_of(model, words(step, run.process_index))
+        model.zero_grad()  # here, as some loops do
+        run.backward(loss)
+        optimizer.step()
+        plain.zero_grad()
+        loss_of(expected, torch.cat([words(step, share) for share in range(run.num_processes)])).backward()
+        plain.step()
+    same_weights(run, model, expected)
+
+
 def run_scenarios(backend: str, environment: dict[str, str]) -> dict[str, str]:
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from pathlib import Path
@@ -54,3 +55,10 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     left = memory_left(proc=str(proc), mounts=str(groups))
     return total if left is None else min(left, total)
+
+
+def return_free_memory() -> None:
+    """Gives memory that was freed in this process back to the system, as far as its C library can (glibc's)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from accelerate_cpp.comm.host_group import HostGroup
 from accelerate_cpp.comm.mesh import Mesh
+from accelerate_cpp.devices.memory import return_free_memory
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, local_part, sharded_like
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
@@ -47,6 +48,24 @@ def is_fully_sharded(model: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(inside_compiler(model), FSDPModule)
+
+
+def _clear_with_model(model: torch.nn.Module, strategy: FullyShardedStrategy) -> None:
+    """Lets ``model.zero_grad()`` clear the gradients of shards, also while the root has its parameters whole."""
+    zero_grad = type(model).zero_grad
+    its_model, its_strategy = weakref.ref(model), weakref.ref(strategy)
+
+    def clear(set_to_none: bool = True) -> None:
+        own, preparer = its_model(), its_strategy()
+        assert own is not None  # it has this function
+        zero_grad(own, set_to_none)
+        for _, shard in preparer.named_parameters(own) if preparer is not None else ():
+            if shard.grad is not None and set_to_none:
+                shard.grad = None
+            elif shard.grad is not None:
+                shard.grad.zero_()
+
+    model.zero_grad = clear  # type: ignore[method-assign]
 
 
 class FullyShardedStrategy(SingleStrategy):
@@ -126,6 +145,7 @@ class FullyShardedStrategy(SingleStrategy):
             checkpoint_activations(model, policy, ignored, on_host)
         model = steps.compile_regions(model)
         self._shard(model, units_of(model, policy, ignored), ignored)
+        return_free_memory()  # what the process had of the model is not needed any more
         return steps.compile(self._distribute(model))
 
     def _shard(
@@ -204,6 +224,7 @@ class FullyShardedStrategy(SingleStrategy):
 
     def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         self._held[self.unwrap(model)] = list(model.named_parameters())
+        _clear_with_model(model, self)
         self._in_order.append(weakref.ref(model, self._in_order.remove))
         return model
 
