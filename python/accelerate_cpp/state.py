@@ -28,6 +28,7 @@ from accelerate_cpp.plugins.data_parallelism import (
     announce_sharding,
     chosen_fsdp_plugin,
     require_data_parallel,
+    require_known_copies,
     withdraw_sharding,
 )
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
@@ -299,7 +300,8 @@ class AcceleratorState(PluginViews, PartialState):
         )
         running = None if current.session is None else current.session.config
         sharding = chosen_fsdp_plugin(fsdp_plugin, None if running is None else running.fsdp_plugin)
-        parallelism = require_data_parallel(parallelism_config, shards=sharding is not None)
+        parallelism = require_data_parallel(parallelism_config, shards=sharding is not None and sharding.shards)
+        require_known_copies(sharding, parallelism)
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         if running is not None:
             self._require_agreement(current.session, mixed_precision, cpu, kwargs)

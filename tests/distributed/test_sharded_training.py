@@ -27,7 +27,7 @@ ZERO_1, ZERO_2, ZERO_3 = ({"FSDP_ZERO_STAGE": str(stage)} for stage in (1, 2, 3)
 
 def way_of(environment: dict[str, str]) -> str:
     """Its name."""
-    return next((" ".join(one) for one in environment.items()), "gathered")
+    return next((" ".join(one) for one in environment.items() if one[0].startswith("FSDP_")), "gathered")
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
@@ -52,7 +52,7 @@ def accelerator(plugin: dict[str, Any] | None = None, **arguments: Any) -> Any:
     AcceleratorState._reset_state()
     GradientState._reset_state()
     options = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["DecoderBlock"]}
-    chosen = FullyShardedDataParallelPlugin(fsdp_version=2, **{**options, **(plugin or {})})
+    chosen = FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **options, **(plugin or {})})
     return Accelerator(cpu=True, fsdp_plugin=chosen, **arguments)
 
 
@@ -646,6 +646,37 @@ def what_the_host_has_in_common_is_what_all_step_on() -> None:
     if len(HostGroup().ranks) == 1:  # then it is ordinary memory
         return
     assert all(any(begin <= address < end for begin, end in spans) for address in gathered.values())
+
+
+@scenario
+def version_1_by_its_own_names() -> None:
+    if way_of(dict(os.environ)) in map(way_of, (ONCE_PER_HOST, ZERO_1, ZERO_2, ZERO_3)):
+        return  # options of version 2
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    from accelerate_cpp import ParallelismConfig
+
+    one = {"fsdp_version": 1, "use_orig_params": True, "sync_module_states": True, "forward_prefetch": True}
+    run, model, _, expected = compare({**one, "cpu_offload": True, "state_dict_type": "FULL_STATE_DICT"}, max_norm=0.5)
+    assert isinstance(model.blocks[0], FSDPModule)
+    assert not run.is_fsdp2
+    same_weights(run, model, expected)
+    _, model, _, _ = compare({**one, "sharding_strategy": "SHARD_GRAD_OP"})
+    assert isinstance(model.output.weight, DTensor)
+    assert not isinstance(model, FSDPModule)
+    _, model, _, _ = compare({**one, "sharding_strategy": "SHARD_GRAD_OP"}, mixed_precision="bf16", rtol=3e-2)
+    _, model, _, _ = compare({**one, "mixed_precision_policy": "bf16"}, rtol=3e-2)
+    run, model, _, _ = compare({**one, "sharding_strategy": "NO_SHARD"})
+    assert not any(isinstance(weight, DTensor) for weight in model.parameters())
+    if run.num_processes == 4:
+        config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+        _, model, _, _ = compare({**one, "sharding_strategy": "HYBRID_SHARD"}, parallelism_config=config)
+        assert next(model.parameters()).device_mesh.shape == (2, 2)
+    with pytest.raises(ValueError, match=r"HYBRID_SHARD.*ParallelismConfig\(dp_replicate_size"):
+        accelerator({**one, "sharding_strategy": "HYBRID_SHARD"})
+    with pytest.raises(ValueError, match="choose SHARDED_STATE_DICT or FULL_STATE_DICT"):
+        accelerator({**one, "state_dict_type": "LOCAL_STATE_DICT"})
 
 
 @scenario

@@ -37,10 +37,11 @@ def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> Non
     assert current.session is None
 
 
-def test_of_fsdp_the_first_version_is_refused_where_something_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_nobody_has_counted_are_refused_where_something_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InvalidArgument, match=r"fsdp_version=1\): .* pass fsdp_version=2"):
-        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1))
+    plugin = FullyShardedDataParallelPlugin(sharding_strategy="HYBRID_SHARD_ZERO2")
+    with pytest.raises(InvalidArgument, match=r"HYBRID_SHARD_ZERO2.*ParallelismConfig\(dp_replicate_size"):
+        Accelerator(cpu=True, fsdp_plugin=plugin)
     with pytest.raises(InvalidArgument, match="fsdp_plugin=7: expected a FullyShardedDataParallelPlugin"):
         Accelerator(cpu=True, fsdp_plugin=7)
     assert current.session is None

@@ -89,4 +89,4 @@ class SessionConfig:
     @property
     def shards(self) -> bool:
         """Whether parameters are shared out over the processes, if there are several."""
-        return self.fsdp_plugin is not None
+        return self.fsdp_plugin is not None and self.fsdp_plugin.shards

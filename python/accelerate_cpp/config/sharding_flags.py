@@ -74,7 +74,7 @@ FSDP = ShardingFlags(
     "fsdp_config",
     lambda given: given.get("distributed_type") == "FSDP",
     (
-        _fsdp("fsdp_version", "generation of FSDP; 2 is the one that works", "1", choices=("1", "2")),
+        _fsdp("fsdp_version", "generation of FSDP, whose options are given", "1", choices=("1", "2")),
         _fsdp("cpu_offload", "keep parameters and gradients on the CPU", "false"),
         _fsdp("min_num_params", "parameters of a unit, at least", "100000000"),
         _fsdp("sharding_strategy", "what is sharded, in FSDP 1", "FULL_SHARD"),

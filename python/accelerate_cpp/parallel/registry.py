@@ -40,6 +40,7 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
         device: of this process.
         mesh: of all processes.
     """
-    stage = config.fsdp_plugin.stage if config.shards else None
+    plugin = config.fsdp_plugin if config.shards else None
+    stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
     several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"
     return STRATEGIES["single" if mesh.world_size == 1 else several](config, device, mesh)

@@ -20,6 +20,7 @@ __all__ = [
     "chosen_fsdp_plugin",
     "rank_along",
     "require_data_parallel",
+    "require_known_copies",
     "withdraw_sharding",
 ]
 
@@ -65,7 +66,7 @@ def chosen_fsdp_plugin(
     """The plugin of a run: the argument, else the one that the run has, else with ``ACCELERATE_USE_FSDP`` a new one.
 
     Raises:
-        InvalidArgument: the argument is no plugin, or for several processes and another version than 2.
+        InvalidArgument: the argument is no plugin.
     """
     if argument is None:
         if running is not None or not env_table.USE_FSDP.get():
@@ -73,9 +74,24 @@ def chosen_fsdp_plugin(
         argument = FullyShardedDataParallelPlugin()
     if not isinstance(argument, FullyShardedDataParallelPlugin):
         raise InvalidArgument(f"fsdp_plugin={argument!r}: expected a FullyShardedDataParallelPlugin")
-    if argument.fsdp_version != 2 and argument.stage is None and _processes() > 1:
-        unsupported.refuse("fsdp_version", f"FullyShardedDataParallelPlugin(fsdp_version={argument.fsdp_version})")
     return argument
+
+
+def require_known_copies(plugin: FullyShardedDataParallelPlugin | None, config: ParallelismConfig | None) -> None:
+    """Refuses a strategy of ``plugin`` whose copies and shards nobody has counted, and states that cannot be read.
+
+    Args:
+        config: the mesh that was asked for.
+
+    Raises:
+        InvalidArgument: with several processes.
+    """
+    if plugin is None or _processes() == 1:
+        return
+    if plugin.has_copies and config is None:
+        unsupported.refuse("fsdp_hybrid", f"FullyShardedDataParallelPlugin(sharding_strategy={plugin.strategy_name!r})")
+    if plugin.keeps_local_states:
+        unsupported.refuse("fsdp_local_state", "FullyShardedDataParallelPlugin(state_dict_type='LOCAL_STATE_DICT')")
 
 
 _announced = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import warnings
@@ -49,10 +50,11 @@ class FullyShardedDataParallelPlugin:
     """How parameters, gradients and states of optimizers are sharded over the processes.
 
     Fields that are ``None`` are read from ``FSDP_*`` when the plugin is created; it may be changed until models are
-    prepared. An ``Accelerator`` shards with version 2, and refuses version 1.
+    prepared. Options of version 1 are options of ``fully_shard`` by other names: an ``Accelerator`` shards by that, in
+    both versions.
 
     Attributes:
-        fsdp_version: 1 or 2, torch's ``FullyShardedDataParallel`` or ``fully_shard``.
+        fsdp_version: 1 or 2: whether options are those of torch's ``FullyShardedDataParallel`` or ``fully_shard``.
         sharding_strategy: version 1: ``torch.distributed.fsdp.ShardingStrategy``, its name or number.
         reshard_after_forward: version 2: whether parameters are freed between the passes. Version 1: the newer name of
             ``sharding_strategy``.
@@ -131,11 +133,51 @@ class FullyShardedDataParallelPlugin:
 
     @property
     def stage(self) -> int | None:
-        """The stage of ZeRO that trains, if any."""
-        from torch.distributed.fsdp import ShardingStrategy
-
-        shards_gradients = self.fsdp_version == 1 and self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        """The stage of ZeRO that trains on CPUs, if any."""
+        shards_gradients = self.strategy_name == "SHARD_GRAD_OP" and self.mixed_precision_policy is None
         return 2 if shards_gradients and self.zero_stage is None else self.zero_stage
+
+    @property
+    def strategy_name(self) -> str | None:
+        """In version 1, the name of ``sharding_strategy``."""
+        strategy: Any = self.sharding_strategy
+        return None if self.fsdp_version == 2 else str(strategy.name).lstrip("_")
+
+    @property
+    def shards(self) -> bool:
+        """Whether parameters are shared out; every process keeps all of them with ``NO_SHARD`` of version 1."""
+        return self.strategy_name != "NO_SHARD"
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a strategy of version 1 makes copies, each in shards."""
+        return self.strategy_name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+
+    @property
+    def keeps_local_states(self) -> bool:
+        """Whether checkpoints are to be as version 1 holds parameters in memory."""
+        from torch.distributed.fsdp import StateDictType
+
+        return self.state_dict_type is StateDictType.LOCAL_STATE_DICT
+
+    def in_version_2(self) -> FullyShardedDataParallelPlugin:
+        """The plugin of version 2 that trains alike: a copy, or this one if it is of that version."""
+        if self.fsdp_version == 2:
+            return self
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+        precision: Any = self.mixed_precision_policy
+        offload: Any = self.cpu_offload
+        other = copy.copy(self)
+        other.fsdp_version = 2
+        other.zero_stage = self.stage
+        other.sharding_strategy = None
+        other.reshard_after_forward = self.strategy_name in ("FULL_SHARD", "HYBRID_SHARD")
+        other.cpu_offload = CPUOffloadPolicy() if offload.offload_params else OffloadPolicy()
+        other.mixed_precision_policy = precision and cast(
+            "MixedPrecisionPolicy", fsdp_options.new_policy(2, precision.param_dtype, precision.reduce_dtype, None)
+        )
+        return other
 
     def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
         """Chooses the type of checkpoints, ``state_dict_type`` or the field, and the options of that type.

@@ -116,6 +116,13 @@ class Model(torch.nn.Module):
         self.blocks = torch.nn.Sequential(Block(), Block(), torch.nn.ReLU())
 
 
+def without_ours(outcome: Any) -> Any:
+    """What a plugin comes to, in the fields that the original has."""
+    if isinstance(outcome, dict):
+        return {name: value for name, value in outcome.items() if name not in ("weights_once_per_host", "zero_stage")}
+    return outcome
+
+
 def without_addresses(arguments: object) -> str:
     """A name for a test, which is the same in every process."""
     return re.sub(" at 0x[0-9a-f]+", "", str(arguments))
@@ -127,7 +134,7 @@ def without_addresses(arguments: object) -> str:
 def test_arguments_come_to_what_they_come_to_in_the_original(
     arguments: dict[str, Any], version: int | None, comes_to: Callable[..., Any]
 ) -> None:
-    own = comes_to(Plugin, {"fsdp_version": version, **arguments})
+    own = without_ours(comes_to(Plugin, {"fsdp_version": version, **arguments}))
     theirs = comes_to(accelerate.FullyShardedDataParallelPlugin, {"fsdp_version": version, **arguments})
     if isinstance(own, dict) and "reshard_after_forward" in arguments and "sharding_strategy" not in arguments:
         theirs["sharding_strategy"] = own["sharding_strategy"]  # see the next test
@@ -145,14 +152,40 @@ def test_variables_come_to_what_they_come_to_in_the_original(
     variables: dict[str, str], comes_to: Callable[..., Any]
 ) -> None:
     environment = {f"FSDP_{name}": text for name, text in variables.items()}
-    assert comes_to(Plugin, {}, environment) == comes_to(accelerate.FullyShardedDataParallelPlugin, {}, environment)
+    own = without_ours(comes_to(Plugin, {}, environment))
+    assert own == comes_to(accelerate.FullyShardedDataParallelPlugin, {}, environment)
 
 
-def test_the_fields_and_their_order_are_the_originals() -> None:
+def test_the_fields_and_their_order_are_the_originals_and_ours_come_after() -> None:
     theirs = fields(accelerate.FullyShardedDataParallelPlugin)
     assert [(field.name, field.default) for field in fields(Plugin)] == [
-        (field.name, field.default) for field in theirs
+        *((field.name, field.default) for field in theirs),
+        ("weights_once_per_host", None),
+        ("zero_stage", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stage"),
+    [
+        ({}, None),
+        ({"fsdp_version": 2}, None),
+        ({"fsdp_version": 2, "zero_stage": 3}, 3),
+        ({"sharding_strategy": "SHARD_GRAD_OP"}, 2),
+        ({"reshard_after_forward": "SHARD_GRAD_OP"}, 2),
+        ({"sharding_strategy": "FULL_SHARD"}, None),
+    ],
+    ids=str,
+)
+def test_the_stage_of_zero_is_that_of_the_field_or_of_a_strategy(arguments: dict[str, Any], stage: int | None) -> None:
+    assert Plugin(**arguments).stage == stage
+
+
+def test_the_stage_of_zero_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSDP_ZERO_STAGE", "1")
+    monkeypatch.setenv("FSDP_WEIGHTS_ONCE_PER_HOST", "true")
+    plugin = Plugin(fsdp_version=2)
+    assert (plugin.stage, plugin.weights_once_per_host) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +205,13 @@ def test_the_fields_and_their_order_are_the_originals() -> None:
         ({"auto_wrap_policy": "x"}, "auto_wrap_policy='x'; expected one of TRANSFORMER_BASED_WRAP"),
         ({"auto_wrap_policy": 0}, "auto_wrap_policy=0"),
         ({"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 0.5}, "min_num_params=0.5; expected an integer"),
+        ({"zero_stage": 4, "fsdp_version": 2}, "zero_stage=4; expected 1, 2 or 3"),
+        ({"zero_stage": 1}, "zero_stage=1 needs fsdp_version=2"),
+        (
+            {"zero_stage": 1, "fsdp_version": 2, "mixed_precision_policy": "bf16"},
+            "leave mixed_precision_policy out and pass mixed_precision to Accelerator",
+        ),
+        ({"weights_once_per_host": True}, "weights_once_per_host=True needs fsdp_version=2"),
         ({"activation_checkpointing_offload": True}, "needs activation_checkpointing=True and fsdp_version=2"),
     ],
     ids=str,

@@ -84,7 +84,7 @@ class FullyShardedStrategy(SingleStrategy):
     ) -> None:
         super().__init__()
         self._device = device
-        self._plugin = plugin
+        self._given = plugin
         self._mesh = mesh
         self._low_precision = low_precision
         self._replaced = ReplacedParameters()
@@ -113,6 +113,11 @@ class FullyShardedStrategy(SingleStrategy):
             optimizer.register_step_pre_hook(lambda stepping, *_: self._before_step(stepping))
             optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(stepping))
         return optimizer
+
+    @property
+    def _plugin(self) -> FullyShardedDataParallelPlugin:
+        """What the user asks for by now, in the words of version 2."""
+        return self._given.in_version_2()
 
     @property
     def _has_host_weights(self) -> bool:

@@ -49,7 +49,7 @@ DEFAULTS = {
 }
 
 
-OWN = {"fsdp_weights_once_per_host"}
+OWN = {"fsdp_weights_once_per_host", "fsdp_zero_stage"}
 
 
 def test_flags_are_those_of_the_original_with_its_defaults() -> None:
