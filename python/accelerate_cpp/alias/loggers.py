@@ -22,7 +22,7 @@ ORIGINAL_OF: dict[str, str] = {
     "comm": "state",
     "commands.to_fsdp2": "commands.to_fsdp2",
     "parallel.data_parallel_strategy": "accelerator",
-    "parallel.sharded.fully_sharded": "utils.fsdp_utils",
+    "parallel.sharded.widened_weights": "utils.fsdp_utils",
     "quantization.bitsandbytes": "utils.bnb",
     "placement.checkpoint_loading": "utils.modeling",
     "placement.device_map": "utils.modeling",
