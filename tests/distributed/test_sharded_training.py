@@ -679,6 +679,217 @@ def version_1_by_its_own_names() -> None:
         accelerator({**one, "state_dict_type": "LOCAL_STATE_DICT"})
 
 
+class Branches:
+    """What makes a module with a layer that some passes leave out."""
+
+    def __new__(cls) -> Any:
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.other, self.last = (torch.nn.Linear(6, 6) for _ in range(3))
+
+            def forward(self, data: Any, with_other: bool = False) -> Any:
+                hidden = torch.tanh(self.first(data))
+                return self.last(self.other(hidden) if with_other else hidden)
+
+        torch.manual_seed(0)
+        return Net()
+
+
+def rows(run: Any, seed: int) -> tuple[Any, Any]:
+    """A batch for all, and the part of this process."""
+    import torch
+
+    batch = torch.randn(2 * run.num_processes, 6, generator=torch.Generator().manual_seed(seed))
+    return batch, batch.chunk(run.num_processes)[run.process_index]
+
+
+def same_gradients(model: Any, expected: Any) -> None:
+    import torch
+
+    for (name, weight), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert (weight.grad is None) == (other.grad is None), name
+        if weight.grad is not None:
+            torch.testing.assert_close(weight.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+WHOLE = {"auto_wrap_policy": "no_wrap", "transformer_cls_names_to_wrap": None}
+
+
+@scenario
+def a_layer_that_no_rank_uses_and_one_that_is_frozen_have_no_gradients() -> None:
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    for one in (model, expected):
+        one.last.bias.requires_grad_(False)
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    for seed in (1, 2):  # in the second pass, gradients are added to those of the first
+        batch, own = rows(run, seed)
+        run.backward(model(own).square().mean())
+        expected(batch).square().mean().backward()
+    same_gradients(model, expected)
+
+
+@scenario
+def a_layer_that_one_rank_uses_has_its_share() -> None:
+    if not is_zero():
+        return  # torch wants all ranks to use the same
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    batch, own = rows(run, 1)
+    run.backward(model(own, with_other=run.is_main_process).square().mean())
+    parts = batch.chunk(run.num_processes)
+    losses = [expected(part, with_other=rank == 0).square().mean() for rank, part in enumerate(parts)]
+    (sum(losses) / len(losses)).backward()
+    same_gradients(model, expected)
+
+
+@scenario
+def evaluation_between_the_passes_and_a_graph_that_is_kept() -> None:
+    import torch
+
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    (batch, own), (other, own_other) = rows(run, 1), rows(run, 2)
+    first = model(own).square().mean()
+    with torch.no_grad():
+        model(other)
+    second = model(own_other).mean()
+    run.backward(first, retain_graph=True)
+    run.backward(first + second)
+    (2 * expected(batch).square().mean() + expected(other).mean()).backward()
+    same_gradients(model, expected)
+
+
+@scenario
+def a_penalty_of_the_weights_in_the_loss() -> None:
+    if not is_zero():
+        return  # torch loses gradients of shards themselves
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    batch, own = rows(run, 1)
+    for before in (True, False):
+
+        def penalty(one: Any) -> Any:
+            found = one.first.weight.square().sum()
+            return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+        early = penalty(model)
+        loss = model(own).square().mean()
+        run.backward(loss + (early if before else penalty(model)))
+        (expected(batch).square().mean() + penalty(expected)).backward()
+        same_gradients(model, expected)
+        model.zero_grad()
+        expected.zero_grad()
+
+
+@scenario
+def of_zero_local_gradients_are_cleared_by_the_optimizer() -> None:
+    if not is_zero():
+        return  # torch keeps them
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        with run.no_sync(model):
+            run.backward(model(rows(run, 1)[1]).square().mean())
+        clear()
+        batch, own = rows(run, 2)
+        run.backward(model(own).square().mean())
+        expected.zero_grad()
+        expected(batch).square().mean().backward()
+        same_gradients(model, expected)
+        optimizer.zero_grad()
+
+
+@scenario
+def of_zero_a_pass_that_failed_leaves_nothing() -> None:
+    if not is_zero():
+        return
+    import torch
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, data: Any) -> Any:
+            return data * 1
+
+        @staticmethod
+        def backward(context: Any, *gradients: Any) -> Any:
+            raise KeyError("in the backward pass")
+
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    for announced in (True, False):
+        handle = model.first.register_forward_hook(lambda _, __, output: Failing.apply(output))
+        loss = model(rows(run, 1)[1]).square().mean()
+        with pytest.raises(KeyError):
+            run.backward(loss) if announced else loss.backward()
+        handle.remove()
+        batch, own = rows(run, 2)
+        loss = model(own).square().mean()
+        run.backward(loss) if announced else loss.backward()
+        expected.zero_grad()
+        expected(batch).square().mean().backward()
+        same_gradients(model, expected)
+        model.zero_grad()
+
+
+@scenario
+def weights_that_the_program_changes_are_those_of_the_next_pass() -> None:
+    import time
+
+    import torch
+
+    run = accelerator(WHOLE)
+    model = Branches()
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    optimizer.step()
+    if run.process_index == 1:
+        time.sleep(0.3)  # the others must not compute with what it is about to change
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        assert model(rows(run, 1)[1]).abs().max() == 0
+
+
+@scenario
+def checkpoints_of_activations_inside_each_other() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    first = model.first
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    plain = first.forward
+    first.forward = lambda data: checkpoint(plain, data, use_reentrant=False)
+    batch, own = rows(run, 1)
+    run.backward(checkpoint(model, own, use_reentrant=False).square().mean())
+    expected(batch).square().mean().backward()
+    same_gradients(model, expected)
+
+
+@scenario
+def weights_that_are_no_floating_numbers() -> None:
+    import torch
+
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    for one in (model, expected):
+        one.codes = torch.nn.Parameter(torch.arange(12, dtype=torch.int8).view(4, 3), requires_grad=False)
+    model, _ = run.prepare(model, sgd([weight for weight in model.parameters() if weight.requires_grad]))
+    batch, own = rows(run, 1)
+    run.backward(model(own).square().mean())
+    expected(batch).square().mean().backward()
+    same_gradients(model, expected)
+    assert torch.equal(model.codes.full_tensor(), expected.codes)
+
+
 @scenario
 def of_zero_no_rank_holds_all_gradients_at_once() -> None:
     if not is_zero():

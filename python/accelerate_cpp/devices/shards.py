@@ -54,6 +54,12 @@ def rows_wrapped(rows: torch.Tensor, whole: torch.Tensor, mesh: Any) -> Any:
     return _wrapped(rows, whole, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(0)])
 
 
+def rows_of_rank(whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """The rows of ``whole`` that ``rank`` of ``size`` has, as many as ``torch.chunk`` gives it."""
+    rows = -(-len(whole) // size)
+    return whole[min(rank * rows, len(whole)) : min((rank + 1) * rows, len(whole))]
+
+
 def _wrapped(local: torch.Tensor, like: torch.Tensor, mesh: Any, placements: Any) -> Any:
     from torch.distributed.tensor import DTensor
 

@@ -6,7 +6,7 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from accelerate_cpp.devices.memory import return_free_memory
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, local_part, sharded_like
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.compilation import inside_compiler
+from accelerate_cpp.parallel.compilation import inside_compiler, interpreted
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.kept_buffers import keep_buffers
@@ -48,6 +48,14 @@ def is_fully_sharded(model: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(inside_compiler(model), FSDPModule)
+
+
+def _publishing(weights: HostWeights) -> Callable[..., None]:
+    @interpreted(recursive=True)
+    def publish(*_: Any) -> None:
+        weights.publish_changes()
+
+    return publish
 
 
 def _clear_with_model(model: torch.nn.Module, strategy: FullyShardedStrategy) -> None:
@@ -195,6 +203,7 @@ class FullyShardedStrategy(SingleStrategy):
         units = list(filter(is_fully_sharded, model.modules()))
         weights = share_units(units, self._host_group(), policy and policy.param_dtype)
         self._host_weights.append(weakref.ref(weights, self._host_weights.remove))
+        model.register_forward_pre_hook(_publishing(weights), prepend=True)
 
     def _host_group(self) -> HostGroup:
         if self._host is None:

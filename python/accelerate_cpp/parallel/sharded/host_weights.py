@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.comm.host_group import HostGroup
+from accelerate_cpp.devices.shards import rows_of_rank
 
 _ALIGNMENT = 64
 
@@ -44,13 +45,12 @@ class HostWeights:
             for (begin, size_bytes), (shape, dtype) in zip(places, kinds, strict=True)
         ]
         self._shards: list[torch.Tensor] = list(self.wholes)
-        self._parameters: set[int] = set()
+        self._parameters: list[torch.Tensor] = []
+        self._published: list[int] = []  # the versions of the parameters
 
     def slice_of(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
         """The rows of ``whole`` that ``rank``, or this process, steps on."""
-        rows = -(-len(whole) // self._size)
-        rank = self._host.rank if rank is None else rank
-        return whole[min(rank * rows, len(whole)) : min((rank + 1) * rows, len(whole))]
+        return rows_of_rank(whole, self._host.rank if rank is None else rank, self._size)
 
     def place(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         """Takes in the values of this process's ``rows`` of a weight.
@@ -69,15 +69,24 @@ class HostWeights:
 
     def are_stepped_by(self, parameters: Iterable[torch.Tensor]) -> None:
         """Says which parameters hold the rows of this process."""
-        self._parameters = {id(one) for one in parameters}
+        self._parameters = list(parameters)
 
     def hold_any_of(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether one of ``parameters`` holds rows of these weights."""
-        return any(id(one) in self._parameters for one in parameters)
+        own = set(map(id, self._parameters))
+        return any(id(one) in own for one in parameters)
 
     def await_readers(self) -> None:
         """Returns when no process of this host computes with the weights any more. To be called before rows change."""
         self._host.barrier()
+
+    def publish_changes(self) -> None:
+        """As :meth:`publish`, if the program has changed rows itself; it does so on all processes alike."""
+        if self._published != self._versions():
+            self.publish()
+
+    def _versions(self) -> list[int]:
+        return [one._version for one in self._parameters]
 
     def publish(self) -> None:
         """Brings the rows, which have changed on all processes, to where all compute with them."""
@@ -92,6 +101,7 @@ class HostWeights:
             if len(self._host.hosts) > 1:
                 for dtype in dict.fromkeys(whole.dtype for whole in self.wholes):
                     self._exchange([whole for whole in self.wholes if whole.dtype == dtype])
+        self._published = self._versions()
         self._host.barrier()
 
     def _exchange(self, wholes: Sequence[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend, copy_into_blocks
-from accelerate_cpp.devices.shards import local_part, wrapped_like
+from accelerate_cpp.devices.shards import local_part, rows_of_rank, wrapped_like
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.sharded.kept_buffers import KeptBuffers, reduce_scatter
 
@@ -119,9 +119,12 @@ class ScatteredGradients:
             parts = zip(bucket.weights, bucket.rows_of(block), strict=True)
             self._results.append((block, [wrapped_like(weight.shard, part) for weight, part in parts]))
         self._announced = False
+        self._in_progress: Callable[[], Any] = lambda: None  # the end of a pass that nobody has announced
+        # By shard: its gradient after a local pass, and whether that shows the local one.
+        self._local: dict[torch.Tensor, tuple[torch.Tensor, bool]] = {}
         self._pass: int | None = None  # the number that autograd gives it
         self._missing: list[int] = []
-        self._used: list[list[bool]] = []
+        self._used: list[list[bool | None]] = []  # by bucket and slot; None where the average was added at once
         self._next = 0  # bucket to be reduced
         self._memory: torch.Tensor | None = None  # of that one, and what is in it
         self._filled: set[int] = set()
@@ -138,44 +141,73 @@ class ScatteredGradients:
                     self._watched.add(id(weight))
                     weight.whole.register_post_accumulate_grad_hook(_arrival(this, index, slot))
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether the caller says how the pass in progress, or the next one, ends."""
+        return self._announced
+
     def expect(self) -> None:
         """The caller says how the next backward pass ends, by :meth:`finish` or :meth:`give_up`."""
+        self._announced = False
+        self.prepare()
         self._announced = True
-        self._pass = None
+
+    def prepare(self) -> None:
+        """Called before a gradient can arrive: forgets what earlier passes have left and nobody wants any more."""
+        if self._announced or self._in_progress() is not None:
+            return
+        self._drop_unfinished()
+        self._forget_cleared()
 
     def begin(self) -> None:
         """Called within a backward pass, at its beginning or when a gradient arrives.
 
         A pass that nobody has announced ends when autograd says so; one that was announced may contain others, as with
         reentrant checkpoints.
+
+        Raises:
+            InvalidArgument: a pass that nobody has announced contains another.
         """
         current = 0 if self._announced else torch._C._current_graph_task_id()
         if self._pass == current:
             return
-        self._await_all()  # of a pass that ended in an exception
+        if self._pass is not None and self._in_progress() is not None:
+            raise InvalidArgument(
+                "a gradient arrived from another backward pass than the one in progress. Reentrant checkpointing does "
+                "this: call accelerator.backward(loss) instead of loss.backward(), or use torch.utils.checkpoint with "
+                "use_reentrant=False"
+            )
         self._pass = current
         self._next = 0
-        self._memory = None
-        self._filled.clear()
         self._missing = [sum(one.whole.requires_grad for one in bucket.weights) for bucket in self._buckets]
         self._used = [[False] * len(bucket.weights) for bucket in self._buckets]
         if not self._announced:
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+            end = _End(self)
+            self._in_progress = weakref.ref(end)  # autograd lets go of it when the pass has ended in an exception
+            torch.autograd.Variable._execution_engine.queue_callback(end)
 
-    def give_up(self) -> None:
-        """The pass has failed: its gradients are lost."""
-        self._announced = False
-        self._pass = None
-        for bucket in self._buckets:
-            for weight in bucket.weights:
-                weight.whole.grad = weight.shard.grad = None
-        self._at_end()
-
-    def _await_all(self) -> None:
+    def _drop_unfinished(self) -> None:
+        """Forgets a pass that ended in an exception, of which nobody has told."""
         for _, _, work in self._under_way:
             if work is not None:
                 work.wait()
         self._under_way.clear()
+        self._memory = None
+        self._filled.clear()
+        if self._pass is not None:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._pass = None
+        for bucket in self._buckets:
+            for weight in bucket.weights:
+                weight.whole.grad = weight.shard.grad = None
+
+    def give_up(self) -> None:
+        """The pass has failed: its gradients are lost."""
+        self._announced = False
+        self._clear()
+        self._at_end()
 
     def arrived(self, index: int, slot: int) -> None:
         """The gradient of a weight is complete."""
@@ -232,13 +264,16 @@ class ScatteredGradients:
         if self._replicas is not None:
             dist.all_reduce(block, group=self._replicas)
             block /= dist.get_world_size(self._replicas)
-        if block is not self._results[index][0]:
-            bucket = self._buckets[index]
-            for weight, part in zip(bucket.weights, bucket.rows_of(block), strict=True):
-                if weight.shard.grad is not None:
-                    local_part(weight.shard.grad).add_(part)
-                else:
-                    weight.shard.grad = wrapped_like(weight.shard, part)
+        result, gradients = self._results[index]
+        if block is result:
+            return
+        bucket = self._buckets[index]
+        for slot, (weight, part) in enumerate(zip(bucket.weights, bucket.rows_of(block), strict=True)):
+            if weight.shard.grad is not None:
+                local_part(weight.shard.grad).add_(part)
+                self._used[index][slot] = None
+            else:
+                local_part(gradients[slot]).copy_(part)
 
     def finish(self) -> None:
         """The pass has ended; returns when shards have the averages."""
@@ -252,19 +287,62 @@ class ScatteredGradients:
                 while self._under_way:
                     self._take()
             self._give()
+        else:
+            self._show_local()
         self._at_end()
 
+    def _show_local(self) -> None:
+        """Gradients that stay whole are shown as those of shards, so that whoever clears these clears them, too."""
+        for bucket in self._buckets:
+            for weight in bucket.weights:
+                if weight.whole.grad is None:
+                    continue
+                if weight.shard.grad is None:
+                    rows = rows_of_rank(weight.whole.grad, dist.get_rank(self._group), self._size)
+                    weight.shard.grad = wrapped_like(weight.shard, rows)
+                    self._local[weight.shard] = weight.shard.grad, True
+                elif weight.shard not in self._local:
+                    self._local[weight.shard] = weight.shard.grad, False
+
+    def _forget_cleared(self) -> None:
+        """Drops local gradients that were cleared since, and no longer shows the others."""
+        for bucket in self._buckets:
+            for weight in bucket.weights:
+                if weight.shard not in self._local:
+                    continue
+                shown, is_local = self._local.pop(weight.shard)
+                present = weight.shard.grad
+                if present is not shown or not local_part(shown).any():
+                    weight.whole.grad = None
+                if is_local and present is shown:
+                    weight.shard.grad = None
+
     def _give(self) -> None:
-        """Gives shards their gradients; one that no process has a gradient for keeps none."""
-        flags = torch.tensor([float(used) for bucket in self._used for used in bucket])
+        """Gives shards the averages that they do not have yet; one that no process has a gradient for keeps none."""
+        flags = torch.tensor([float(used is True) for bucket in self._used for used in bucket])
         for group in (self._group, self._replicas):
             if group is not None and flags.numel():
                 dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-        used = iter(flags.tolist())
-        for bucket, (_, gradients) in zip(self._buckets, self._results, strict=True):
-            for weight, gradient in zip(bucket.weights, gradients, strict=True):
-                if next(used) and weight.shard.grad is None:
+        used_anywhere = iter(flags.tolist())
+        for bucket, used, (_, gradients) in zip(self._buckets, self._used, self._results, strict=True):
+            for weight, here, gradient in zip(bucket.weights, used, gradients, strict=True):
+                present = weight.shard.grad
+                if not next(used_anywhere) or here is None:
+                    continue
+                if present is None:
                     weight.shard.grad = gradient
+                else:  # the loss depended on the shard itself, as a penalty of weights does
+                    local_part(present).add_(local_part(gradient))
+
+
+class _End:
+    """What autograd calls at the end of a pass."""
+
+    def __init__(self, gradients: ScatteredGradients) -> None:
+        self._gradients = gradients
+
+    def __call__(self) -> None:
+        self._gradients.finish()
 
 
 def _arrival(gradients: weakref.ref[ScatteredGradients], index: int, slot: int) -> Callable[[torch.Tensor], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -87,22 +87,35 @@ class WholeWeights:
 
         @interpreted(recursive=True)
         def before_forward(*_: Any) -> None:
+            self.shared.publish_changes()
             self.show_whole()
 
         @interpreted(recursive=True)
         def after_forward(_: Any, __: Any, output: Any) -> None:
-            self.show_rows()
+            if torch._C._current_graph_task_id() == -1:  # else a backward pass computes it again, and needs more
+                self.show_rows()
             for one in tree_leaves(output):
                 if isinstance(one, torch.Tensor) and one.grad_fn is not None:
                     one.register_hook(before_backward)
 
         def before_backward(_: torch.Tensor) -> None:
-            if self.gradients is not None:
-                self.gradients.begin()
+            if self.gradients is not None and self.gradients.is_announced:
+                self.gradients.begin()  # also where no gradient arrives in this process
+            elif self.gradients is not None:
+                self.gradients.prepare()
+                torch.autograd.Variable._execution_engine.queue_callback(self.show_rows)
             self.show_whole()  # for activations that are computed again
 
+        model.__deepcopy__ = _refuse_copies  # type: ignore[assignment]
         model.register_forward_pre_hook(before_forward, prepend=True)
         model.register_forward_hook(after_forward, always_call=True)
+
+
+def _refuse_copies(_: Any) -> NoReturn:
+    raise InvalidArgument(
+        "copy.deepcopy of a sharded model: its weights are in the common memory of the processes; copy the module "
+        "before it is prepared, and load what accelerator.get_state_dict(model) returns"
+    )
 
 
 class ZeroStrategy(FullyShardedStrategy):
@@ -174,8 +187,9 @@ class ZeroStrategy(FullyShardedStrategy):
         shared.are_stepped_by(shards)
         shared.publish()
         replicas = mesh.get_group("dp_replicate") if "dp_replicate" in (mesh.mesh_dim_names or ()) else None
+        trainable = [one for one in scattered if one.whole.is_floating_point()]
         whole_weights.gradients = ScatteredGradients(
-            scattered, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows, overlaps=len(host.hosts) > 1
+            trainable, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows, overlaps=len(host.hosts) > 1
         )
         whole_weights.follow(model)
         self._host_weights.append(weakref.ref(shared, self._host_weights.remove))
