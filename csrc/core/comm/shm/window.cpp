@@ -1,5 +1,6 @@
 #include "core/comm/shm/window.h"
 
+#include <cerrno>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -45,6 +46,9 @@ std::shared_ptr<Buffer> open_window(ShmCommunicator& communicator, std::size_t s
       segment = std::move(block.segment);
     } catch (const SystemFailure& error) {
       offer.error = static_cast<std::uint64_t>(error.error_number());
+      failure = std::current_exception();
+    } catch (...) {
+      offer.error = ENOMEM;
       failure = std::current_exception();
     }
   }

@@ -5,6 +5,7 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -120,6 +121,8 @@ class FullyShardedStrategy(SingleStrategy):
             self._hooked.add(optimizer)
             optimizer.register_step_pre_hook(lambda stepping, *_: self._before_step(stepping))
             optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(stepping))
+            for mode in ("train", "eval"):
+                self._order_changes(optimizer, mode)
         return optimizer
 
     @property
@@ -136,6 +139,21 @@ class FullyShardedStrategy(SingleStrategy):
         found = list(parameters)
         living = [weights for weights in (reference() for reference in self._host_weights) if weights is not None]
         return [weights for weights in living if weights.hold_any_of(found)]
+
+    def _order_changes(self, optimizer: torch.optim.Optimizer, mode: str) -> None:
+        """Schedule-free optimizers change weights when they change their mode; others have no modes."""
+        change = getattr(optimizer, mode, None)
+        if change is None:
+            return
+
+        @functools.wraps(change)
+        def in_order(*args: Any, **kwargs: Any) -> Any:
+            self._before_step(optimizer)
+            result = change(*args, **kwargs)
+            self._after_step(optimizer)
+            return result
+
+        setattr(optimizer, mode, in_order)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         for weights in self._weights_of(one for group in optimizer.param_groups for one in group["params"]):
@@ -264,7 +282,14 @@ class FullyShardedStrategy(SingleStrategy):
             weigh_averages(models, weights, self._device, self._mesh.data_size)
 
     def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        loss.backward(**kwargs)
+        try:
+            loss.backward(**kwargs)
+        except BaseException:
+            from accelerate_cpp.parallel.sharded.failed_passes import forget_pass
+
+            for model in self.models():
+                forget_pass(model)
+            raise
 
     def _average_ignored(self) -> None:
         """Torch leaves the gradients of parameters that are not sharded as they are on each rank. Collective."""

@@ -40,7 +40,7 @@ def share_units(units: Sequence[Any], host: HostGroup, compute_dtype: torch.dtyp
         units: modules after ``fully_shard``, on the CPU, whose parameters have values.
         compute_dtype: in which they compute, if that is not what is stepped on.
     """
-    parameters = [one for unit in units for one in _sharded_parameters(unit)]
+    parameters = [one for unit in units for group in param_groups_of(unit) for one in group.fsdp_params]
     for one in parameters:
         one.reset_sharded_param()  # those of a model that was on the meta device have been replaced
     weights = HostWeights(host, [(one._orig_size, compute_dtype or one.sharded_param.dtype) for one in parameters])
@@ -58,10 +58,11 @@ def share_units(units: Sequence[Any], host: HostGroup, compute_dtype: torch.dtyp
     return weights
 
 
-def _sharded_parameters(unit: Any) -> list[Any]:
+def param_groups_of(unit: Any) -> list[Any]:
+    """What ``fully_shard`` gathers together in ``unit``."""
     state: Any = _get_module_fsdp_state(unit)
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [one for group in groups if group is not None for one in group.fsdp_params]
+    return [group for group in groups if group is not None]
 
 
 def _gather_one_number(shard: Any, whole: torch.Tensor) -> None:

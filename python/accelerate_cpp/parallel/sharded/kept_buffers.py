@@ -32,18 +32,18 @@ class KeptBuffers:
         number = math.prod(int(length) for length in size)
         buffers = self._by_size.setdefault((number, dtype), [])
         for buffer in buffers:
-            if _holders(buffer) == _ONLY_HERE:
+            if holders_of(buffer) == _ONLY_HERE:
                 return buffer.detach()
         buffers.append(shared_empty([number], dtype))
         return buffers[-1].detach()
 
 
-def _holders(tensor: torch.Tensor) -> int:
+def holders_of(tensor: torch.Tensor) -> int:
     """How many hold the memory of ``tensor``: tensors that are views of it, autograd, and this call."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-_ONLY_HERE = _holders(torch.empty(1))
+_ONLY_HERE = holders_of(torch.empty(1))
 
 
 class GatherIntoKept(AllGather):

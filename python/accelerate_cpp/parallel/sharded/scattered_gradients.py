@@ -7,6 +7,7 @@ Parameter Models" (arXiv:1910.02054).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from accelerate_cpp._native import C10dBackend, copy_into_blocks
 from accelerate_cpp.devices.shards import local_part, rows_of_rank, wrapped_like
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.sharded.kept_buffers import KeptBuffers, reduce_scatter
+from accelerate_cpp.parallel.sharded.kept_buffers import KeptBuffers, holders_of, reduce_scatter
 
 _BUCKET_BYTES = 32 << 20
 _BUCKETS_AT_ONCE = 2
@@ -76,6 +77,23 @@ class _Bucket:
         ]
 
 
+class _Result:
+    """Where the averages of a bucket are, of the rows of this process, and the gradients that share this memory."""
+
+    def __init__(self, bucket: _Bucket) -> None:
+        self.block = torch.empty(bucket.block, dtype=bucket.dtype)
+        parts = zip(bucket.weights, bucket.rows_of(self.block), strict=True)
+        self.gradients: list[Any] = [wrapped_like(weight.shard, part) for weight, part in parts]
+        self._unused = self._holders()
+
+    def _holders(self) -> list[int]:
+        return [holders_of(self.block), *(sys.getrefcount(one) for one in self.gradients)]
+
+    def is_kept(self) -> bool:
+        """Whether the program holds a gradient of an earlier pass."""
+        return any(now > unused for now, unused in zip(self._holders(), self._unused, strict=True))
+
+
 class ScatteredGradients:
     """Averages the gradients of one model during backward passes; each process gets those of its rows.
 
@@ -88,6 +106,8 @@ class ScatteredGradients:
             while processes of one host only take time from each other.
 
     Attributes:
+        peers: those of all models that one pass may come to, in the same order on all processes, with this one. If
+            there are several, buckets are reduced at the end of a pass.
         synchronizing: whether passes average; if not, gradients stay whole where they were computed, and the next pass
             that averages takes them in.
     """
@@ -107,21 +127,12 @@ class ScatteredGradients:
         self._overlaps = overlaps
         self._size = dist.get_world_size(group)
         self._averages = isinstance(group._get_backend(torch.device("cpu")), C10dBackend)  # Gloo only sums
-        self._buckets = _divide(weights, self._size)
         self._buffers = KeptBuffers()
-        self._largest = {
-            dtype: max(bucket.block * self._size for bucket in self._buckets if bucket.dtype == dtype)
-            for dtype in dict.fromkeys(bucket.dtype for bucket in self._buckets)
-        }
-        self._results: list[tuple[torch.Tensor, list[Any]]] = []
-        for bucket in self._buckets:
-            block = torch.empty(bucket.block, dtype=bucket.dtype)
-            parts = zip(bucket.weights, bucket.rows_of(block), strict=True)
-            self._results.append((block, [wrapped_like(weight.shard, part) for weight, part in parts]))
+        self._all = list(weights)
         self._announced = False
         self._in_progress: Callable[[], Any] = lambda: None  # the end of a pass that nobody has announced
-        # By shard: its gradient after a local pass, and whether that shows the local one.
-        self._local: dict[torch.Tensor, tuple[torch.Tensor, bool]] = {}
+        # By shard: its gradient after a local pass, its version then, and whether it shows the local one.
+        self._local: dict[torch.Tensor, tuple[torch.Tensor, int, bool]] = {}
         self._pass: int | None = None  # the number that autograd gives it
         self._missing: list[int] = []
         self._used: list[list[bool | None]] = []  # by bucket and slot; None where the average was added at once
@@ -129,17 +140,27 @@ class ScatteredGradients:
         self._memory: torch.Tensor | None = None  # of that one, and what is in it
         self._filled: set[int] = set()
         self._under_way: deque[tuple[int, torch.Tensor, Any]] = deque()
-        self._watched: set[int] = set()
+        self._hooks: list[Any] = []
+        self.peers: Callable[[], list[ScatteredGradients]] = lambda: [self]
         self.watch()
 
     def watch(self) -> None:
-        """Looks for gradients of weights that require some by now."""
+        """Makes buckets for the weights that require gradients by now."""
+        trained = [weight for weight in self._all if weight.whole.requires_grad]
+        for hook in self._hooks:
+            hook.remove()
+        self._buckets = _divide(trained, self._size)
+        self._largest = {
+            dtype: max(bucket.block * self._size for bucket in self._buckets if bucket.dtype == dtype)
+            for dtype in dict.fromkeys(bucket.dtype for bucket in self._buckets)
+        }
+        self._results = [_Result(bucket) for bucket in self._buckets]
         this = weakref.ref(self)
-        for index, bucket in enumerate(self._buckets):
-            for slot, weight in enumerate(bucket.weights):
-                if weight.whole.requires_grad and id(weight) not in self._watched:
-                    self._watched.add(id(weight))
-                    weight.whole.register_post_accumulate_grad_hook(_arrival(this, index, slot))
+        self._hooks = [
+            weight.whole.register_post_accumulate_grad_hook(_arrival(this, index, slot))
+            for index, bucket in enumerate(self._buckets)
+            for slot, weight in enumerate(bucket.weights)
+        ]
 
     @property
     def is_announced(self) -> bool:
@@ -158,6 +179,11 @@ class ScatteredGradients:
             return
         self._drop_unfinished()
         self._forget_cleared()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass that is in progress has come to this model."""
+        return self._pass is not None
 
     def begin(self) -> None:
         """Called within a backward pass, at its beginning or when a gradient arrives.
@@ -194,14 +220,15 @@ class ScatteredGradients:
         self._under_way.clear()
         self._memory = None
         self._filled.clear()
-        if self._pass is not None:
-            self._clear()
+        self._clear()
 
     def _clear(self) -> None:
+        """Drops the gradients of a pass that has begun, and those to which it adds."""
+        if self._pass is None:
+            return
         self._pass = None
-        for bucket in self._buckets:
-            for weight in bucket.weights:
-                weight.whole.grad = weight.shard.grad = None
+        for weight in self._all:
+            weight.whole.grad = weight.shard.grad = None
 
     def give_up(self) -> None:
         """The pass has failed: its gradients are lost."""
@@ -221,6 +248,8 @@ class ScatteredGradients:
                 "with use_reentrant=False"
             )
         self._missing[index] -= 1
+        if len(self.peers()) > 1:
+            return  # other models may be in this pass; at its end all processes take them in one order
         if index == self._next:
             self._fill(slot)  # while it is in cache
         while self._next < len(self._buckets) and self._missing[self._next] <= 0:
@@ -245,9 +274,12 @@ class ScatteredGradients:
         for slot in range(len(bucket.weights)):
             if slot not in self._filled:
                 self._fill(slot)
-        block, _ = self._results[index]
+        block = self._results[index].block
         if any(weight.shard.grad is not None for weight in bucket.weights):
             block = torch.empty_like(block)  # it may hold the gradient to which this is added
+        elif self._results[index].is_kept():
+            self._results[index] = _Result(bucket)
+            block = self._results[index].block
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         work = reduce_scatter(block, self._memory, op=op, group=self._group, async_op=self._overlaps)
         self._under_way.append((index, block, work))
@@ -264,8 +296,8 @@ class ScatteredGradients:
         if self._replicas is not None:
             dist.all_reduce(block, group=self._replicas)
             block /= dist.get_world_size(self._replicas)
-        result, gradients = self._results[index]
-        if block is result:
+        result = self._results[index]
+        if block is result.block:
             return
         bucket = self._buckets[index]
         for slot, (weight, part) in enumerate(zip(bucket.weights, bucket.rows_of(block), strict=True)):
@@ -273,13 +305,14 @@ class ScatteredGradients:
                 local_part(weight.shard.grad).add_(part)
                 self._used[index][slot] = None
             else:
-                local_part(gradients[slot]).copy_(part)
+                local_part(result.gradients[slot]).copy_(part)
 
     def finish(self) -> None:
         """The pass has ended; returns when shards have the averages."""
-        began, self._pass, self._announced = self._pass is not None, None, False
+        began, self._announced = self._pass is not None, False
         if not began:
             return
+        self._pass = None
         if self.synchronizing:
             while self._next < len(self._buckets):
                 self._start()
@@ -293,29 +326,29 @@ class ScatteredGradients:
 
     def _show_local(self) -> None:
         """Gradients that stay whole are shown as those of shards, so that whoever clears these clears them, too."""
-        for bucket in self._buckets:
-            for weight in bucket.weights:
-                if weight.whole.grad is None:
-                    continue
-                if weight.shard.grad is None:
-                    rows = rows_of_rank(weight.whole.grad, dist.get_rank(self._group), self._size)
-                    weight.shard.grad = wrapped_like(weight.shard, rows)
-                    self._local[weight.shard] = weight.shard.grad, True
-                elif weight.shard not in self._local:
-                    self._local[weight.shard] = weight.shard.grad, False
+        for weight in self._all:
+            if weight.whole.grad is None:
+                continue
+            shows = weight.shard.grad is None
+            if weight.shard.grad is None:
+                rows = rows_of_rank(weight.whole.grad, dist.get_rank(self._group), self._size)
+                weight.shard.grad = wrapped_like(weight.shard, rows)
+            self._local[weight.shard] = weight.shard.grad, weight.shard.grad._version, shows
 
     def _forget_cleared(self) -> None:
-        """Drops local gradients that were cleared since, and no longer shows the others."""
-        for bucket in self._buckets:
-            for weight in bucket.weights:
-                if weight.shard not in self._local:
-                    continue
-                shown, is_local = self._local.pop(weight.shard)
-                present = weight.shard.grad
-                if present is not shown or not local_part(shown).any():
-                    weight.whole.grad = None
-                if is_local and present is shown:
-                    weight.shard.grad = None
+        """Drops local gradients that were cleared since, and no longer shows the others.
+
+        Whoever sets gradients to zero in place changes their versions, in processes that have no rows as well.
+        """
+        for weight in self._all:
+            if weight.shard not in self._local:
+                continue
+            shown, version, shows = self._local.pop(weight.shard)
+            present = weight.shard.grad
+            if present is not shown or shown._version != version:
+                weight.whole.grad = None
+            if shows and present is shown:
+                weight.shard.grad = None
 
     def _give(self) -> None:
         """Gives shards the averages that they do not have yet; one that no process has a gradient for keeps none."""
@@ -324,8 +357,8 @@ class ScatteredGradients:
             if group is not None and flags.numel():
                 dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         used_anywhere = iter(flags.tolist())
-        for bucket, used, (_, gradients) in zip(self._buckets, self._used, self._results, strict=True):
-            for weight, here, gradient in zip(bucket.weights, used, gradients, strict=True):
+        for bucket, used, result in zip(self._buckets, self._used, self._results, strict=True):
+            for weight, here, gradient in zip(bucket.weights, used, result.gradients, strict=True):
                 present = weight.shard.grad
                 if not next(used_anywhere) or here is None:
                     continue
@@ -342,7 +375,8 @@ class _End:
         self._gradients = gradients
 
     def __call__(self) -> None:
-        self._gradients.finish()
+        for one in self._gradients.peers():  # in the same order on all processes
+            one.finish()
 
 
 def _arrival(gradients: weakref.ref[ScatteredGradients], index: int, slot: int) -> Callable[[torch.Tensor], None]:

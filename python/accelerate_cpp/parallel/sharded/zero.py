@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from accelerate_cpp.comm.mesh import Mesh
@@ -191,6 +192,7 @@ class ZeroStrategy(FullyShardedStrategy):
         whole_weights.gradients = ScatteredGradients(
             trainable, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows, overlaps=len(host.hosts) > 1
         )
+        whole_weights.gradients.peers = self._gradients
         whole_weights.follow(model)
         self._host_weights.append(weakref.ref(shared, self._host_weights.remove))
         self._whole[model] = weakref.ref(whole_weights)
@@ -209,7 +211,7 @@ class ZeroStrategy(FullyShardedStrategy):
         return None
 
     def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        gradients = [form.gradients for form in self._forms() if form.gradients is not None]
+        gradients = self._gradients()
         for one in gradients:
             one.expect()
         try:
@@ -218,8 +220,21 @@ class ZeroStrategy(FullyShardedStrategy):
             for one in gradients:
                 one.give_up()
             raise
+        if len(gradients) > 1:
+            self._agree(gradients)
         for one in gradients:
             one.finish()
+
+    def _gradients(self) -> list[ScatteredGradients]:
+        return [form.gradients for form in self._forms() if form.gradients is not None]
+
+    def _agree(self, gradients: Sequence[ScatteredGradients]) -> None:
+        """A model that the pass has come to on one process takes part on all. Collective."""
+        flags = torch.tensor([float(one.has_begun) for one in gradients])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        for one, somewhere in zip(gradients, flags.tolist(), strict=True):
+            if somewhere and not one.has_begun:
+                one.begin()
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """From stage 2 on, gradients are averaged all the same, as a process is not to hold all of them."""

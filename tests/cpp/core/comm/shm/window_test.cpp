@@ -93,6 +93,28 @@ TEST(Windows, KeepTheirMemoryWhileOneRankUsesIt) {
   });
 }
 
+TEST(Windows, KeepTheirMemoryForARankThatHasLeftTheGroup) {
+  run_processes(2, [](Store& store, int rank) {
+    auto communicator = ShmCommunicator::connect(store, rank, 2, soon(), {});
+    std::shared_ptr<Buffer> window = communicator->window(kBytes, soon());
+    bytes_of(window)[0] = std::byte{9};
+    communicator->barrier(soon());
+    if (rank == 1) {
+      communicator.reset();
+      store.set("left", "");
+      store.get("given up", soon());
+      EXPECT_EQ(bytes_of(window)[0], std::byte{9});
+      return;
+    }
+    store.get("left", soon());
+    window.reset();
+    for (int round = 0; round < 3; ++round) {  // in which an arena gives back what nobody uses
+      communicator->group()->arena()->poll();
+    }
+    store.set("given up", "");
+  });
+}
+
 TEST(Windows, LeaveNeitherNamesNorDescriptors) {
   run_processes(2, [](Store& store, int rank) {
     const auto count = [](const char* folder) {
