@@ -929,6 +929,31 @@ def weights_that_the_program_changes_are_those_of_the_next_pass() -> None:
 
 
 @scenario
+def weights_that_an_optimizer_changes_with_its_mode() -> None:
+    import time
+
+    import torch
+
+    class WithModes(torch.optim.SGD):
+        def eval(self) -> None:
+            with torch.no_grad():
+                for weight in self.param_groups[0]["params"]:
+                    weight.mul_(0)
+
+        def train(self) -> None: ...
+
+    run = accelerator(WHOLE)
+    model = Branches()
+    model, optimizer = run.prepare(model, WithModes(model.parameters(), lr=0.1))
+    optimizer.step()
+    if run.process_index == 1:
+        time.sleep(0.3)  # the others must not compute with what it is about to change
+    optimizer.eval()
+    with torch.no_grad():
+        assert model(rows(run, 1)[1]).abs().max() == 0
+
+
+@scenario
 def checkpoints_of_activations_inside_each_other() -> None:
     from torch.utils.checkpoint import checkpoint
 

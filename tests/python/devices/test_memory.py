@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -60,3 +63,25 @@ def test_groups_of_the_first_version_are_understood(proc: Path, tmp_path: Path) 
 def test_where_the_system_says_nothing_it_is_what_there_is_at_all(tmp_path: Path) -> None:
     total = psutil.virtual_memory().total
     assert available_bytes(tmp_path, tmp_path) == pytest.approx(total, rel=0.05)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
+def test_memory_that_was_freed_goes_back_to_the_system() -> None:
+    script = """
+import re
+from pathlib import Path
+import torch
+from accelerate_cpp.devices.memory import return_free_memory
+
+def resident_megabytes():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
+
+small = [torch.ones(25_000) for _ in range(1000)]  # 100 MB, each below the size from which on memory is mapped
+last = small[-1].clone()  # so that the end of the heap is in use
+del small
+before = resident_megabytes()
+return_free_memory()
+print(before - resident_megabytes())
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert int(result.stdout) > 50
