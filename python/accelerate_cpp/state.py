@@ -27,8 +27,8 @@ from accelerate_cpp.plugins.data_parallelism import (
     PluginViews,
     announce_sharding,
     chosen_fsdp_plugin,
+    data_axes,
     require_data_parallel,
-    require_known_copies,
     withdraw_sharding,
 )
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
@@ -301,7 +301,7 @@ class AcceleratorState(PluginViews, PartialState):
         running = None if current.session is None else current.session.config
         sharding = chosen_fsdp_plugin(fsdp_plugin, None if running is None else running.fsdp_plugin)
         parallelism = require_data_parallel(parallelism_config, shards=sharding is not None and sharding.shards)
-        require_known_copies(sharding, parallelism)
+        axes = data_axes(sharding, parallelism)
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         if running is not None:
             self._require_agreement(current.session, mixed_precision, cpu, kwargs)
@@ -315,7 +315,7 @@ class AcceleratorState(PluginViews, PartialState):
                     running or compile_process(cpu=cpu, **kwargs),
                     mixed_precision=precision,
                     fsdp_plugin=sharding,
-                    axes=freeze(None if parallelism is None else parallelism.data_axes()),
+                    axes=freeze(axes),
                 )
             )
         elif sharding is not running.fsdp_plugin:

@@ -673,8 +673,15 @@ def version_1_by_its_own_names() -> None:
         config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
         _, model, _, _ = compare({**one, "sharding_strategy": "HYBRID_SHARD"}, parallelism_config=config)
         assert next(model.parameters()).device_mesh.shape == (2, 2)
-    with pytest.raises(ValueError, match=r"HYBRID_SHARD.*ParallelismConfig\(dp_replicate_size"):
-        accelerator({**one, "sharding_strategy": "HYBRID_SHARD"})
+    hosts = 2 if run.num_processes == 4 else 1
+    before = os.environ.get("LOCAL_WORLD_SIZE")
+    os.environ["LOCAL_WORLD_SIZE"] = str(run.num_processes // hosts)
+    try:
+        _, model, _, _ = compare({**one, "sharding_strategy": "HYBRID_SHARD"})
+    finally:
+        os.environ["LOCAL_WORLD_SIZE"] = before or str(run.num_processes)
+    assert next(model.parameters()).device_mesh.size() == run.num_processes
+    assert next(model.parameters()).device_mesh.ndim == hosts
     with pytest.raises(ValueError, match="choose SHARDED_STATE_DICT or FULL_STATE_DICT"):
         accelerator({**one, "state_dict_type": "LOCAL_STATE_DICT"})
 

@@ -37,11 +37,16 @@ def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> Non
     assert current.session is None
 
 
-def test_copies_that_nobody_has_counted_are_refused_where_something_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_plugins_that_cannot_be_followed_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     plugin = FullyShardedDataParallelPlugin(sharding_strategy="HYBRID_SHARD_ZERO2")
-    with pytest.raises(InvalidArgument, match=r"HYBRID_SHARD_ZERO2.*ParallelismConfig\(dp_replicate_size"):
+    with pytest.raises(
+        InvalidArgument, match=r"HYBRID_SHARD_ZERO2.*3 processes are not divisible by the 2 of this host"
+    ):
         Accelerator(cpu=True, fsdp_plugin=plugin)
+    with pytest.raises(InvalidArgument, match="choose SHARDED_STATE_DICT or FULL_STATE_DICT"):
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(state_dict_type="LOCAL_STATE_DICT"))
     with pytest.raises(InvalidArgument, match="fsdp_plugin=7: expected a FullyShardedDataParallelPlugin"):
         Accelerator(cpu=True, fsdp_plugin=7)
     assert current.session is None

@@ -33,11 +33,6 @@ _PLAIN = "leave it out: plain data parallelism over all processes is used"
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
     Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
-    Unsupported(
-        "fsdp_hybrid",
-        "FSDP within hosts that finds these by itself",
-        "say how many copies and shards there are: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)",
-    ),
     Unsupported("fsdp_local_state", "LOCAL_STATE_DICT", "choose SHARDED_STATE_DICT or FULL_STATE_DICT"),
     Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),

@@ -18,9 +18,9 @@ __all__ = [
     "PluginViews",
     "announce_sharding",
     "chosen_fsdp_plugin",
+    "data_axes",
     "rank_along",
     "require_data_parallel",
-    "require_known_copies",
     "withdraw_sharding",
 ]
 
@@ -77,21 +77,31 @@ def chosen_fsdp_plugin(
     return argument
 
 
-def require_known_copies(plugin: FullyShardedDataParallelPlugin | None, config: ParallelismConfig | None) -> None:
-    """Refuses a strategy of ``plugin`` whose copies and shards nobody has counted, and states that cannot be read.
+def data_axes(plugin: FullyShardedDataParallelPlugin | None, config: ParallelismConfig | None) -> dict[str, int] | None:
+    """The axes of copies and shards: those of ``config``, or of a hybrid strategy of ``plugin``, with a copy per host.
 
-    Args:
-        config: the mesh that was asked for.
+    Returns:
+        ``None`` if nobody asks for any.
 
     Raises:
-        InvalidArgument: with several processes.
+        InvalidArgument: with several processes: hosts have different numbers of them, or states are to be saved in a
+            form that nothing reads.
     """
-    if plugin is None or _processes() == 1:
-        return
-    if plugin.has_copies and config is None:
-        unsupported.refuse("fsdp_hybrid", f"FullyShardedDataParallelPlugin(sharding_strategy={plugin.strategy_name!r})")
-    if plugin.keeps_local_states:
+    processes = _processes()
+    if plugin is not None and plugin.keeps_local_states and processes > 1:
         unsupported.refuse("fsdp_local_state", "FullyShardedDataParallelPlugin(state_dict_type='LOCAL_STATE_DICT')")
+    if config is not None:
+        return config.data_axes()
+    if plugin is None or not plugin.has_copies:
+        return None
+    shards = env_table.LOCAL_WORLD_SIZE.get() or processes
+    if processes % shards:
+        raise InvalidArgument(
+            f"FullyShardedDataParallelPlugin: sharding_strategy={plugin.strategy_name!r} makes a copy per host, but "
+            f"{processes} processes are not divisible by the {shards} of this host; pass "
+            "parallelism_config=ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)"
+        )
+    return {"dp_replicate": processes // shards, "dp_shard": shards}
 
 
 _announced = False
