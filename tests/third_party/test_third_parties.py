@@ -52,9 +52,14 @@ def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize("stage", ["", "2"], ids=["FSDP", "ZeRO"])
 @pytest.mark.parametrize("layout", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 @pytest.mark.long
-def test_trainer_shards_models_and_resumes(tmp_path: Path, layout: str) -> None:
+def test_trainer_shards_models_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, stage: str
+) -> None:
+    if stage:
+        monkeypatch.setenv("FSDP_ZERO_STAGE", stage)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
