@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from parallel import sharding
 from step import transformer
 
 from accelerate_cpp import Accelerator, notebook_launcher
 from accelerate_cpp.devices.shards import local_part
-from accelerate_cpp.utils import FullyShardedDataParallelPlugin, gather_object
+from accelerate_cpp.utils import gather_object
 
 WAYS: dict[str, dict[str, Any] | None] = {
     "data parallel": None,
@@ -41,16 +42,7 @@ def measure(way: str) -> None:
     """One process: trains two steps; rank 0 prints a row."""
     torch.set_num_threads(1)
     options = WAYS[way]
-    plugin = None
-    if options is not None:
-        classes = ["TransformerEncoderLayer"]
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=classes,
-            **options,
-        )
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=None if options is None else sharding(**options))
     layer = torch.nn.TransformerEncoderLayer(8, 1, 8)
     accelerator.prepare(torch.nn.TransformerEncoder(layer, 1))  # what is made once, whatever the model
     before = _together(accelerator, proportional_bytes)

@@ -134,6 +134,7 @@ class ScatteredGradients:
         # By shard: its gradient after a local pass, its version then, and whether it shows the local one.
         self._local: dict[torch.Tensor, tuple[torch.Tensor, int, bool]] = {}
         self._pass: int | None = None  # the number that autograd gives it
+        self._alone = True  # in this pass
         self._missing: list[int] = []
         self._used: list[list[bool | None]] = []  # by bucket and slot; None where the average was added at once
         self._next = 0  # bucket to be reduced
@@ -204,6 +205,7 @@ class ScatteredGradients:
                 "use_reentrant=False"
             )
         self._pass = current
+        self._alone = len(self.peers()) == 1
         self._next = 0
         self._missing = [sum(one.whole.requires_grad for one in bucket.weights) for bucket in self._buckets]
         self._used = [[False] * len(bucket.weights) for bucket in self._buckets]
@@ -248,7 +250,7 @@ class ScatteredGradients:
                 "with use_reentrant=False"
             )
         self._missing[index] -= 1
-        if len(self.peers()) > 1:
+        if not self._alone:
             return  # other models may be in this pass; at its end all processes take them in one order
         if index == self._next:
             self._fill(slot)  # while it is in cache

@@ -165,8 +165,7 @@ class ZeroStrategy(FullyShardedStrategy):
         whole_weights.without_values = [
             name for name, weight in zip(names, weights, strict=True) if first.has_no_values(weight)
         ]
-        others = [one for one in (*model.parameters(), *model.buffers()) if one not in set(weights)]
-        first.bring(others, widening.dtype_of)
+        first.bring([*(one for one in model.parameters() if one in left), *model.buffers()], widening.dtype_of)
         mesh = self._torch_mesh()
         scattered, shards = [], []
         for index, (weight, whole) in enumerate(zip(weights, shared.wholes, strict=True)):
