@@ -284,6 +284,9 @@ USE_TORCH_XLA = _flag("USE_TORCH_XLA", "let an installed torch_xla count as one"
 NVML_BASED_CUDA_CHECK = _flag(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "torch looks for GPUs without initialising the driver", texts=("0", "1")
 )
+MALLOC_TRIM_THRESHOLD = _text("MALLOC_TRIM_THRESHOLD_", None, "glibc's; if set, freed memory is kept as it says")
+MALLOC_MMAP_THRESHOLD = _text("MALLOC_MMAP_THRESHOLD_", None, "glibc's; if set, freed memory is kept as it says")
+GLIBC_TUNABLES = _text("GLIBC_TUNABLES", None, "glibc's; if it has one of these thresholds, it is followed")
 CXX = _text("CXX", None, "the C++ compiler of `accelerate-cpp rebuild`; default: c++, g++ or clang++")
 RUN_SLOW = _flag("RUN_SLOW", "run the tests that accelerate_cpp.test_utils.slow marks")
 XDIST_WORKER = _text("PYTEST_XDIST_WORKER", None, "name of this process among those of pytest-xdist, such as gw0")

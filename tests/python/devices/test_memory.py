@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -85,3 +86,45 @@ print(before - resident_megabytes())
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert int(result.stdout) > 50
+
+
+FAULTS_OF_A_STEP = """
+import gc, resource, sys, torch
+from accelerate_cpp import Accelerator
+
+def step():
+    blocks = [torch.ones(1 << 20) for _ in range(32)]  # 4 MiB each
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() >> 20
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(2, 2))
+step()
+print(faults())
+if sys.argv[1] == "free":
+    accelerator.free_memory()
+    print(faults())
+"""
+
+
+def mebibytes_mapped(then: str, **environment: str) -> list[int]:
+    """Of a step of 128 MiB after another, and of one after memory was freed."""
+    command = [sys.executable, "-c", FAULTS_OF_A_STEP, then]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such choice")
+def test_steps_on_a_cpu_use_the_memory_of_those_before() -> None:
+    kept, returned = mebibytes_mapped("free")
+    assert kept < 32
+    assert returned > 96
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such choice")
+def test_the_users_thresholds_for_keeping_memory_stay() -> None:
+    (mapped,) = mebibytes_mapped("stay", MALLOC_TRIM_THRESHOLD_="131072")
+    assert mapped > 96
