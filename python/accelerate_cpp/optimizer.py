@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -134,15 +135,22 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if not accumulation.sync_gradients:
             return None
         accumulation.weights.end_step(self.optimizer.param_groups)
-        if self.scaler is None or not self.scaler.is_enabled():
-            result = self.optimizer.step(closure)
-        else:
-            result = self.scaler.step(self.optimizer, closure)
-            self._is_overflow = overflowed(self.scaler, self.optimizer)
-            self.scaler.update()
+        with self._stepping(closure):
+            if self.scaler is None or not self.scaler.is_enabled():
+                result = self.optimizer.step(closure)
+            else:
+                result = self.scaler.step(self.optimizer, closure)
+                self._is_overflow = overflowed(self.scaler, self.optimizer)
+                self.scaler.update()
         if current.session is not None and current.session.progress is not None:
             current.session.progress.step_ended(accumulation.reading)
         return result
+
+    def _stepping(self, closure: Any) -> AbstractContextManager[None]:
+        """What the way in which the run is parallel does around a step; one with a closure computes gradients."""
+        if current.session is None or closure is not None:
+            return nullcontext()
+        return current.session.strategy.stepping(self.optimizer)
 
     def train(self) -> None:
         """Puts optimizers with two modes (schedule-free ones) in training mode."""

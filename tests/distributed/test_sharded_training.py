@@ -191,6 +191,107 @@ def losses_with_adamw() -> None:
 
 
 @scenario
+def optimizers_that_treat_elements_alone_and_others() -> None:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    class ByNorm(torch.optim.SGD):
+        """Steps of one length, which depends on all elements of a gradient."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for weight in self.param_groups[0]["params"]:
+                weight.sub_(weight.grad / (weight.grad.norm() + 1e-3), alpha=0.1)
+
+    makers: list[Callable[[Any], Any]] = [
+        lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        lambda weights: torch.optim.AdamW(weights, lr=0.01, amsgrad=True),
+        lambda weights: torch.optim.Adam(weights, lr=0.01, foreach=True),
+        lambda weights: torch.optim.AdamW(weights, lr=0.01, fused=True),
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        lambda weights: torch.optim.RMSprop(weights, lr=1e-3, momentum=0.5, centered=True),
+        torch.optim.ASGD,
+        torch.optim.Rprop,
+        ByNorm,
+    ]
+    for make in makers:
+        run = accelerator()
+        expected, own = decoder(), decoder()
+        losses, _ = one_process(expected, make, run.num_processes)
+        model, optimizer = run.prepare(own, make(own.parameters()))
+        name = type(optimizer.optimizer).__name__
+        found = sharded(run, model, optimizer)[0]
+        # Steps of these have the size of the rate whatever the size of a gradient: roundings show in weights.
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-3, atol=1e-4, msg=name)
+        for weight, state in optimizer.state.items():
+            assert isinstance(weight, DTensor)
+            entries = [one for one in state.values() if isinstance(one, torch.Tensor) and one.shape == weight.shape]
+            assert all(isinstance(one, DTensor) for one in entries), name
+        held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        assert held == {id(weight) for weight in model.parameters()}, name
+
+
+@scenario
+def a_step_has_plain_parts_unless_the_program_looks_at_it() -> None:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    seen: list[type] = []
+
+    class Looking(torch.optim.SGD):
+        pass
+
+    run = accelerator()
+    own = decoder()
+    model, optimizer = run.prepare(own, sgd(own.parameters()))
+    step = optimizer.optimizer.step
+
+    def looking(*args: Any) -> Any:
+        seen.append(type(optimizer.optimizer.param_groups[0]["params"][0]))
+        return step(*args)
+
+    optimizer.optimizer.step = looking
+    sharded(run, model, optimizer)
+    assert set(seen) == {torch.Tensor}, seen
+    seen.clear()
+    handle = optimizer.optimizer.register_step_post_hook(lambda *_: None)
+    sharded(run, model, optimizer)
+    assert set(seen) == {DTensor}, seen
+    handle.remove()
+    optimizer.step(lambda: seen.append(type(optimizer.optimizer.param_groups[0]["params"][0])))
+    assert seen[-1] is DTensor
+
+
+@scenario
+def a_step_that_raises_leaves_parameters_and_states() -> None:
+    import torch
+
+    run = accelerator()
+    own = decoder()
+    model, optimizer = run.prepare(own, adamw(own.parameters()))
+    sharded(run, model, optimizer)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = {weight: dict(state) for weight, state in optimizer.state.items()}
+    for group in optimizer.param_groups:
+        group["betas"] = None
+    run.backward(loss_of(model, words(0, run.process_index)))
+    with pytest.raises(TypeError):
+        optimizer.step()
+    assert [id(one) for group in optimizer.param_groups for one in group["params"]] == [id(one) for one in weights]
+    assert {weight: list(state) for weight, state in optimizer.state.items()} == {
+        weight: list(state) for weight, state in states.items()
+    }
+    assert all(
+        torch.equal(state["exp_avg"].to_local(), states[weight]["exp_avg"].to_local())
+        for weight, state in optimizer.state.items()
+    )
+
+
+@scenario
 def each_rank_has_its_part_of_parameters_gradients_and_states() -> None:
     run = accelerator()
     model = decoder()

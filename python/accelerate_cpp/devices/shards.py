@@ -19,6 +19,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def inner_tensor(value: Any) -> Any:
+    """What this process has of ``value``, the tensor itself where :func:`local_part` makes a view of it."""
+    return value._local_tensor if is_sharded_tensor(value) else value
+
+
 def sharded_like(parameter: Any, value: Any) -> Any:
     """``value``, of which this process has the whole, in shards like ``parameter`` if it has an entry for each element.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,10 @@ class Strategy(ABC):
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer as it steps on the models that are prepared, or will be."""
         return optimizer
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Surrounds a step of ``optimizer``, which computes no gradients meanwhile."""
+        return nullcontext()
 
     def any_rank(self, found: bool) -> bool:
         """Whether ``found`` on one of the ranks that have to decide alike, as each only looks at its own gradients.

@@ -24,6 +24,7 @@ from accelerate_cpp.parallel.compilation import inside_compiler, interpreted
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.kept_buffers import keep_buffers
+from accelerate_cpp.parallel.sharded.local_steps import stepping_on_local_parts
 from accelerate_cpp.parallel.sharded.replaced_parameters import ReplacedParameters, places_of
 from accelerate_cpp.parallel.sharded.units import (
     checkpoint_activations,
@@ -124,6 +125,11 @@ class FullyShardedStrategy(SingleStrategy):
             for mode in ("train", "eval"):
                 self._order_changes(optimizer, mode)
         return optimizer
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        if self._device.type != "cpu":
+            return super().stepping(optimizer)
+        return stepping_on_local_parts(optimizer, num_own_hooks=2 if optimizer in self._hooked else 0)
 
     @property
     def _plugin(self) -> FullyShardedDataParallelPlugin:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.comm.host_group import HostGroup
-from accelerate_cpp.devices.shards import rows_of_rank
+from accelerate_cpp.devices.shards import inner_tensor, rows_of_rank
 
 _ALIGNMENT = 64
 
@@ -72,8 +72,8 @@ class HostWeights:
         self._parameters = list(parameters)
 
     def hold_any_of(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether one of ``parameters`` holds rows of these weights."""
-        own = set(map(id, self._parameters))
+        """Whether one of ``parameters``, which may be the plain tensors inside of sharded ones, holds their rows."""
+        own = {id(one) for parameter in self._parameters for one in (parameter, inner_tensor(parameter))}
         return any(id(one) in own for one in parameters)
 
     def await_readers(self) -> None:
