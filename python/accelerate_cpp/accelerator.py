@@ -632,6 +632,9 @@ class Accelerator(PreparationSteps):
         A model in which nothing requires a gradient (a teacher, an encoder) is moved to the device and computes in the
         precision of the run, but is not distributed. Pass it to ``prepare`` again before you train it.
 
+        A model that is sharded already, by FSDP of either version or a layout of ``DTensor`` s, is trained as it is:
+        what sharded it averages its gradients. Other parameters start from those of rank 0, and are averaged.
+
         Args:
             args: what to prepare; objects of other types, and prepared ones, are returned as they are.
             device_placement: for each of ``args``, whether to move it to the device; ``None`` follows the constructor's
@@ -643,7 +646,7 @@ class Accelerator(PreparationSteps):
         Raises:
             ValueError: ``device_placement`` has another length than ``args``.
             ValueError: with several processes, a model that was spread over devices, or one to be trained that is
-                sharded already (by FSDP, or with ``DTensor`` parameters).
+                sharded already, but only over a part of the processes.
 
         Example:
             >>> import torch
@@ -1500,9 +1503,10 @@ class Accelerator(PreparationSteps):
             >>> sorted(accelerator.get_state_dict(model))
             ['bias', 'weight']
         """
-        if not unwrap and not self._session.config.shards:
+        strategy = self._session.strategy
+        if not unwrap and not strategy.in_shards(model):
             return model.state_dict()
-        return self._session.strategy.model_state(model, here=self.is_main_process)
+        return strategy.model_state(model, here=self.is_main_process)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Drops all references to prepared objects, and frees memory that nothing else uses.

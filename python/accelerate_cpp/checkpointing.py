@@ -149,7 +149,7 @@ def load_state(
     """:meth:`Accelerator.load_state`."""
     options = dict(load_model_func_kwargs)
     # Of states in shards, the whole need not fit on the device.
-    whole = not accelerator._session.config.shards
+    whole = accelerator._session.strategy.layout == "plain"
     on_device = accelerator.use_distributed and accelerator.device.type != "cpu" and whole
     where = _device_of(options.pop("map_location", None) or ("on_device" if on_device else "cpu"))
     states, cursors = accelerator._checkpoints.load(
@@ -205,8 +205,8 @@ def save_model(
     elif any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RuntimeError("save_model: some parameters are on the meta device and have no values; materialise them")
     else:
-        in_shards = accelerator._session.config.shards
         strategy = accelerator._session.strategy
+        in_shards = strategy.in_shards(model)
         state = strategy.model_state(model, here=writes) if in_shards else accelerator.get_state_dict(model)
     if writes:
         save_in_shards(state, folder, max_shard_size, safe_serialization)

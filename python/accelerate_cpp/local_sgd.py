@@ -10,6 +10,7 @@ import torch
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.averaging import ParameterAverage
+from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.wrappers import wrappers_in
 from accelerate_cpp.utils.dataclasses import DistributedType
 
@@ -66,6 +67,7 @@ class LocalSGD:
         self._without_sync = ExitStack()
         if self.enabled:
             _require_whole_models(accelerator.distributed_type)
+            _require_whole(model)
             self._average = ParameterAverage(model)
 
     def __enter__(self) -> LocalSGD:
@@ -100,6 +102,14 @@ def _require_whole_models(distributed_type: DistributedType) -> None:
             f"LocalSGD: this run is of the type {distributed_type.value}; expected one in which every process holds "
             f"the whole model, which are {', '.join(kind.value for kind in _SERVED)}. Pass enabled=False to train "
             "without it"
+        )
+
+
+def _require_whole(model: torch.nn.Module) -> None:
+    if is_sharded(model):
+        raise InvalidArgument(
+            f"LocalSGD: {type(model).__name__} is shared out among the processes, so they have no copies to average; "
+            "pass enabled=False to train without it"
         )
 
 

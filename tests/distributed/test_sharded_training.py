@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import traceback
 from collections.abc import Callable
@@ -497,6 +498,31 @@ def sums_divided_by_their_weights() -> None:
         loss_of(expected, torch.cat(rows)).backward()
         plain.step()
         plain.zero_grad()
+    same_weights(run, model, expected)
+
+
+@scenario
+def sums_of_a_model_all_of_whose_parameters_are_in_units() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    expected = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2))
+    run = accelerator({"transformer_cls_names_to_wrap": ["Linear"]}, gradient_accumulation_steps=2)
+    model = copy.deepcopy(expected)
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    rows = torch.randn(2, 4 * run.num_processes, 2)
+    for inputs, kept in zip(rows, (2, 4), strict=True):
+        own = inputs[4 * run.process_index :][:kept]
+        with run.accumulate(model):
+            run.backward(model(own).square().sum(), weight=len(own))
+            optimizer.step()
+    read = [
+        inputs[4 * rank :][:kept]
+        for inputs, kept in zip(rows, (2, 4), strict=True)
+        for rank in range(run.num_processes)
+    ]
+    (expected(torch.cat(read)).square().sum() / sum(map(len, read))).backward()
+    sgd(expected.parameters()).step()
     same_weights(run, model, expected)
 
 

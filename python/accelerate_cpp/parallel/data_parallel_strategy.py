@@ -3,6 +3,8 @@
 If the CPU backend is ours, the averaging is also ours (:class:`DataParallel`): over shared memory, or on accelerators
 over torch's backend for these. Otherwise torch's own ``DistributedDataParallel`` does it, which is the default on
 accelerators; there, ``InitProcessGroupKwargs(backend="cpu:shm,cuda:nccl")`` selects ours.
+
+A model that is in shards already has no copies to be averaged; who sharded it averages its gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +23,16 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_cpp._native import hold_object_of_pass
 from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
+from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
+from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
+from accelerate_cpp.parallel.strategy import Layout, ModelSteps, Strategy
+
+if TYPE_CHECKING:
+    from accelerate_cpp.parallel.sharded.sharded_strategy import ShardedStrategy
 
 M = TypeVar("M", bound=torch.nn.Module)
 _log = logging.getLogger(__name__)
@@ -32,7 +40,8 @@ _HOOK_OPTIONS: dict[str, Any] = {"comm_hook": "no", "comm_wrapper": "no", "comm_
 
 
 class DataParallelStrategy(SingleStrategy):
-    """Every process holds the whole model; gradients are averaged. A model that has none is used as it is.
+    """Every process holds the whole model; gradients are averaged. A model that has none is used as it is, and so is
+    one that is in shards already.
 
     Args:
         device: of this process.
@@ -50,18 +59,44 @@ class DataParallelStrategy(SingleStrategy):
         self._of_torch: list[weakref.ref[DistributedDataParallel]] = []
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._in_shards: ShardedStrategy | None = None  # for models that are, once there is one
+
+    def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
+        if not is_sharded(model) or not _is_trained(model):
+            return super()._prepare(model, steps)
+        if self._in_shards is None:
+            from accelerate_cpp.parallel.sharded.sharded_strategy import ShardedStrategy  # takes a while to import
+
+            self._in_shards = ShardedStrategy(self._device)
+        self._frozen.discard(inside_compiler(model))
+        return self._in_shards.prepare(Bundle(models=[model]), [steps]).models[0]
+
+    def _strategy_of(self, model: torch.nn.Module) -> Strategy:
+        """What knows ``model``: of copies that are averaged, the general answers."""
+        own = self._in_shards
+        return own if own is not None and own.has(model) else _COPIES
+
+    @property
+    def processes_per_batch(self) -> int:
+        return 1 if self._in_shards is None else self._in_shards.processes_per_batch
+
+    def in_shards(self, model: torch.nn.Module) -> bool:
+        return self._in_shards is not None and self._in_shards.has(model)
 
     def is_thawed(self, model: torch.nn.Module) -> bool:
         inner = inside_compiler(model)
         return inner in self._frozen and _is_trained(inner)
 
     def models(self) -> list[torch.nn.Module]:
-        return [*_living(self._wrapped), *_living(self._of_torch)]
+        in_shards = [] if self._in_shards is None else self._in_shards.models()
+        return [*_living(self._wrapped), *_living(self._of_torch), *in_shards]
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         wrapper = inside_compiler(model)
         context: AbstractContextManager[None] = (
-            wrapper.no_sync() if isinstance(wrapper, DistributedDataParallel) else super().no_sync(model)
+            wrapper.no_sync()
+            if isinstance(wrapper, DistributedDataParallel)
+            else self._strategy_of(model).no_sync(model)
         )
         return context
 
@@ -82,6 +117,8 @@ class DataParallelStrategy(SingleStrategy):
         except BaseException as error:
             for model in models:
                 model.backward_failed(f"its backward pass raised {type(error).__name__}: {error}")
+            if self._in_shards is not None:
+                self._in_shards.forget_pass()
             raise
         finally:
             for model in models if totals else ():
@@ -89,16 +126,63 @@ class DataParallelStrategy(SingleStrategy):
         if weights is not None and totals:
             of_torch = _living(self._of_torch)
             weigh_averages(of_torch, weights, self._device, dist.get_world_size())
+        if self._in_shards is not None:
+            self._in_shards.finish_pass(weights)
         self._warn_of_local_gradients()
 
     @contextmanager
     def join(self, models: Iterable[Any]) -> Iterator[bool]:
+        models = list(models)
+        if self._in_shards is not None and any(map(self._in_shards.has, models)):
+            with self._in_shards.join(models) as weighs:
+                yield weighs
+            return
         models = [inner for model in models if (inner := inside_compiler(model)) not in self._frozen]
         if not models:
             yield False
             return
         with Join(models, divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
+
+    def clip_grad_norm(
+        self,
+        parameters: Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float,
+        measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        given = list(parameters)
+        own = self._in_shards
+        knows = own is not None and own.knows_any_of(given)
+        clip = own.clip_grad_norm if own is not None and knows else super().clip_grad_norm
+        return clip(given, max_norm, norm_type, measured)
+
+    def any_rank(self, found: bool) -> bool:
+        """Averages are the same on all ranks, shards are not."""
+        return found if self._in_shards is None else self._in_shards.any_rank(found)
+
+    def leaves(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        return self._strategy_of(model).leaves(model)
+
+    def has_gradients(self, model: torch.nn.Module) -> bool:
+        return self._strategy_of(model).has_gradients(model)
+
+    def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return self._strategy_of(model).named_parameters(model)
+
+    def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
+        return self._strategy_of(model).model_state(self.unwrap(model), here)
+
+    @property
+    def layout(self) -> Layout:
+        """That of shards as soon as one model is: plain files hold the whole of each state."""
+        return "plain" if self._in_shards is None or not self._in_shards.models() else self._in_shards.layout
+
+    def local_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        return self._strategy_of(model).local_state(self.unwrap(model))
+
+    def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
+        self._strategy_of(model).restore_model(model, state, **kwargs)
 
     def dtypes_on_the_way(
         self, model: torch.nn.Module, parameter: torch.nn.Parameter
@@ -147,6 +231,9 @@ class DataParallelStrategy(SingleStrategy):
         if hook is not None:
             wrapped.register_comm_hook(*hook)
         return wrapped
+
+
+_COPIES = SingleStrategy()
 
 
 def _hold_object(_: torch.Tensor) -> None:

@@ -118,6 +118,15 @@ class Strategy(ABC):
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The module that the user gave to ``prepare``, without wrappers that compile or distribute it."""
 
+    @property
+    def processes_per_batch(self) -> int:
+        """How many processes compute with the same batches, as they split the layers of a model."""
+        return 1
+
+    def in_shards(self, model: torch.nn.Module) -> bool:
+        """Whether each process has only a part of the prepared ``model``."""
+        return False
+
     @abstractmethod
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         """The full state dict under the user's own names. A collective if the model is in shards.

@@ -16,7 +16,7 @@ from accelerate_cpp.devices.memory import keep_freed_memory
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
-from accelerate_cpp.parallel.sharded_models import is_sharded, require_whole
+from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import ModelSteps
 from accelerate_cpp.plugins.handlers import AutocastKwargs
@@ -140,8 +140,6 @@ def _models_to_prepare(run: PreparationSteps, items: Iterable[Any]) -> dict[int,
     for model in found.values():
         _require_own_copy(run, model)
         _require_quantized_in_memory(run, model)
-        if not run._session.config.shards:
-            require_whole(model, run.num_processes)
     return found
 
 

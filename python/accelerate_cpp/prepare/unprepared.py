@@ -1,4 +1,4 @@
-"""What a training step of several processes uses although it was never prepared, which makes the training wrong."""
+"""What a step of several processes uses although it was never prepared, or should not be: it trains wrongly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from accelerate_cpp.runtime.reading import Reading
 
 
 def warn_of_unprepared(prepared: Bundle, reading: Reading, strategy: Strategy, num_processes: int) -> None:
-    """Warns at the first backward pass of a model, an optimizer or a loader that no ``prepare`` has seen.
+    """Warns at the first backward pass of a model, an optimizer or a loader that no ``prepare`` has seen, and of a
+    prepared loader that divides what processes need in common.
 
     Not of a loader that may divide its data by itself: over a stream, or with a sampler that is not one of torch's own
     for one process.
@@ -29,7 +30,12 @@ def warn_of_unprepared(prepared: Bundle, reading: Reading, strategy: Strategy, n
     if num_processes == 1:
         return
     place = call_site().rpartition("\t")[2]
-    found = [_model(prepared, strategy, num_processes), None if reading.has_begun else _loader(num_processes)]
+    sharing = strategy.processes_per_batch
+    if sharing > 1:
+        data = _divided(sharing) if reading.has_begun else None
+    else:
+        data = None if reading.has_begun else _loader(num_processes)
+    found = [_model(prepared, strategy, num_processes), data]
     for sentence in filter(None, found):
         warnings.warn(f"{place}: {sentence}", UserWarning, stacklevel=3)
 
@@ -51,6 +57,15 @@ def _model(prepared: Bundle, strategy: Strategy, num_processes: int) -> str | No
         f"{strangers} of the {len(stepped)} parameters of prepared optimizers belong to no prepared model: their "
         f"gradients are not averaged, and differ on the {num_processes} processes. Pass each model that is trained to "
         "accelerator.prepare"
+    )
+
+
+def _divided(sharing: int) -> str:
+    """A prepared loader is read, where layers are split."""
+    return (
+        f"the layers of a model are split over {sharing} processes, which as a rule compute with the same batches, but "
+        "a prepared loader gives each process others. Leave it out of prepare, and let each of these processes read "
+        "the same, as with torch's DistributedSampler(num_replicas=..., rank=...) over the groups of such processes"
     )
 
 

@@ -21,6 +21,7 @@ def clip_shards(
     max_norm: float,
     norm_type: float = 2.0,
     measured: Mapping[int, tuple[Figure, Figure]] | None = None,
+    groups: Mapping[int, dist.ProcessGroup] | None = None,
 ) -> torch.Tensor:
     """Scales gradients in place to a joint norm of at most ``max_norm``; each may be in shards over a mesh of its own.
 
@@ -31,6 +32,8 @@ def clip_shards(
         norm_type: as in ``torch.nn.utils.clip_grad_norm_``.
         measured: by ``id`` of parameters, the sums of the squares of what this process has of their gradients, and
             factors by which these have still to be multiplied.
+        groups: by ``id`` of parameters that are no ``DTensor`` s, but parts, the processes that have the parts; some of
+            these may have no gradient.
 
     Returns:
         The norm before clipping, 0-dim, on the device of the gradients. Where it is not finite, all gradients become
@@ -42,17 +45,23 @@ def clip_shards(
     power = float(norm_type)
     if not power > 0:
         raise InvalidArgument(f"clip_grad_norm_: norm_type={norm_type!r}; expected a positive number or 'inf'")
-    known = measured or {}
-    with_gradient = list({id(one): one for one in parameters if one.grad is not None}.values())
-    if not with_gradient:
+    known, flat = dict(measured or {}), groups or {}
+    given = list({id(one): one for one in parameters}.values())
+    with_gradient = [one for one in given if one.grad is not None]
+    if not with_gradient and not any(id(one) in flat for one in given):
         return torch.tensor(0.0)
-    by_layout: dict[Any, list[torch.Tensor]] = {}
     for parameter in with_gradient:
-        by_layout.setdefault(_layout(parameter.grad), []).append(parameter)
-    device = local_part(with_gradient[0].grad).device  # type: ignore[arg-type]
+        _add_up(parameter, known)
+    by_layout: dict[Any, list[torch.Tensor]] = {}
+    for parameter in given:
+        if id(parameter) in flat:
+            by_layout.setdefault(flat[id(parameter)], [])  # also where this process has no part
+        if parameter.grad is not None:
+            by_layout.setdefault(flat.get(id(parameter)) or _layout(parameter.grad), []).append(parameter)
+    sample = local_part(with_gradient[0].grad if with_gradient else given[0])  # type: ignore[arg-type]
     parts = []
     for layout, group in by_layout.items():
-        part = torch.tensor(_joint(group, power, known), dtype=torch.float64, device=device)
+        part = torch.tensor(_joint(group, power, known), dtype=torch.float64, device=sample.device)
         for process_group in _groups(layout):
             dist.all_reduce(part, op=dist.ReduceOp.MAX if math.isinf(power) else dist.ReduceOp.SUM, group=process_group)
         parts.append(part.item())
@@ -63,7 +72,17 @@ def clip_shards(
         if factor * ratio != 1.0:
             scaled = [local_part(one.grad) for one in with_gradient if factors[id(one)] == factor]  # type: ignore[arg-type]
             torch._foreach_mul_(scaled, factor * ratio)
-    return torch.tensor(norm, dtype=local_part(with_gradient[0].grad).dtype, device=device)  # type: ignore[arg-type]
+    return torch.tensor(norm, dtype=sample.dtype, device=sample.device)
+
+
+def _add_up(parameter: Any, known: dict[int, tuple[Figure, Figure]]) -> None:
+    """Replaces a gradient of which each process has one summand, as layouts of ``DTensor`` leave some, by the sum."""
+    gradient = parameter.grad
+    if not is_sharded_tensor(gradient) or not any(placement.is_partial() for placement in gradient.placements):
+        return
+    if id(parameter) in known:  # the squares of the summand
+        local_part(gradient).mul_(known.pop(id(parameter))[1])
+    parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def _layout(gradient: Any) -> Any:
@@ -74,8 +93,10 @@ def _layout(gradient: Any) -> Any:
 def _groups(layout: Any) -> list[Any]:
     if layout is None:
         return []
+    if isinstance(layout, dist.ProcessGroup):
+        return [layout]
     mesh, placements = layout
-    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if placement.is_shard()]
+    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if not placement.is_replicate()]
 
 
 def _joint(parameters: list[torch.Tensor], power: float, known: Mapping[int, tuple[Figure, Figure]]) -> float:

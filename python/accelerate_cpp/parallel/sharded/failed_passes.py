@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-from accelerate_cpp.parallel.sharded.gathered_once import param_groups_of
+from accelerate_cpp.parallel.sharded.fully_sharded_units import param_groups_of, units_in
 
 
 def forget_pass(model: torch.nn.Module) -> None:
     """Lets the next pass through ``model`` begin as if this one had never been; its gradients are lost."""
-    for unit in model.modules():
-        if isinstance(unit, FSDPModule):
-            _forget(unit)
-            unit.reshard()
+    for unit in units_in(model):
+        _forget(unit)
+        unit.reshard()
 
 
 def _forget(unit: Any) -> None:

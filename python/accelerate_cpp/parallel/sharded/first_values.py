@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -17,21 +17,26 @@ class FirstValues:
     Args:
         model: the same module on all ranks; its tensors may be on the meta device.
         device: where tensors are made that a rank does not have.
+        only: the tensors that are brought, and have to be equal in form; ``None`` means all.
 
     Raises:
         InvalidArgument: the ranks have other names or shapes, or a tensor is on the meta device on rank 0 alone.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, only: Collection[torch.Tensor] | None = None
+    ) -> None:
         self._device = device
         self._holders = _holders_of(model)
-        names = {name: (tuple(one.shape), one.is_meta) for name, one in _named_tensors(model)}
+        chosen = None if only is None else set(map(id, only))
+        tensors = [(name, one) for name, one in _named_tensors(model) if chosen is None or id(one) in chosen]
+        names = {name: (tuple(one.shape), one.is_meta) for name, one in tensors}
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, names)
         for rank, theirs in enumerate(everywhere):
             _require_equal(type(model).__name__, rank, theirs, everywhere[0])
         self._without_values = {
-            id(one) for name, one in _named_tensors(model) if everywhere[0][name][1]
+            id(one) for name, one in tensors if everywhere[0][name][1]
         }  # nowhere: a checkpoint brings them
 
     def has_no_values(self, tensor: torch.Tensor) -> bool:

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from accelerate_cpp.comm.host_group import HostGroup
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.memory import return_free_memory
-from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, local_part, sharded_like
+from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
-from accelerate_cpp.parallel.compilation import inside_compiler, interpreted
-from accelerate_cpp.parallel.sharded.clipping import clip_shards
+from accelerate_cpp.parallel.compilation import interpreted
 from accelerate_cpp.parallel.sharded.first_values import FirstValues
+from accelerate_cpp.parallel.sharded.fully_sharded_units import units_in
 from accelerate_cpp.parallel.sharded.kept_buffers import keep_buffers
 from accelerate_cpp.parallel.sharded.local_steps import stepping_on_local_parts
 from accelerate_cpp.parallel.sharded.replaced_parameters import ReplacedParameters, places_of
+from accelerate_cpp.parallel.sharded.sharded_strategy import ShardedStrategy
 from accelerate_cpp.parallel.sharded.units import (
     checkpoint_activations,
     ignored_parameters,
@@ -34,8 +33,6 @@ from accelerate_cpp.parallel.sharded.units import (
 )
 from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.parallel.sharded_models import is_sharded
-from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
-from accelerate_cpp.parallel.step_weights import PassWeights
 from accelerate_cpp.parallel.strategy import Layout, ModelSteps
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 
@@ -43,13 +40,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate_cpp.parallel.sharded.host_weights import HostWeights
-
-
-def is_fully_sharded(model: torch.nn.Module) -> bool:
-    """Whether ``fully_shard`` has sharded ``model``, which may be compiled."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(inside_compiler(model), FSDPModule)
 
 
 def _publishing(weights: HostWeights) -> Callable[..., None]:
@@ -60,26 +50,8 @@ def _publishing(weights: HostWeights) -> Callable[..., None]:
     return publish
 
 
-def _clear_with_model(model: torch.nn.Module, strategy: FullyShardedStrategy) -> None:
-    """Lets ``model.zero_grad()`` clear the gradients of shards, also while the root has its parameters whole."""
-    zero_grad = type(model).zero_grad
-    its_model, its_strategy = weakref.ref(model), weakref.ref(strategy)
-
-    def clear(set_to_none: bool = True) -> None:
-        own, preparer = its_model(), its_strategy()
-        assert own is not None  # it has this function
-        zero_grad(own, set_to_none)
-        for _, shard in preparer.named_parameters(own) if preparer is not None else ():
-            if shard.grad is not None and set_to_none:
-                shard.grad = None
-            elif shard.grad is not None:
-                shard.grad.zero_()
-
-    model.zero_grad = clear  # type: ignore[method-assign]
-
-
-class FullyShardedStrategy(SingleStrategy):
-    """Each process keeps its shards of parameters, gradients and optimizer states.
+class FullyShardedStrategy(ShardedStrategy):
+    """Shards models that are not in shards already.
 
     Args:
         device: of this process.
@@ -92,20 +64,11 @@ class FullyShardedStrategy(SingleStrategy):
     def __init__(
         self, device: torch.device, plugin: FullyShardedDataParallelPlugin, mesh: Mesh, low_precision: bool
     ) -> None:
-        super().__init__()
-        self._device = device
+        super().__init__(device)
         self._given = plugin
         self._mesh = mesh
         self._low_precision = low_precision
         self._replaced = ReplacedParameters()
-        self._ignored: weakref.WeakKeyDictionary[torch.nn.Module, list[torch.nn.Parameter]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._held: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, torch.nn.Parameter]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._in_order: list[weakref.ref[torch.nn.Module]] = []  # as prepared, which is the same on all ranks
-        self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
         self._device_mesh: DeviceMesh | None = None
         self._host: HostGroup | None = None
         self._host_weights: list[weakref.ref[HostWeights]] = []  # as prepared; the units keep them
@@ -171,9 +134,9 @@ class FullyShardedStrategy(SingleStrategy):
 
     def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
         """Nothing is placed: units are moved to the device one by one, when they are sharded."""
-        model = steps.cast(model)
         if is_sharded(model):
-            return steps.compile(self._distribute(model))
+            return super()._prepare(model, steps)
+        model = steps.cast(model)
         plugin = self._plugin
         policy = policy_for(plugin, model)
         ignored = ignored_parameters(plugin, model, self._device)
@@ -224,8 +187,7 @@ class FullyShardedStrategy(SingleStrategy):
         from accelerate_cpp.parallel.sharded.gathered_once import share_units
 
         policy: Any = self._plugin.mixed_precision_policy
-        units = list(filter(is_fully_sharded, model.modules()))
-        weights = share_units(units, self._host_group(), policy and policy.param_dtype)
+        weights = share_units(units_in(model), self._host_group(), policy and policy.param_dtype)
         self._host_weights.append(weakref.ref(weights, self._host_weights.remove))
         model.register_forward_pre_hook(_publishing(weights), prepend=True)
 
@@ -257,110 +219,6 @@ class FullyShardedStrategy(SingleStrategy):
             self._device_mesh = init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
         return self._device_mesh
 
-    def models(self) -> list[torch.nn.Module]:
-        return [model for model in (reference() for reference in self._in_order) if model is not None]
-
-    def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        self._held[self.unwrap(model)] = list(model.named_parameters())
-        _clear_with_model(model, self)
-        self._in_order.append(weakref.ref(model, self._in_order.remove))
-        return model
-
-    @contextmanager
-    def _without_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        sharded: Any = inside_compiler(model)
-        sharded.set_requires_gradient_sync(False)
-        self._local.add(sharded)
-        try:
-            yield
-        finally:
-            sharded.set_requires_gradient_sync(True)
-            self._local.discard(sharded)
-
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        return self._without_sync(model) if is_fully_sharded(model) else super().no_sync(model)
-
-    def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
-        self._backward(loss, **kwargs)
-        self._average_ignored()
-        if weights is not None and weights.totals:
-            models = [model for model in self.models() if model in weights.totals]
-            weigh_averages(models, weights, self._device, self._mesh.data_size)
-
-    def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        try:
-            loss.backward(**kwargs)
-        except BaseException:
-            from accelerate_cpp.parallel.sharded.failed_passes import forget_pass
-
-            for model in self.models():
-                forget_pass(model)
-            raise
-
-    def _average_ignored(self) -> None:
-        """Torch leaves the gradients of parameters that are not sharded as they are on each rank. Collective."""
-        for model, parameters in self._ignored.items():
-            if not parameters or model in self._local:
-                continue
-            has = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self._device)
-            dist.all_reduce(has, op=dist.ReduceOp.MAX)
-            for weight, used in zip(parameters, has.tolist(), strict=True):
-                if used:
-                    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                    dist.all_reduce(weight.grad, op=dist.ReduceOp.SUM)
-                    weight.grad /= dist.get_world_size()
-
-    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
-        raise InvalidArgument(
-            "join_uneven_inputs: with sharded parameters, a process without batches cannot let the others train on, as "
-            "they need its shards; pass even_batches=True, or mode='stop' to end all processes with the first"
-        )
-
-    def clip_grad_norm(
-        self,
-        parameters: Iterable[torch.Tensor],
-        max_norm: float,
-        norm_type: float,
-        measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
-    ) -> torch.Tensor:
-        return clip_shards(parameters, max_norm, norm_type, measured)
-
-    def any_rank(self, found: bool) -> bool:
-        flag = torch.tensor(float(found), device=self._device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())
-
-    def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
-        """On the CPU, or empty unless ``here``. Never more than one tensor is gathered at a time."""
-        whole = {}
-        for name, value in self.local_state(model).items():
-            gathered = value.full_tensor() if is_sharded_tensor(value) else value
-            if here:
-                whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
-        return whole
-
-    def local_state(self, model: torch.nn.Module) -> dict[str, Any]:
-        self._free_gathered(self.unwrap(model))
-        return super().local_state(model)
-
-    def _free_gathered(self, inner: torch.nn.Module) -> None:
-        """After a forward pass some units have whole parameters, which are not what the optimizer steps.
-
-        Torch's hooks on state dicts free them, but those of a module from which a copy with compiled regions was made
-        do not.
-        """
-        for model in self.models():
-            if self.unwrap(model) is inner:
-                for unit in filter(is_fully_sharded, model.modules()):
-                    unit.reshard()  # type: ignore[operator]
-
-    def has_gradients(self, model: torch.nn.Module) -> bool:
-        return super().has_gradients(model) or any(one.grad is not None for _, one in self.named_parameters(model))
-
-    def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Those of when it was prepared: after a forward pass, units have whole ones until they are sharded again."""
-        return iter(self._held.get(model) or list(model.named_parameters()))
-
     def dtypes_on_the_way(
         self, model: torch.nn.Module, parameter: torch.nn.Parameter
     ) -> tuple[torch.dtype | None, torch.dtype | None]:
@@ -378,23 +236,12 @@ class FullyShardedStrategy(SingleStrategy):
         return "whole" if self._plugin.state_dict_type == StateDictType.FULL_STATE_DICT else "shards"
 
     def restore_model(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> None:
-        """Each process copies its part of one tensor after the other; what is no tensor is loaded by the model."""
         self._free_gathered(model)
         self._materialise(model)
         shared = self._weights_of(model.parameters())
         for weights in shared:
             weights.await_readers()
-        own = model.state_dict()
-        others = {}
-        with torch.no_grad():
-            for name, value in state.items():
-                target: Any = own.get(name)
-                if isinstance(target, torch.Tensor):
-                    local_part(target).copy_(local_part(sharded_like(target, value)))
-                elif target is not None:
-                    others[name] = value
-        if others:
-            model.load_state_dict(others, strict=False)
+        super().restore_model(model, state, **kwargs)
         for weights in shared:
             weights.publish()
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
-from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 from accelerate_cpp.comm.host_group import HostGroup
+from accelerate_cpp.parallel.sharded.fully_sharded_units import param_groups_of
 from accelerate_cpp.parallel.sharded.host_weights import HostWeights
 
 
@@ -56,13 +56,6 @@ def share_units(units: Sequence[Any], host: HostGroup, compute_dtype: torch.dtyp
         unit.set_custom_all_gather(GatherNothing(weights))
     weights.publish()
     return weights
-
-
-def param_groups_of(unit: Any) -> list[Any]:
-    """What ``fully_shard`` gathers together in ``unit``."""
-    state: Any = _get_module_fsdp_state(unit)
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
 
 
 def _gather_one_number(shard: Any, whole: torch.Tensor) -> None:
