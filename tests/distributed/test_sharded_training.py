@@ -420,6 +420,56 @@ def gradients_clipped_by_other_norms_and_by_value() -> None:
 
 
 @scenario
+def gradients_clipped_by_the_model_as_with_version_1() -> None:
+    import torch
+
+    run = accelerator()
+    model, expected = run.prepare(decoder()), decoder()
+    shares = range(run.num_processes)
+    run.backward(loss_of(model, words(0, run.process_index)))
+    loss_of(expected, torch.cat([words(0, share) for share in shares])).backward()
+    for norm_type in (2.0, 1.0):
+        plain = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1, norm_type)
+        same(model.clip_grad_norm_(0.1, norm_type).item(), plain.item(), 1e-4)
+    for (_, weight), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-7)
+
+
+@scenario
+def states_by_the_functions_of_torch() -> None:
+    import torch
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    whole = StateDictOptions(full_state_dict=True)
+    run = accelerator()
+    model, expected = decoder(), decoder()
+    model, optimizer = run.prepare(model, adamw(model.parameters()))
+    plain = adamw(expected.parameters())
+    shares = range(run.num_processes)
+    run.backward(loss_of(model, words(0, run.process_index)))
+    loss_of(expected, torch.cat([words(0, share) for share in shares])).backward()
+    for one in (optimizer, plain):
+        one.step()
+    for name, value in get_model_state_dict(model, options=whole).items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-3, atol=1e-3, msg=name)
+    state = get_optimizer_state_dict(model, optimizer.optimizer, options=whole)
+    moments = {name: plain.state[weight]["exp_avg"] for name, weight in expected.named_parameters()}
+    for name, moment in moments.items():
+        torch.testing.assert_close(state["state"][name]["exp_avg"], moment, rtol=1e-4, atol=1e-6, msg=name)
+    other = decoder(seed=1)
+    other, fresh = run.prepare(other, adamw(other.parameters()))
+    set_optimizer_state_dict(other, fresh.optimizer, state, options=whole)
+    for name, weight in other.named_parameters():
+        loaded = fresh.state[weight]["exp_avg"].full_tensor()
+        torch.testing.assert_close(loaded, moments[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@scenario
 def a_norm_that_is_not_finite_on_one_rank_is_so_on_all() -> None:
     import math
 

@@ -40,6 +40,22 @@ def _clear_with_model(model: torch.nn.Module, strategy: ShardedStrategy) -> None
     model.zero_grad = clear  # type: ignore[method-assign]
 
 
+def _clip_with_model(model: torch.nn.Module, strategy: ShardedStrategy) -> None:
+    """``model.clip_grad_norm_``, which programs for version 1 call; a model that has such a function keeps it."""
+    if hasattr(type(inside_compiler(model)), "clip_grad_norm_"):
+        return
+    its_model, its_strategy = weakref.ref(model), weakref.ref(strategy)
+
+    def clip_grad_norm_(max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        own, preparer = its_model(), its_strategy()
+        assert own is not None  # it has this function
+        if preparer is None:
+            raise InvalidArgument("clip_grad_norm_: the Accelerator that prepared this model is gone; prepare it again")
+        return preparer.clip_grad_norm(preparer._stepped(own), max_norm, norm_type)
+
+    model.clip_grad_norm_ = clip_grad_norm_  # type: ignore[assignment]
+
+
 class ShardedStrategy(SingleStrategy):
     """Each process has its shards of the parameters, the gradients and the states of the optimizer.
 
@@ -93,6 +109,7 @@ class ShardedStrategy(SingleStrategy):
     def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         self._held[self.unwrap(model)] = list(model.named_parameters())
         _clear_with_model(model, self)
+        _clip_with_model(model, self)
         self._in_order.append(weakref.ref(model, self._in_order.remove))
         return model
 
