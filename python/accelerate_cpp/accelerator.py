@@ -22,6 +22,7 @@ from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.devices.memory import release_cache
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.data_parallel import core_backend
@@ -1100,11 +1101,13 @@ class Accelerator(PreparationSteps):
             even_batches: whether, inside the block, prepared loaders of map-style datasets fill up their last global
                 batch, so that all processes have equally many batches; ``None`` keeps the setting.
             mode: what processes with more batches than others do. ``"join"``: they train on them, and gradients are
-                averaged over the samples that exist. ``"stop"``: prepared loaders end on all processes when one has no
-                batches left. ``"error"``: they raise instead, and name that process.
+                averaged over the samples that exist. Where they need the others for parameters in shards, prepared
+                loaders of these repeat their last batch, which counts nothing. ``"stop"``: prepared loaders end on all
+                processes when one has no batches left. ``"error"``: they raise instead, and name that process.
 
         Raises:
-            InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``.
+            InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``; with
+                parameters in shards, a loop reads no prepared loader, or calls ``loss.backward()`` itself.
 
         Example:
             >>> import torch
@@ -1165,6 +1168,11 @@ class Accelerator(PreparationSteps):
             >>> debug_launcher(work, num_processes=2)[0]
             ([0, 1, 2, 0], [0, 1, 2])
         """
+        if self._accumulation.reading.repeats:
+            raise InvalidArgument(
+                "gather_for_metrics: inside join_uneven_inputs of sharded parameters, processes without batches repeat "
+                "their last one, which is no sample for metrics; gather after the block, or use mode='stop'"
+            )
         pickled = use_gather_object or not all_tensors(input_data)
         gathered = gather_object(input_data) if pickled else gather(input_data)
         rows = rows_of_last_batch(self.gradient_state, self._session.topology.mesh.data_size)

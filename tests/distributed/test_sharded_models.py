@@ -393,6 +393,41 @@ def states_are_whole_whatever_the_program_sets_in_the_wrapper(kind: str, folder:
 
 
 @scenario
+def uneven_inputs_train_on_the_samples_that_there_are(kind: str, folder: str) -> None:
+    import torch
+
+    from accelerate_cpp import DataLoaderConfiguration
+    from accelerate_cpp.data.cursor import cursor_of
+
+    if kind in (*OF_TENSORS, "shards of split layers"):
+        return  # their loaders are not prepared
+    for stateful in (False, True):
+        run = accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=stateful))
+        model, expected = sharded(kind), network()
+        round_of_all = 2 * run.num_processes
+        torch.manual_seed(3)
+        inputs, targets = torch.randn(2 * round_of_all + 1, 3), torch.randn(2 * round_of_all + 1, 2)
+        data = torch.utils.data.TensorDataset(inputs, targets)
+        model, optimizer, loader = run.prepare(model, sgd(model), torch.utils.data.DataLoader(data, batch_size=2))
+        positions, ends = [], []
+        with run.join_uneven_inputs([model], even_batches=False):
+            for batch in loader:
+                run.backward(loss_of(model, *batch))
+                optimizer.step()
+                optimizer.zero_grad()
+                positions.append(cursor_of(loader)["position"])
+                ends.append(loader.end_of_dataloader)
+        assert (positions, ends) == ([1, 2, 0], [False, False, True])
+        assert loader.iteration == 1
+        plain = sgd(expected)
+        for rows, labels in zip(inputs.split(round_of_all), targets.split(round_of_all), strict=True):
+            loss_of(expected, rows, labels).backward()
+            plain.step()
+            plain.zero_grad()
+        same_weights(run, model, expected)
+
+
+@scenario
 def evaluated_or_frozen_it_comes_back_as_it_is(kind: str, folder: str) -> None:
     import torch
 
@@ -444,8 +479,6 @@ def what_needs_whole_models_refuses_it(kind: str, folder: str) -> None:
     model = run.prepare(sharded(kind))
     with pytest.raises(ValueError, match="shared out among the processes"):
         LocalSGD(run, model, 2)
-    with pytest.raises(ValueError, match="mode='stop'"), run.join_uneven_inputs([model]):
-        pass
 
 
 def run_scenarios(kind: str, backend: str, folder: str) -> dict[str, str]:

@@ -178,12 +178,16 @@ def losses_and_weights_with_sgd() -> None:
 def the_first_backward_pass_warns_of_nothing() -> None:
     import warnings
 
+    import torch
+
     run = accelerator()
     model = decoder()
-    model, _ = run.prepare(model, sgd(model.parameters()))
+    loader = torch.utils.data.DataLoader(words(0, 0), batch_size=1)
+    model, _, loader = run.prepare(model, sgd(model.parameters()), loader)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*accelerator.prepare")
-        run.backward(loss_of(model, words(0, run.process_index)))
+        warnings.filterwarnings("error", message=".*(accelerator.prepare|of prepare)")
+        for batch in loader:
+            run.backward(loss_of(model, batch))
 
 
 @scenario
@@ -792,12 +796,69 @@ def copies_of_shards() -> None:
     same_weights(run, model, expected)
 
 
+def trained_on_uneven(run: Any, rows: int) -> Any:
+    """The model after a pass over ``rows`` in batches of two, which are dealt out in turn."""
+    import torch
+
+    model = decoder()
+    optimizer = sgd(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    data = torch.utils.data.TensorDataset(torch.cat([words(number, 0) for number in range(rows)])[:rows])
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    model, optimizer, loader, schedule = run.prepare(model, optimizer, loader, schedule)
+    with run.join_uneven_inputs([model], even_batches=False):
+        for (batch,) in loader:
+            with run.accumulate(model):
+                run.backward(loss_of(model, batch))
+                if run.sync_gradients:
+                    run.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    return model
+
+
 @scenario
-def uneven_inputs_are_refused_with_what_to_do() -> None:
+def uneven_inputs_train_as_copies_do() -> None:
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.state import AcceleratorState, GradientState
+
+    for micro_batches in (1, 2):
+        run = accelerator(gradient_accumulation_steps=micro_batches)
+        turns = run.num_processes * 2 * micro_batches
+        # Rank 0 alone has the last batch; some have one more than others; and most have none at all.
+        lengths = [turns + 2, turns + 3, 2] if micro_batches == 1 else [2 * turns + 2]
+        if run.state.backend != "shm":
+            lengths = [rows for rows in lengths if rows % 2 == 0]  # torch's wrapper does not weigh short batches
+        for rows in lengths:
+            run = accelerator(gradient_accumulation_steps=micro_batches)
+            model = trained_on_uneven(run, rows)
+            whole = run.get_state_dict(model)
+            AcceleratorState._reset_state()
+            GradientState._reset_state()
+            plain = Accelerator(cpu=True, gradient_accumulation_steps=micro_batches)
+            expected = plain.get_state_dict(trained_on_uneven(plain, rows))
+            for name, value in whole.items():
+                same(value.tolist(), expected[name].tolist(), 1e-4)
+
+
+@scenario
+def uneven_inputs_of_loops_in_which_processes_would_count_wrongly_are_refused() -> None:
+    import torch
+
     run = accelerator()
-    model = run.prepare(decoder())
-    with pytest.raises(ValueError, match="mode='stop'"), run.join_uneven_inputs([model]):
-        pass
+    model, loader = run.prepare(decoder(), torch.utils.data.DataLoader(words(0, 0), batch_size=1))
+    with run.join_uneven_inputs([model]):
+        with pytest.raises(ValueError, match="reads no prepared loader"):
+            loss_of(model, words(0, 0))
+        with pytest.raises(ValueError, match="is no sample for metrics"):
+            run.gather_for_metrics(torch.ones(1))
+        for batch in loader:
+            loss = loss_of(model, batch)
+            with pytest.raises(ValueError, match=r"call accelerator\.backward"):
+                loss.backward()
+    loss_of(model, words(0, 0))
+    assert run.gather_for_metrics(torch.ones(1)).tolist() == [1.0] * run.num_processes
 
 
 @scenario

@@ -99,6 +99,33 @@ def test_joined_processes_train_as_one_on_the_samples_that_there_are(size: int, 
             assert weights == pytest.approx(expected, rel=1e-5)
 
 
+def by_torch() -> list[float]:
+    """Torch's wrapper within torch's ``Join``, on full batches of which rank 0 has one more."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms import Join
+    from torch.nn.parallel import DistributedDataParallel
+
+    from accelerate_cpp import PartialState
+
+    PartialState(cpu=True)
+    inputs, targets = data()
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Join([model], divide_by_initial_world_size=False):
+        for rows in rows_of_rank(dist.get_rank(), dist.get_world_size(), 2):
+            optimizer.zero_grad()
+            (model(inputs[rows]) - targets[rows]).pow(2).mean().backward()
+            optimizer.step()
+    return [*model.module.weight.flatten().tolist(), *model.module.bias.tolist()]
+
+
+def test_joined_processes_train_as_with_the_wrapper_and_join_of_torch() -> None:
+    (expected, _), found = run_processes(by_torch, 2), run_processes(trained, 2, "join", "shm")
+    for weights, _, _ in found:
+        assert weights == pytest.approx(expected, rel=1e-5)
+
+
 def _transposed(ranks: list[list[list[int]]]) -> list[list[list[int]]]:
     longest = max(map(len, ranks))
     return [[batches[step] for batches in ranks if step < len(batches)] for step in range(longest)]

@@ -112,8 +112,12 @@ class Progress:
         self.samples = (start.samples or self.batches * size) if size else _UNKNOWN
         self.steps = self.batches // per_step
 
-    def advance(self, reading: Pass, is_last: bool) -> None:
-        """One more batch of the training loop has been returned; without effect if another pass has begun since."""
+    def advance(self, reading: Pass, is_last: bool, repeated: bool = False) -> None:
+        """One more batch of the training loop has been returned; without effect if another pass has begun since.
+
+        Args:
+            repeated: only other processes have read one.
+        """
         if reading is not self.latest:
             return
         self.steps += 1
@@ -121,6 +125,8 @@ class Progress:
         self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else _UNKNOWN
         self.last_is_out, self.in_pass = is_last, not is_last
         recorded = reading.recorded
+        if repeated and not is_last:
+            return  # the source has been read to its end
         self.source = None if recorded is None else recorded.after(self.steps * reading.read_per_step, is_last)
 
     def end(self, reading: Pass, complete: bool) -> None:

@@ -45,6 +45,36 @@ def while_all_have_some(
         )
 
 
+def while_any_has_some(
+    batches: Iterator[tuple[Any, bool]],
+    who_has: Callable[[bool], list[bool]],
+    first_of: Callable[[int, Any], Any],
+) -> Iterator[tuple[Any, bool, bool]]:
+    """The batches of this process, and its last one again for as long as another process has more.
+
+    Args:
+        batches: the batches of this process, each with whether it is the last.
+        who_has: a collective that takes whether this process has one more batch, and returns the answers of all ranks.
+        first_of: a collective that takes a rank and what this process has, and returns what that rank has; for those
+            that have no batch at all.
+
+    Yields:
+        A batch, whether all processes have had their last one with it, and whether it is repeated.
+    """
+    held = next(batches, None)
+    having = who_has(held is not None)
+    batch = None if held is None else held[0]
+    if any(having) and not all(having):
+        foreign = first_of(having.index(True), batch)
+        batch = foreign if held is None else batch
+    while any(having):
+        following = None if held is None else next(batches, None)
+        having = who_has(following is not None)
+        yield batch, not any(having), held is None
+        held = following
+        batch = batch if held is None else held[0]
+
+
 def _names(having: list[bool], wanted: bool) -> str:
     return ", ".join(f"rank {rank}" for rank, has in enumerate(having) if has is wanted)
 

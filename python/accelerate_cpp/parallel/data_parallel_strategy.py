@@ -130,12 +130,14 @@ class DataParallelStrategy(SingleStrategy):
             self._in_shards.finish_pass(weights)
         self._warn_of_local_gradients()
 
+    def needs_all_ranks(self, models: Iterable[Any]) -> bool:
+        return self._in_shards is not None and self._in_shards.needs_all_ranks(models)
+
     @contextmanager
     def join(self, models: Iterable[Any]) -> Iterator[bool]:
         models = list(models)
-        if self._in_shards is not None and any(map(self._in_shards.has, models)):
-            with self._in_shards.join(models) as weighs:
-                yield weighs
+        if self.needs_all_ranks(models):
+            yield True
             return
         models = [inner for model in models if (inner := inside_compiler(model)) not in self._frozen]
         if not models:

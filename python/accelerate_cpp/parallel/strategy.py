@@ -96,6 +96,10 @@ class Strategy(ABC):
             A context whose value is whether :meth:`backward` takes weights meanwhile.
         """
 
+    def needs_all_ranks(self, models: Iterable[Any]) -> bool:
+        """Whether no rank can train ``models`` without the others, so that ranks without batches repeat theirs."""
+        return False
+
     @abstractmethod
     def clip_grad_norm(
         self,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from accelerate_cpp.comm.gather import all_gather
 from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.data.adapter import DataLoaderAdapter
 from accelerate_cpp.data.cursor import Pass, Start
-from accelerate_cpp.data.uneven import while_all_have_some
+from accelerate_cpp.data.uneven import while_all_have_some, while_any_has_some
+from accelerate_cpp.devices.transfer import send_to_device
 from accelerate_cpp.devices.tree import ignorant_find_batch_size
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientState
@@ -27,6 +30,7 @@ class DataLoaderStateMixin:
 
     end_of_dataloader = False
     remainder = -1
+    repeated = False
 
     @property
     def gradient_state(self) -> GradientState:
@@ -35,7 +39,7 @@ class DataLoaderStateMixin:
 
     def reset(self) -> None:
         """Resets the loader: ``end_of_dataloader`` is ``False``, and ``remainder`` is -1 (unknown)."""
-        self.end_of_dataloader = False
+        self.end_of_dataloader = self.repeated = False
         self.remainder = -1
 
     def begin(self) -> None:
@@ -68,10 +72,12 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
         complete, reading = False, self.progress.begin(self)
         try:
             self.set_epoch(self.iteration)
-            for batch, is_last in _agreed(self, self._batches(reading)):
-                self.end_of_dataloader = is_last
-                self.progress.advance(reading, is_last)
+            for batch, is_last, repeated in _agreed(self, self._batches(reading)):
+                self.end_of_dataloader, self.repeated = is_last, repeated
+                self.progress.advance(reading, is_last, repeated)
                 state.rows = ignorant_find_batch_size(batch) if state.weighs_rows else None
+                if state.repeats and state.rows is None:
+                    state.rows = 1  # each batch counts the same
                 yield batch
             # A pass of which everything was left out has been read to its end all the same.
             complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
@@ -86,16 +92,31 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
         """Yields this rank's batches and whether each is the last; sets ``remainder`` before the last."""
 
 
-def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
-    """``batches``; within ``join_uneven_inputs`` that stops or raises, those that all processes have."""
-    mode = current.accumulation.reading.on_uneven
-    if mode not in ("stop", "error") or world_size() == 1:
-        yield from batches
+def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool, bool]]:
+    """``batches``, and whether each is one that is repeated.
+
+    Within ``join_uneven_inputs`` that stops or raises, those that all processes have; within one that repeats, as many
+    as any process has.
+    """
+    reading = current.accumulation.reading
+    if reading.repeats and world_size() > 1:
+        yield from while_any_has_some(batches, _who_has, partial(_first_of, loader))
         return
-    for batch, is_last, cut in while_all_have_some(batches, _who_has, raises=mode == "error"):
+    if reading.on_uneven not in ("stop", "error") or world_size() == 1:
+        for batch, is_last in batches:
+            yield batch, is_last, False
+        return
+    for batch, is_last, cut in while_all_have_some(batches, _who_has, raises=reading.on_uneven == "error"):
         if cut:
             loader.remainder = 0  # nothing has been repeated yet to complete a last batch
-        yield batch, is_last
+        yield batch, is_last, False
+
+
+def _first_of(loader: TrackedLoader, rank: int, batch: Any) -> Any:
+    """The ``batch`` of ``rank`` on the device of the loader. Collective."""
+    batches = [send_to_device(batch, "cpu")]
+    dist.broadcast_object_list(batches, src=rank)
+    return batches[0] if loader.device is None else send_to_device(batches[0], loader.device)
 
 
 def _who_has(has: bool) -> list[bool]:

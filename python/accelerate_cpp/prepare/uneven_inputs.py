@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, get_args
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.runtime import current
@@ -29,9 +32,43 @@ def uneven_inputs(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> I
     if mode not in get_args(OnUneven):
         raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
     before, reading.on_uneven = reading.on_uneven, mode
+    repeats = mode == "join" and strategy.needs_all_ranks(joinables)
+    guards = [guard for model in joinables for guard in _guards(model)] if repeats else []
     try:
         with strategy.join(joinables) if mode == "join" else nullcontext(False) as weighs:
-            reading.weighs_rows = weighs
+            reading.weighs_rows, reading.repeats = weighs, repeats
             yield
     finally:
-        reading.on_uneven, reading.weighs_rows = before, False
+        reading.on_uneven, reading.weighs_rows, reading.repeats = before, False, False
+        for guard in guards:
+            guard.remove()
+
+
+def _guards(model: torch.nn.Module) -> list[Any]:
+    """Raise in a loop in which processes without batches would count as if they had some, or not know to go on.
+
+    Returns:
+        Handles of hooks.
+    """
+
+    def before_forward(*_: Any) -> None:
+        if torch.is_grad_enabled() and current.accumulation.reading.active_loader is None:
+            raise InvalidArgument(
+                "join_uneven_inputs: a process without batches has to train on with the others, as these need its "
+                "shards, but the loop reads no prepared loader, which repeats its last batch there; pass the loader to "
+                "prepare, or use mode='stop'"
+            )
+
+    def before_backward(_: torch.Tensor) -> None:
+        if not current.accumulation.weights.weigh_a_pass:
+            raise InvalidArgument(
+                "join_uneven_inputs: with sharded parameters, processes without batches repeat their last one, which "
+                "accelerator.backward(loss) leaves out, but loss.backward() does not; call accelerator.backward"
+            )
+
+    def after_forward(_: Any, __: Any, output: Any) -> None:
+        for one in tree_leaves(output):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                one.register_hook(before_backward)
+
+    return [model.register_forward_pre_hook(before_forward), model.register_forward_hook(after_forward)]

@@ -47,7 +47,12 @@ class Accumulation:
         return StepWeights()
 
     def weighted(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> tuple[torch.Tensor, float | None]:
-        """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples."""
+        """The loss to differentiate and its weight; within ``join_uneven_inputs`` a mean is weighed by its samples.
+
+        A batch that is only repeated, so that the others can train on, weighs nothing.
+        """
+        if self.reading.repeated:
+            return loss * 0.0, 0.0
         if weight is not None:
             return loss, float(weight)
         rows = self.reading.rows if self.reading.weighs_rows else None

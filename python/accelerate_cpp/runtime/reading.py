@@ -17,14 +17,15 @@ class Reading:
 
     ``has_begun`` is whether any prepared loader has been read yet. ``on_uneven`` says what loaders do when some
     processes have no batches any more (``None``: nothing, and collectives that do not fit together raise). With
-    ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the active loader tells.
+    ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the active loader tells. With
+    ``repeats``, loaders of processes without batches go on with the last one.
     """
 
     def __init__(self) -> None:
         self._loaders: list[weakref.ref[Any]] = []
         self.has_begun = False
         self.on_uneven: OnUneven | None = None
-        self.weighs_rows = False
+        self.weighs_rows = self.repeats = False
         self.rows: int | None = None
 
     @property
@@ -63,6 +64,11 @@ class Reading:
         """Whether the batch in hand is the active loader's last."""
         loader = self.active_loader
         return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a batch in hand is one that its loader only repeats."""
+        return any(getattr(loader, "repeated", False) for loader in self.loaders)
 
     @property
     def remainder(self) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from accelerate_cpp.data import cursor
-from accelerate_cpp.data.cursor import cursor_of, restore_cursor
+from accelerate_cpp.data.cursor import Pass, Progress, Start, cursor_of, restore_cursor
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
 
@@ -348,3 +348,21 @@ def test_what_the_original_read_ahead_is_counted_where_the_order_can_be_gone_on_
     loader = build(Stream(8) if stream else 8, world=2, dispatch=True)[0]
     monkeypatch.setattr(type(loader), "batches_per_step", 2)  # it asks its group
     assert (cursor._in_whole_steps(loader, state) == state) is kept
+
+
+class OneBatch:
+    """What is recorded of a source that had one batch here."""
+
+    def after(self, batches: int, is_last: bool) -> dict[str, object]:
+        assert is_last or batches == 1, "there is no such batch"
+        return {"batches": batches, "last": is_last}
+
+
+def test_a_batch_that_is_repeated_moves_the_position_but_not_the_source() -> None:
+    progress = Progress()
+    progress.latest = reading = Pass(Start(), False, 2, 1, 1, recorded=OneBatch())  # type: ignore[arg-type]
+    progress.advance(reading, is_last=False)
+    progress.advance(reading, is_last=False, repeated=True)
+    assert (progress.steps, progress.in_pass, progress.source) == (2, True, {"batches": 1, "last": False})
+    progress.advance(reading, is_last=True, repeated=True)
+    assert (progress.steps, progress.in_pass, progress.source) == (3, False, {"batches": 3, "last": True})

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from accelerate_cpp.data.samplers import BatchSamplerShard
-from accelerate_cpp.data.uneven import overriding_even_batches, while_all_have_some
+from accelerate_cpp.data.uneven import overriding_even_batches, while_all_have_some, while_any_has_some
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -27,7 +27,33 @@ def _read(own: int, other: int, raises: bool) -> list[tuple[int, bool, bool]]:
     return list(while_all_have_some(batches, who_has, raises))
 
 
-@pytest.mark.parametrize("raises", [False, True])
+def _joined(own: int, other: int) -> list[tuple[str, bool, bool]]:
+    """What a process with ``own`` batches reads beside one with ``other``."""
+    asked = iter(range(1 + max(own, other)))
+
+    def who_has(has: bool) -> list[bool]:
+        return [next(asked) < other, has]
+
+    batches = iter([(f"own {number}", number == own - 1) for number in range(own)])
+    return list(while_any_has_some(batches, who_has, lambda rank, _: f"first of rank {rank}"))
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "expected"),
+    [
+        (1, 3, [("own 0", False, False), ("own 0", False, True), ("own 0", True, True)]),
+        (2, 1, [("own 0", False, False), ("own 1", True, False)]),
+        (0, 2, [("first of rank 0", False, True), ("first of rank 0", True, True)]),
+        (0, 0, []),
+    ],
+)
+def test_the_last_batch_is_repeated_while_another_process_has_more(
+    own: int, other: int, expected: list[tuple[str, bool, bool]]
+) -> None:
+    assert _joined(own, other) == expected
+
+
+@pytest.mark.parametrize("raises", [True, False])
 def test_even_loaders_are_read_to_the_end(raises: bool) -> None:
     assert _read(2, 2, raises) == [(0, False, False), (1, True, False)]
     assert _read(0, 0, raises) == []

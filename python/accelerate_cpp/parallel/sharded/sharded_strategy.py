@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -76,6 +76,8 @@ class ShardedStrategy(SingleStrategy):
         self._held: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, torch.nn.Parameter]]] = (
             weakref.WeakKeyDictionary()
         )
+        # By model that splits layers itself, over how many processes.
+        self._sharing: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._in_order: list[weakref.ref[torch.nn.Module]] = []  # as prepared, which is the same on all ranks
         self._local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # inside no_sync
 
@@ -84,6 +86,7 @@ class ShardedStrategy(SingleStrategy):
         inner = inside_compiler(model)
         _free_units(inner)
         self._ignored[inner] = take_over(inner, self._device)
+        self._sharing[inner] = processes_per_batch(inner)
         return steps.compile(self._distribute(steps.cast(model)))
 
     def models(self) -> list[torch.nn.Module]:
@@ -101,7 +104,7 @@ class ShardedStrategy(SingleStrategy):
 
     @property
     def processes_per_batch(self) -> int:
-        return max(map(processes_per_batch, self.models()), default=1)
+        return max((self._sharing.get(inside_compiler(model), 1) for model in self.models()), default=1)
 
     def in_shards(self, model: torch.nn.Module) -> bool:
         return self.has(model)
@@ -175,11 +178,12 @@ class ShardedStrategy(SingleStrategy):
                     dist.all_reduce(weight.grad, op=dist.ReduceOp.SUM)
                     weight.grad /= dist.get_world_size()
 
+    def needs_all_ranks(self, models: Iterable[Any]) -> bool:
+        return any(map(self.has, models))
+
     def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
-        raise InvalidArgument(
-            "join_uneven_inputs: with sharded parameters, a process without batches cannot let the others train on, as "
-            "they need its shards; pass even_batches=True, or mode='stop' to end all processes with the first"
-        )
+        """Ranks without batches take part in everything, and their gradients weigh nothing."""
+        return nullcontext(self.needs_all_ranks(models))
 
     def clip_grad_norm(
         self,
