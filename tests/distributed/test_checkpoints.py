@@ -23,9 +23,14 @@ KEPT_GROUPS: list[Any] = []
 
 
 def started(
-    folder: str, seed: int = 0, package: str = "accelerate_cpp", width: int = 4, **project: Any
+    folder: str,
+    seed: int = 0,
+    package: str = "accelerate_cpp",
+    width: int = 4,
+    shards: dict[str, Any] | None = None,
+    **project: Any,
 ) -> tuple[Any, Any, Any]:
-    """An accelerator that numbers its checkpoints in ``folder``, a model and its optimizer."""
+    """An accelerator that numbers its checkpoints in ``folder``, a model and its optimizer, in ``shards`` if given."""
     import importlib
 
     import torch
@@ -33,7 +38,8 @@ def started(
     accelerate = importlib.import_module(package)
     options = {"project_dir": folder, "automatic_checkpoint_naming": True, **project}
     configuration = importlib.import_module(f"{package}.utils").ProjectConfiguration(**options)
-    accelerator = accelerate.Accelerator(cpu=True, project_config=configuration)
+    plugin = shards and accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, **shards)
+    accelerator = accelerate.Accelerator(cpu=True, project_config=configuration, fsdp_plugin=plugin)
     if package == "accelerate":
         KEPT_GROUPS.append(torch.distributed.group.WORLD)
     torch.manual_seed(seed)
@@ -161,20 +167,23 @@ def test_the_end_of_the_program_waits_for_the_writer(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
 
 
-def saves_always(folder: str, blocking: bool) -> None:
-    """Saves as often as it can, each time with its count as weights, and prints each count once it is saved.
+def saves_always(folder: str, blocking: bool, shards: dict[str, Any] | None) -> None:
+    """Saves as often as it can, each time with its count as weights and moments; prints each count once it is saved.
 
     It is killed long before it ends.
     """
     import torch
 
-    accelerator, model, optimizer = started(folder, width=200, total_limit=2)
-    model(torch.ones(1, 200)).sum().backward()
+    accelerator, model, optimizer = started(folder, width=200, shards=shards, total_limit=2)
+    accelerator.backward(model(torch.ones(1, 200)).sum())
     optimizer.step()
+    counted = [*model.parameters(), *(optimizer.state[weight]["exp_avg"] for weight in model.parameters())]
     count, checkpoints = 0, Path(folder, "checkpoints")
     if checkpoints.is_dir() and any(path.name.startswith("checkpoint_") for path in checkpoints.iterdir()):
         accelerator.load_state()
-        values = torch.cat([parameter.flatten() for parameter in accelerator.unwrap_model(model).parameters()])
+        counted = [*model.parameters(), *(optimizer.state[weight]["exp_avg"] for weight in model.parameters())]
+        whole: list[Any] = [one.full_tensor() if shards else one for one in counted]
+        values = torch.cat([one.detach().flatten() for one in whole])
         count = int(values[0])
         assert torch.equal(values, torch.full_like(values, count)), "of several checkpoints"
         accelerator.print("loaded", count, flush=True)
@@ -183,17 +192,19 @@ def saves_always(folder: str, blocking: bool) -> None:
     while time.monotonic() < end:
         count += 1
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(count)
+            for one in counted:
+                one.fill_(count)
         accelerator.save_state(blocking=blocking)
         if not blocking:
             accelerator.wait_for_checkpoint()
         accelerator.print("saved", count, flush=True)
 
 
-def killed_at_random(folder: Path, world_size: int, blocking: bool, chance: random.Random) -> tuple[int, list[int]]:
+def killed_at_random(
+    folder: Path, world_size: int, blocking: bool, shards: dict[str, Any] | None, chance: random.Random
+) -> tuple[int, list[int]]:
     """Runs :func:`saves_always` and kills all ranks at a random moment; what it loaded, and what it surely saved."""
-    with running(saves_always, world_size, str(folder), blocking) as job:
+    with running(saves_always, world_size, str(folder), blocking, shards) as job:
         deadline = time.monotonic() + 120
         while "begins" not in job.stdout(0):
             assert time.monotonic() < deadline, job.stdout(0)
@@ -211,10 +222,10 @@ def killed_at_random(folder: Path, world_size: int, blocking: bool, chance: rand
     return (loaded or [0])[0], saved
 
 
-def survives(folder: Path, kills: int, world_size: int, blocking: bool) -> None:
+def survives(folder: Path, kills: int, world_size: int, blocking: bool, shards: dict[str, Any] | None = None) -> None:
     chance, last, most = random.Random(world_size), 0, 2
     for _ in range(kills):
-        loaded, saved = killed_at_random(folder, world_size, blocking, chance)
+        loaded, saved = killed_at_random(folder, world_size, blocking, shards, chance)
         assert loaded >= last, f"checkpoint {last} was on the disk, and {loaded} was loaded"
         last = saved[-1] if saved else loaded
         # Whoever saves removes the oldest, down to two; and the kill may have come before that, time after time.
@@ -227,6 +238,29 @@ def survives(folder: Path, kills: int, world_size: int, blocking: bool) -> None:
 @pytest.mark.parametrize(("world_size", "blocking"), [(1, True), (1, False), (2, True)])
 def test_no_kill_loses_the_last_checkpoint(tmp_path: Path, world_size: int, blocking: bool) -> None:
     survives(tmp_path, 3, world_size, blocking)
+
+
+IN_SHARDS = [
+    {"state_dict_type": f"{kind}_STATE_DICT", **({"zero_stage": stage} if stage else {})}
+    for stage in (None, 1, 2)
+    for kind in ("SHARDED", "FULL")
+]
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "in the background"])
+@pytest.mark.parametrize("kind", ["SHARDED", "FULL"])
+def test_no_kill_loses_the_last_checkpoint_of_zero(tmp_path: Path, kind: str, blocking: bool) -> None:
+    survives(tmp_path, 3, 2, blocking, {"zero_stage": 2, "state_dict_type": f"{kind}_STATE_DICT"})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "in the background"])
+@pytest.mark.parametrize("shards", IN_SHARDS, ids=lambda one: " ".join(map(str, one.values())))
+def test_twenty_kills_never_lose_the_last_checkpoint_in_shards(
+    tmp_path: Path, shards: dict[str, Any], blocking: bool
+) -> None:
+    survives(tmp_path, 20, 2, blocking, shards)
 
 
 @pytest.mark.long
