@@ -93,11 +93,15 @@ def test_adapters_of_peft_train_and_are_saved(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("transformers")
-def test_supervised_fine_tuning_of_trl_trains(tmp_path: Path) -> None:
+def test_supervised_fine_tuning_of_trl_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     lines = _run(tmp_path, "train_with_trl.py")
     assert [line[:2] for line in lines] == [["0", "2"], ["1", "2"]]
     first, last = map(float, lines[0][3:5])
     assert last < 0.7 * first
-    sharded = _run(tmp_path, "train_with_trl.py", "sharded")
-    assert _numbers(sharded[0][3:5]) == pytest.approx([first, last], rel=1e-5)
+    for stage in (None, "1", "2", "3"):
+        if stage is not None:
+            monkeypatch.setenv("FSDP_ZERO_STAGE", stage)
+        sharded = _run(tmp_path, "train_with_trl.py", "sharded")
+        assert _numbers(sharded[0][3:5]) == pytest.approx([first, last], rel=1e-5)
+        assert [line[5:] for line in sharded] == [["gathered" if stage is None else f"ZeRO-{stage}"]] * 2

@@ -28,4 +28,6 @@ trainer = SFTTrainer(model(), args=arguments, train_dataset=data, processing_cla
 trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 place = (trainer.accelerator.process_index, trainer.accelerator.num_processes)
-print(*place, accelerate.__file__, losses[0], losses[-1], flush=True)
+plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+stage = "whole" if plugin is None else "gathered" if plugin.stage is None else f"ZeRO-{plugin.stage}"
+print(*place, accelerate.__file__, losses[0], losses[-1], stage, flush=True)
