@@ -63,7 +63,7 @@ class StepWeights:
         self._steps: weakref.WeakKeyDictionary[torch.nn.Module, _Step] = weakref.WeakKeyDictionary()
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._some_had_none = False
-        self.weigh_a_pass = False
+        self.is_weighing = False
         """Whether a backward pass is running that has a weight."""
 
     def of_pass(
@@ -99,12 +99,12 @@ class StepWeights:
         mixed = [model for model in watched if weight is not None and self._has_gradients_without_weight(model)]
         totals = {model: self._weight_of(model) + weight for model in watched} if weight is not None else {}
         weights = PassWeights(totals if completes else {})
-        self.weigh_a_pass = weight is not None
+        self.is_weighing = weight is not None
         try:
             with _watching({model: trained.leaves(model) for model in watched}, weights.touched):
                 yield weights
         finally:
-            self.weigh_a_pass = False
+            self.is_weighing = False
         self._record_pass(weights.touched, totals, mixed, completes)
         self._some_had_none |= weight is None
 

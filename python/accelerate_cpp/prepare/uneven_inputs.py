@@ -60,7 +60,7 @@ def _guards(model: torch.nn.Module) -> list[Any]:
             )
 
     def before_backward(_: torch.Tensor) -> None:
-        if not current.accumulation.weights.weigh_a_pass:
+        if not current.accumulation.weights.is_weighing:
             raise InvalidArgument(
                 "join_uneven_inputs: with sharded parameters, processes without batches repeat their last one, which "
                 "accelerator.backward(loss) leaves out, but loss.backward() does not; call accelerator.backward"
