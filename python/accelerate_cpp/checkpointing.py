@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.checkpoint.files import replacing
 from accelerate_cpp.checkpoint.finding import common_numbers
 from accelerate_cpp.checkpoint.layout import (
     check_states,
@@ -69,7 +70,8 @@ def save_accelerator_state(
     bundle = Bundle([], list(optimizers), list(dataloaders), list(schedulers), scaler)
     files = shared_files(bundle, model_states, safe_serialization) if saves_here(save_on_each_node) else []
     for file in [*files, *own_files(bundle, process_index), random_states_file(process_index, step)]:
-        file.write(folder)
+        with replacing(folder / file.name) as waiting:
+            replace(file, name=waiting.name).write(folder)
     return folder
 
 

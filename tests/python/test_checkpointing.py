@@ -12,6 +12,7 @@ import accelerate
 import accelerate.state
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 import accelerate_cpp
@@ -280,7 +281,6 @@ def test_save_model_writes_what_the_original_writes(tmp_path: Path, size: str) -
         module.Accelerator(cpu=True).save_model(model, str(tmp_path / package), max_shard_size=size)
     ours, theirs = ({path.name: path for path in (tmp_path / package).iterdir()} for package in PACKAGES)
     assert ours.keys() == theirs.keys()
-    from safetensors.torch import load_file
 
     for name, path in ours.items():
         if name.endswith(".json"):
@@ -343,13 +343,18 @@ def test_save_model_refuses_a_file_and_weights_without_values(tmp_path: Path) ->
 def test_save_writes_one_object(tmp_path: Path, safe: bool) -> None:
     accelerator = accelerate_cpp.Accelerator(cpu=True)
     accelerator.save({"a": torch.ones(2)}, tmp_path / "f", safe_serialization=safe)
-    from safetensors.torch import load_file
-
     loaded = load_file(tmp_path / "f") if safe else torch.load(tmp_path / "f")
     assert torch.equal(loaded["a"], torch.ones(2))
     with (tmp_path / "open").open("wb") as file:
         accelerator.save({"a": 1}, file)
     assert torch.load(tmp_path / "open") == {"a": 1}
+
+
+def test_a_file_that_is_still_mapped_is_replaced_and_not_overwritten(tmp_path: Path) -> None:
+    save_accelerator_state(tmp_path, [{"a": torch.zeros(2)}], [], [], [], 0, 0)
+    mapped = load_file(tmp_path / "model.safetensors")
+    save_accelerator_state(tmp_path, [{"a": torch.ones(2)}], [], [], [], 0, 0)
+    assert (mapped["a"].tolist(), load_file(tmp_path / "model.safetensors")["a"].tolist()) == ([0, 0], [1, 1])
 
 
 def test_the_functions_of_the_original_write_and_read_a_folder(tmp_path: Path) -> None:

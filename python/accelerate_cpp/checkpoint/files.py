@@ -60,8 +60,11 @@ class ChecksummedFile:
     def write(self, data: Any) -> int:
         """Appends all of ``data``, anything with a buffer, and returns its length in bytes."""
         view = memoryview(data).cast("B")
-        for begin in range(0, len(view), _PIECE):
-            piece = view[begin : begin + _PIECE]
+        rest = view
+        while rest:
+            # Up to a multiple of its size in the file, which lets the system use large pages for it.
+            length = _PIECE - self._bytes % _PIECE
+            piece, rest = rest[:length], rest[length:]
             self._digest.update(piece)
             while piece:
                 written = self._ask(os.write, self._descriptor, piece)
@@ -148,14 +151,6 @@ def record_of(path: Path) -> FileRecord:
             size += count
             digest.update(view[:count])
     return FileRecord(size, digest.intdigest())
-
-
-def sealed(path: Path) -> FileRecord:
-    """Waits until a file that other code wrote is on the disk, and reads it for its record."""
-    record = record_of(path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return record
 
 
 def sync_folder(folder: Path) -> None:

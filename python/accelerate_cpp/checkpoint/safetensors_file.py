@@ -1,26 +1,25 @@
-"""Files in the safetensors format, through the library of that name, with errors that name the files."""
+"""Files in the safetensors format, read through the library of that name, with errors that name the files."""
 
 from __future__ import annotations
 
+import json
 import logging
-import os
-import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelerate_cpp.checkpoint.files import FileRecord, replacing, require_file, sealed
-from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
+from accelerate_cpp.checkpoint.files import ChecksummedFile, FileRecord, require_file
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
 
 _log = logging.getLogger(__name__)
 
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)|code: (\d+)")
+_LENGTH_BYTES, _ALIGNMENT = 8, 8  # of the header
 
 
 def _is_made_of_several(value: Any) -> bool:
@@ -62,36 +61,55 @@ def without_duplicates(tensors: Mapping[str, Any], warns: bool = False) -> dict[
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
     """Writes ``tensors`` with metadata ``{"format": "pt"}``, and waits until they are on the disk.
 
+    They are written from their own memory, one after the other; those of other devices are copied to the CPU one at a
+    time.
+
     Raises:
-        InvalidArgument: a value is not a dense tensor, is on the meta device, or has a dtype that the format lacks.
+        InvalidArgument: a value is not a dense tensor, is on the meta device, or has a dtype that the format lacks; no
+            file has been touched then.
         SystemFailure: the disk is full, or the system refused something else.
     """
     for name, tensor in tensors.items():
         _require_writable(path, name, tensor)
-    whole = {name: tensor.detach().resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as waiting:
-        try:
-            waiting.touch()
-            mode = waiting.stat().st_mode  # the library's file could only be read by the user
-            save_file(_apart(whole), waiting, metadata={"format": "pt"})
-        except KeyError as error:  # the library looks up dtypes
-            name = next(name for name, tensor in whole.items() if tensor.dtype in error.args)
-            raise _unwritable(path, name, whole[name]) from error
-        except (SafetensorError, OSError) as error:
-            raise _refusal(path, error) from error
-        with suppress(OSError):  # some file systems do not support modes
-            waiting.chmod(mode)
-        return sealed(waiting)
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligned, as the library's
+    header = _header_of(ordered)
+    with ChecksummedFile(path) as file:
+        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        for _, tensor in ordered:
+            file.write(_bytes_of(tensor))
+        return file.finish()
 
 
-def _refusal(path: Path, error: Exception) -> Exception:
-    code = _SYSTEM_ERROR.search(str(error))
-    number = getattr(error, "errno", None) or (int(code[1] or code[2]) if code else 0)
-    if number:
-        return SystemFailure(
-            number, f"{os.strerror(number)} while writing {path}; make room or choose another folder ({error})"
-        )
-    return InvalidArgument(f"{path}: safetensors cannot write this ({error}); pass safe_serialization=False")
+def _header_of(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in ordered:
+        dtype, per_element = _name_of(tensor.dtype)
+        shape, end = list(tensor.shape), begin + tensor.numel() * tensor.element_size()
+        if per_element > 1 and shape:
+            shape[-1] *= per_element
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> tuple[str, int]:
+    """The library's name for ``dtype``, and how many of the format's elements are in one of torch's.
+
+    Raises:
+        KeyError: the library does not know it.
+    """
+    file = save({"": torch.zeros(1, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)})
+    entry = json.loads(file[_LENGTH_BYTES:][: int.from_bytes(file[:_LENGTH_BYTES], "little")])[""]
+    return entry["dtype"], entry["shape"][0]
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """The elements of a tensor in the order of a contiguous one: a view, if it is contiguous and on the CPU."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()  # one element may have any stride
 
 
 def _require_writable(path: Path, name: str, tensor: Any) -> None:
@@ -100,6 +118,10 @@ def _require_writable(path: Path, name: str, tensor: Any) -> None:
         raise _unwritable(path, name, tensor)
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{path}: {name!r} is on the meta device and has no values; materialise it before saving")
+    try:
+        _name_of(tensor.dtype)
+    except KeyError as error:  # the library looks up dtypes
+        raise _unwritable(path, name, tensor) from error
 
 
 def _unwritable(path: Path, name: str, value: Any) -> InvalidArgument:
@@ -109,21 +131,6 @@ def _unwritable(path: Path, name: str, value: Any) -> InvalidArgument:
     return InvalidArgument(
         f"{path}: {name!r} is {found}, which the safetensors format cannot store; pass safe_serialization=False"
     )
-
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous ``tensors``; those that share part of their memory with an earlier one are copied.
-
-    The library refuses tensors that overlap.
-    """
-    ends: dict[torch.device, int] = {}
-    apart = dict(tensors)
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
-        begin = tensor.data_ptr()
-        if begin < ends.get(tensor.device, 0) and tensor.numel() > 0:
-            apart[name] = tensor.clone()
-        ends[tensor.device] = max(ends.get(tensor.device, 0), begin + tensor.numel() * tensor.element_size())
-    return apart
 
 
 def read_safetensors(path: Path, holds: str = "tensors") -> dict[str, torch.Tensor]:

@@ -23,7 +23,6 @@ from accelerate_cpp.checkpoint.files import (
     read_pickle,
     record_of,
     replacing,
-    sealed,
     write_bytes,
     write_pickle,
 )
@@ -140,17 +139,6 @@ def test_what_was_asked_for_is_not_called_damage(tmp_path: Path, monkeypatch: py
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"scaler\.pt is missing; it should contain a scale"):
         read_pickle(tmp_path / "scaler.pt", "a scale")
-
-
-def test_what_other_code_wrote_is_waited_for_until_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    assert sealed(path) == record_of(path)
-    assert synced == [path.stat().st_ino]
 
 
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
