@@ -24,12 +24,12 @@ at::Tensor permuted_indices(std::uint64_t size, std::uint64_t seed, std::uint64_
   return indices;
 }
 
-void copy_tensors(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
+void copy_tensors(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources, int num_threads) {
   if (targets.size() != sources.size()) {
     throw InvalidArgument("copy_tensors: expected as many targets as sources, found " + std::to_string(targets.size()) +
                           " and " + std::to_string(sources.size()));
   }
-  std::size_t size_bytes = 0;
+  std::vector<comm::Copy> copies;
   for (std::size_t index = 0; index < sources.size(); ++index) {
     const at::Tensor &target = targets[index], &source = sources[index];
     const bool plain = source.is_cpu() && target.is_cpu() && source.is_contiguous() && target.is_contiguous();
@@ -37,12 +37,9 @@ void copy_tensors(const std::vector<at::Tensor>& targets, const std::vector<at::
       throw InvalidArgument("copy_tensors: expected contiguous CPU tensors of equal size, found others at place " +
                             std::to_string(index));
     }
-    size_bytes += source.nbytes();
+    copies.push_back({target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes()});
   }
-  for (std::size_t index = 0; index < sources.size(); ++index) {
-    comm::copy(targets[index].mutable_data_ptr(), sources[index].const_data_ptr(), sources[index].nbytes(),
-               comm::residency_of(size_bytes));
-  }
+  comm::copy_all(copies, num_threads);
 }
 
 }  // namespace
@@ -52,10 +49,10 @@ void bind_data(py::module_& module) {
              py::arg("stop"), py::call_guard<py::gil_scoped_release>(),
              "Positions `start` up to `stop` of a shuffled order of the numbers below `size`, as int64 "
              "(csrc/core/data/permutation.h).");
-  module.def("copy_tensors", &copy_tensors, py::arg("targets"), py::arg("sources"),
+  module.def("copy_tensors", &copy_tensors, py::arg("targets"), py::arg("sources"), py::arg("num_threads"),
              py::call_guard<py::gil_scoped_release>(),
              "Copies the bytes of contiguous CPU tensors into others of the same sizes, past the caches where they are "
-             "many (csrc/core/comm/copy.h).");
+             "many, by up to so many threads (csrc/core/comm/copy.h).");
 }
 
 }  // namespace accelerate_cpp::bindings

@@ -1653,5 +1653,6 @@ class Accelerator(PreparationSteps):
         try:
             self.wait_for_checkpoint()
         finally:
+            self._checkpoints.release_memory()
             self._trackers.finish()
         self.wait_for_everyone()

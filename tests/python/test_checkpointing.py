@@ -247,8 +247,11 @@ def test_a_write_in_the_background_keeps_the_state_of_the_call_and_reports_its_e
 
     (tmp_path / "file").touch()
     run.accelerator.save_state(tmp_path / "file" / "c", blocking=False)
+    memory = run.accelerator._checkpoints._memory
+    assert memory.at_least(0) is not None  # what the copy was in is kept for the next one
     with pytest.raises(OSError, match="file"):
         run.accelerator.end_training()
+    assert memory.at_least(0) is None
     run.accelerator.end_training()
 
 

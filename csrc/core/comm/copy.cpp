@@ -1,7 +1,11 @@
 #include "core/comm/copy.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
+#include <thread>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -45,6 +49,21 @@ void copy_streaming(std::byte* destination, const std::byte* source, std::size_t
 }
 #endif
 
+// Long enough to be streamed, short enough to be divided evenly.
+constexpr std::size_t kPieceBytes = std::size_t{2} << 20;
+
+std::vector<Copy> in_pieces(const std::vector<Copy>& copies) {
+  std::vector<Copy> pieces;
+  for (const Copy& whole : copies) {
+    for (std::size_t begin = 0; begin < whole.size_bytes; begin += kPieceBytes) {
+      pieces.push_back({static_cast<std::byte*>(whole.destination) + begin,
+                        static_cast<const std::byte*>(whole.source) + begin,
+                        std::min(kPieceBytes, whole.size_bytes - begin)});
+    }
+  }
+  return pieces;
+}
+
 }  // namespace
 
 Residency residency_of(std::size_t result_bytes) {
@@ -62,6 +81,33 @@ void copy(void* destination, const void* source, std::size_t size_bytes, Residen
 #endif
   static_cast<void>(residency);
   std::memcpy(destination, source, size_bytes);
+}
+
+void copy_all(const std::vector<Copy>& copies, int num_threads) {
+  const std::vector<Copy> pieces = in_pieces(copies);
+  std::size_t size_bytes = 0;
+  for (const Copy& piece : pieces) {
+    size_bytes += piece.size_bytes;
+  }
+  const Residency residency = residency_of(size_bytes);
+  std::atomic<std::size_t> next{0};
+  const auto work = [&pieces, residency, &next] {
+    for (std::size_t index = next++; index < pieces.size(); index = next++) {
+      copy(pieces[index].destination, pieces[index].source, pieces[index].size_bytes, residency);
+    }
+  };
+  const std::size_t useful = std::min<std::size_t>(std::max(num_threads, 1), size_bytes / kPieceBytes);
+  std::vector<std::thread> helpers;
+  try {
+    while (helpers.size() + 1 < useful) {
+      helpers.emplace_back(work);
+    }
+  } catch (const std::system_error&) {  // those that there are copy the rest
+  }
+  work();
+  for (std::thread& helper : helpers) {
+    helper.join();
+  }
 }
 
 }  // namespace accelerate_cpp::comm

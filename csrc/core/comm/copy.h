@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace accelerate_cpp::comm {
 
@@ -16,5 +17,16 @@ Residency residency_of(std::size_t result_bytes);
 // Copies memory that does not overlap, of any alignment and size. What is copied is visible to every thread that sees a
 // later release store of this one.
 void copy(void* destination, const void* source, std::size_t size_bytes, Residency residency);
+
+// One copy among several, of memory that does not overlap.
+struct Copy {
+  void* destination;
+  const void* source;
+  std::size_t size_bytes;
+};
+
+// Carries out `copies` by the caller and up to `num_threads` - 1 further threads, which divide them among each other in
+// pieces; by fewer where there is little to copy, or where the system refuses threads. Returns when all are complete.
+void copy_all(const std::vector<Copy>& copies, int num_threads);
 
 }  // namespace accelerate_cpp::comm

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp._native import copy_tensors
+from accelerate_cpp.checkpoint.memory import fresh_memory
 from accelerate_cpp.checkpoint.safetensors_file import place_of
 from accelerate_cpp.devices.tree import leaves_of
 
@@ -27,7 +28,8 @@ class SnapshotMemory:
     def at_least(self, size: int) -> mmap.mmap | None:
         """A block of ``size`` bytes or more; ``None`` for 0."""
         if self._block is None or len(self._block) < size:
-            self._block = None if size == 0 else mmap.mmap(-1, size)
+            self._block = None  # before there is another
+            self._block = fresh_memory(size) if size > 0 else None
         return self._block
 
     def release(self) -> None:
@@ -54,7 +56,7 @@ def snapshot(state: Any, memory: SnapshotMemory) -> Any:
         else:
             room.copy_(tensor.detach())
     # In one call: torch's copy waits for its other threads after every tensor, which takes long when cores are busy.
-    copy_tensors([room for room, _ in plain], [tensor for _, tensor in plain])
+    copy_tensors([room for room, _ in plain], [tensor for _, tensor in plain], torch.get_num_threads())
     # deepcopy uses the memo's entry for an object instead of copying it.
     memo: dict[int, Any] = {key: copies[place_of(tensor)] for key, tensor in tensors.items()}
     return copy.deepcopy(state, memo)

@@ -24,18 +24,19 @@ def test_what_lies_behind_the_end_is_left_out():
     assert permuted_indices(0, 0, 0, 0, 1).shape == (0,)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("count", [1, 1 << 20])
-def test_the_bytes_of_tensors_are_copied(count):
+def test_the_bytes_of_tensors_are_copied(count, num_threads):
     sources = [torch.randn(count, dtype=torch.bfloat16), torch.arange(count), torch.empty(0), torch.tensor(7.0)]
     targets = [torch.zeros(tensor.nbytes, dtype=torch.uint8) for tensor in sources]
-    copy_tensors(targets, sources)
+    copy_tensors(targets, sources, num_threads)
     for source, target in zip(sources, targets, strict=True):
         assert torch.equal(target.view(source.dtype).reshape(source.shape), source)
 
 
 def test_copies_of_other_sizes_and_layouts_are_refused():
     with pytest.raises(InvalidArgument, match="as many targets as sources, found 1 and 2"):
-        copy_tensors([torch.zeros(1)], [torch.zeros(1)] * 2)
+        copy_tensors([torch.zeros(1)], [torch.zeros(1)] * 2, 1)
     for source in (torch.zeros(3), torch.zeros(2, 4)[:, ::2], torch.zeros(4, device="meta")):
         with pytest.raises(InvalidArgument, match="place 0"):
-            copy_tensors([torch.zeros(4)], [source])
+            copy_tensors([torch.zeros(4)], [source], 1)

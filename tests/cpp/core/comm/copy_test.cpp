@@ -47,6 +47,23 @@ TEST(Copy, CopiesMoreThanTheCachesHold) {
   }
 }
 
+TEST(Copy, SeveralCopiesAreCompleteHoweverManyThreadsDivideThem) {
+  const std::vector<std::byte> source = numbered((std::size_t{15} << 20) + 77);
+  for (const int num_threads : {-1, 1, 2, 3, 100}) {
+    for (const std::size_t whole : {std::size_t{1000}, source.size()}) {
+      std::vector<std::byte> destination(source.size() + 1);
+      const std::size_t cut = whole / 3;
+      copy_all({{destination.data(), source.data(), cut},
+                {nullptr, nullptr, 0},
+                {destination.data() + cut, source.data() + cut, whole - cut}},
+               num_threads);
+      EXPECT_EQ(std::memcmp(destination.data(), source.data(), whole), 0) << num_threads << " threads";
+      EXPECT_EQ(destination[whole], std::byte{0});
+    }
+  }
+  copy_all({}, 2);
+}
+
 TEST(Copy, TakesNullPointersForNothing) {
   for (const Residency residency : kResidencies) {
     copy(nullptr, nullptr, 0, residency);
