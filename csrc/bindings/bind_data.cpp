@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "core/base/crc32.h"
 #include "core/base/error.h"
 #include "core/comm/copy.h"
 #include "core/data/permutation.h"
@@ -42,6 +43,15 @@ void copy_tensors(const std::vector<at::Tensor>& targets, const std::vector<at::
   comm::copy_all(copies, num_threads);
 }
 
+std::uint32_t crc32_of(const py::buffer& data, std::uint32_t before) {
+  py::buffer_info view = data.request();
+  if (PyBuffer_IsContiguous(view.view(), 'C') == 0) {
+    throw InvalidArgument("crc32: expected contiguous memory, found a view with strides");
+  }
+  const py::gil_scoped_release release;
+  return crc32(before, view.ptr, static_cast<std::size_t>(view.size * view.itemsize));
+}
+
 }  // namespace
 
 void bind_data(py::module_& module) {
@@ -53,6 +63,9 @@ void bind_data(py::module_& module) {
              py::call_guard<py::gil_scoped_release>(),
              "Copies the bytes of contiguous CPU tensors into others of the same sizes, past the caches where they are "
              "many, by up to so many threads (csrc/core/comm/copy.h).");
+  module.def("crc32", &crc32_of, py::arg("data"), py::arg("before") = 0,
+             "The CRC-32 of zip archives of contiguous `data`, which follows bytes with the checksum `before` "
+             "(csrc/core/base/crc32.h).");
 }
 
 }  // namespace accelerate_cpp::bindings

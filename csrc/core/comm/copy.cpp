@@ -50,15 +50,15 @@ void copy_streaming(std::byte* destination, const std::byte* source, std::size_t
 #endif
 
 // Long enough to be streamed, short enough to be divided evenly.
-constexpr std::size_t kPieceBytes = std::size_t{2} << 20;
+constexpr std::size_t kDividedBytes = std::size_t{2} << 20;
 
 std::vector<Copy> in_pieces(const std::vector<Copy>& copies) {
   std::vector<Copy> pieces;
   for (const Copy& whole : copies) {
-    for (std::size_t begin = 0; begin < whole.size_bytes; begin += kPieceBytes) {
+    for (std::size_t begin = 0; begin < whole.size_bytes; begin += kDividedBytes) {
       pieces.push_back({static_cast<std::byte*>(whole.destination) + begin,
                         static_cast<const std::byte*>(whole.source) + begin,
-                        std::min(kPieceBytes, whole.size_bytes - begin)});
+                        std::min(kDividedBytes, whole.size_bytes - begin)});
     }
   }
   return pieces;
@@ -96,7 +96,7 @@ void copy_all(const std::vector<Copy>& copies, int num_threads) {
       copy(pieces[index].destination, pieces[index].source, pieces[index].size_bytes, residency);
     }
   };
-  const std::size_t useful = std::min<std::size_t>(std::max(num_threads, 1), size_bytes / kPieceBytes);
+  const std::size_t useful = std::min<std::size_t>(std::max(num_threads, 1), size_bytes / kDividedBytes);
   std::vector<std::thread> helpers;
   try {
     while (helpers.size() + 1 < useful) {

@@ -202,6 +202,7 @@ class Watch:
     def _watch_files(self) -> None:
         saving = self._saving
         wrap(Accelerator, "save_state", self._save_state)
+        wrap(Accelerator, "save", self._save_anything)
         wrap(Accelerator, "save_model", self._save_model)
         wrap(Accelerator, "load_state", self._load_state)
         wrap(torch, "save", self._save_object)
@@ -212,6 +213,12 @@ class Watch:
         self, original: Around, _: bool, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         return self._saving.save_state(accelerator, original, output_dir, *args, **kwargs)
+
+    def _save_anything(
+        self, original: Around, _: bool, accelerator: Any, obj: Any, f: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._saving.saves("save")
+        return original(accelerator, obj, self._saving.elsewhere(f), *args, **kwargs)
 
     def _save_model(
         self, original: Around, _: bool, accelerator: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any

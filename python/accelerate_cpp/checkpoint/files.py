@@ -46,7 +46,7 @@ class FileRecord:
 
 
 class ChecksummedFile:
-    """A file that is written from beginning to end; ``torch.save`` can write to it.
+    """A file that is written from beginning to end.
 
     :meth:`finish` has to be called for the data to survive a power failure. Errors of the system raise
     ``SystemFailure`` with the path.
@@ -57,14 +57,20 @@ class ChecksummedFile:
         self._begun = 0
         self._descriptor = self._ask(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def write(self, data: Any) -> int:
-        """Appends all of ``data``, anything with a buffer, and returns its length in bytes."""
+    def write(self, data: Any, observe: Callable[[memoryview], object] | None = None) -> int:
+        """Appends all of ``data``, anything with a buffer, and returns its length in bytes.
+
+        Args:
+            observe: called with each piece, which is then in the processor's cache.
+        """
         view = memoryview(data).cast("B")
         rest = view
         while rest:
             # Up to a multiple of its size in the file, which lets the system use large pages for it.
             length = _PIECE - self._bytes % _PIECE
             piece, rest = rest[:length], rest[length:]
+            if observe is not None:
+                observe(piece)
             self._digest.update(piece)
             while piece:
                 written = self._ask(os.write, self._descriptor, piece)
@@ -79,9 +85,6 @@ class ChecksummedFile:
     def num_bytes(self) -> int:
         """What has been written."""
         return self._bytes
-
-    def flush(self) -> None:
-        """Nothing is buffered here."""
 
     def finish(self) -> FileRecord:
         """Waits until the data is on the disk."""
@@ -120,13 +123,6 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
     """Writes a whole file, down to the disk."""
     with ChecksummedFile(path) as file:
         file.write(data)
-        return file.finish()
-
-
-def write_pickle(path: Path, content: Any) -> FileRecord:
-    """``torch.save``, down to the disk."""
-    with ChecksummedFile(path) as file:
-        torch.save(content, file)  # type: ignore[arg-type]  # it needs no more than write and flush
         return file.finish()
 
 

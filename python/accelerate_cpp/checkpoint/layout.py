@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, write_pickle
+from accelerate_cpp.checkpoint.archive import write_pickle
+from accelerate_cpp.checkpoint.files import FileRecord, read_pickle
 from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
 from accelerate_cpp.checkpoint.names import (
     LOADER_FILE,

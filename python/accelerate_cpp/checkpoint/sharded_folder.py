@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.checkpoint.archive import write_archive
 from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import SAFE_GLOBALS, ChecksummedFile, FileRecord
 from accelerate_cpp.checkpoint.participants import Participants
@@ -65,7 +66,7 @@ class ShardedFolder:
         with ChecksummedFile(folder / self.name / self.file) as file:
             for item, value in zip(self.items, self.content, strict=True):
                 if isinstance(value, torch.Tensor):
-                    torch.save(_compact(value), file)  # type: ignore[arg-type]  # it needs no more than write and flush
+                    write_archive(file, _compact(value))
                 else:
                     file.write(value)
                 size = file.num_bytes - begin

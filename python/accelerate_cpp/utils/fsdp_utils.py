@@ -17,8 +17,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint import sharded_states
+from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import path_within
-from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
+from accelerate_cpp.checkpoint.files import read_pickle, replacing
 from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SAFE_WEIGHTS_NAME, SHARDED_MODEL_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.optimizer_names import without_wrappers
 from accelerate_cpp.checkpoint.participants import Participants

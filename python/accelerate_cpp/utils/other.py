@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.checkpoint.files import read_pickle, replacing, write_pickle
+from accelerate_cpp.checkpoint.archive import write_pickle
+from accelerate_cpp.checkpoint.files import read_pickle, replacing
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.parallel.compilation import inside_compiler

@@ -25,6 +25,7 @@ def main(epochs=4, accumulation=2):
     for _ in range(epochs):
         train(accelerator, model, optimizer, scheduler, batches)
     accelerator.save_model(model, "model")
+    accelerator.save({"epochs": epochs}, "run.bin")
 
 
 if __name__ == "__main__":

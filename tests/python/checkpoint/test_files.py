@@ -16,6 +16,7 @@ import pytest
 import torch
 import xxhash
 
+from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.files import (
     ChecksummedFile,
     FileRecord,
@@ -24,7 +25,6 @@ from accelerate_cpp.checkpoint.files import (
     record_of,
     replacing,
     write_bytes,
-    write_pickle,
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 

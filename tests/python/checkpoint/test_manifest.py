@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerate_cpp.checkpoint.files import write_bytes, write_pickle
+from accelerate_cpp.checkpoint.archive import write_pickle
+from accelerate_cpp.checkpoint.files import write_bytes
 from accelerate_cpp.checkpoint.manifest import (
     MANIFEST_NAME,
     Manifest,
