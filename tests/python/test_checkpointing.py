@@ -353,6 +353,22 @@ def test_save_writes_one_object(tmp_path: Path, safe: bool) -> None:
     assert torch.load(tmp_path / "open") == {"a": 1}
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_that_was_loaded_follows_its_file(tmp_path: Path, zipped: bool) -> None:
+    run = Run()
+    run.train(1)
+    folder = run.accelerator.save_state(tmp_path / "c")
+    if not zipped:  # as torch wrote before 1.6
+        content = torch.load(folder / "optimizer.bin")
+        torch.save(content, folder / "optimizer.bin", _use_new_zipfile_serialization=False)
+        (folder / MANIFEST_NAME).unlink()
+    expected = run.train()
+    run.accelerator.load_state(folder)
+    with (folder / "optimizer.bin").open("r+b") as file:
+        file.write(bytes((folder / "optimizer.bin").stat().st_size))
+    assert run.train() == expected
+
+
 def test_a_file_that_is_still_mapped_is_replaced_and_not_overwritten(tmp_path: Path) -> None:
     save_accelerator_state(tmp_path, [{"a": torch.zeros(2)}], [], [], [], 0, 0)
     mapped = load_file(tmp_path / "model.safetensors")

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,7 @@ class Checkpoints:
         map_location: Any,
         load_kwargs: Mapping[str, Any] | None,
     ) -> tuple[Path, SavedStates]:
-        """Reads states while checksums are compared; incomplete files are found before anything is changed."""
+        """Reads states, and compares checksums; incomplete files are found before anything is changed."""
         read: dict[Path, Future[SavedStates]] = {}
 
         def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
@@ -283,12 +283,10 @@ class Checkpoints:
             def examine() -> str | None:
                 folder = find()
                 read.clear()
-                with ThreadPoolExecutor(1) as checker:
-                    reason = checker.submit(why_not_whole, folder, ranks, by_outline)
-                    read[folder] = _outcome_of(
-                        lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs, models)
-                    )
-                    return reason.result()
+                read[folder] = _outcome_of(
+                    lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs, models)
+                )
+                return why_not_whole(folder, ranks, by_outline)
 
             return next((reason for reason in ranks.together("load_state", examine) if reason is not None), None)
 

@@ -7,7 +7,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import xxhash
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
+_READ_PIECE = 1 << 19  # read and checksummed there
 _BEHIND = 32 << 20  # bytes that are written before the disk is asked to start writing them
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -140,9 +141,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def record_of(path: Path) -> FileRecord:
     """Reads a whole file for its length and checksum."""
-    size, digest, piece = 0, xxhash.xxh3_64(), bytearray(_PIECE)
+    size, digest, piece = 0, xxhash.xxh3_64(), bytearray(_READ_PIECE)
     view = memoryview(piece)
     with path.open("rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # some file systems take no advice
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read further ahead
         while count := file.readinto(piece):
             size += count
             digest.update(view[:count])

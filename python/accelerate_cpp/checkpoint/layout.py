@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle
 from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
+from accelerate_cpp.checkpoint.memory import off_the_file
 from accelerate_cpp.checkpoint.names import (
     LOADER_FILE,
     OPTIMIZER_FILE,
@@ -144,6 +146,24 @@ def custom_file(index: int, state: Any) -> StateFile:
 
 
 @dataclass(frozen=True)
+class SavedOptimizer:
+    """The state of one optimizer, by numbers.
+
+    Attributes:
+        content: what the optimizer would load.
+        is_mapped: whether tensors in it are mapped from the file, which nobody has read yet.
+    """
+
+    content: Any
+    is_mapped: bool = False
+
+    def restore(self, optimizer: Any) -> None:
+        """Loads it into ``optimizer``, in shards where its parameters are."""
+        state = in_shards(self.content, optimizer)
+        optimizer.load_state_dict(off_the_file(state) if self.is_mapped else state)
+
+
+@dataclass(frozen=True)
 class SavedStates:
     """The states in a folder other than those of models and registered objects, read but not yet loaded into objects.
 
@@ -155,7 +175,7 @@ class SavedStates:
         missing: descriptions of states that the folder lacks, and that are therefore kept.
     """
 
-    optimizers: Sequence[Any]
+    optimizers: Sequence[SavedOptimizer]
     schedulers: Sequence[Any]
     loaders: Mapping[int, Any]
     scaler: Mapping[str, Any]
@@ -221,7 +241,7 @@ def check_states(folder: Path, bundle: Bundle, states: SavedStates) -> list[str]
         CheckpointError: a state does not fit the object that would load it. In that case nothing has been changed.
     """
     for index, (state, optimizer) in enumerate(zip(states.optimizers, bundle.optimizers, strict=True)):
-        check_optimizer(state, optimizer, str(folder / numbered_name(OPTIMIZER_FILE, index)))
+        check_optimizer(state.content, optimizer, str(folder / numbered_name(OPTIMIZER_FILE, index)))
     for index, (state, scheduler) in enumerate(zip(states.schedulers, bundle.schedulers, strict=True)):
         check_scheduler(state, scheduler, str(folder / numbered_name(SCHEDULER_FILE, index)))
     for index, state in states.loaders.items():
@@ -273,8 +293,8 @@ def restore_parts(
             model.load_state_dict(placed, **load_model_kwargs)
         else:
             restore_model(model, placed, **load_model_kwargs)
-    for optimizer, state in zip(bundle.optimizers, states.optimizers, strict=True):
-        optimizer.load_state_dict(in_shards(state, optimizer))
+    for optimizer, saved in zip(bundle.optimizers, states.optimizers, strict=True):
+        saved.restore(optimizer)
     for scheduler, state in zip(bundle.schedulers, states.schedulers, strict=True):
         scheduler.load_state_dict(state)
     for index, state in states.loaders.items():
@@ -320,8 +340,8 @@ def read_optimizer(
     models: Sequence[Sequence[tuple[str, torch.Tensor]]],
     map_location: Any = "cpu",
     **load_kwargs: Any,
-) -> Any:
-    """The state of optimizer ``index``, by numbers: in shards, or of ``optimizer.bin``.
+) -> SavedOptimizer:
+    """The state of optimizer ``index``: in shards, or of ``optimizer.bin``, which is mapped if it is read to the CPU.
 
     Args:
         models: the named parameters of each, for states that have names.
@@ -329,10 +349,14 @@ def read_optimizer(
     """
     shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
     if (shards / INDEX).is_file():
-        return read_optimizer_shards(shards, optimizer, names_of(optimizer, models))
+        return SavedOptimizer(read_optimizer_shards(shards, optimizer, names_of(optimizer, models)))
     path = folder / numbered_name(OPTIMIZER_FILE, index)
-    state = read_pickle(path, f"the state of optimizer {index}", map_location, **load_kwargs)
-    return numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state
+    is_mapped = map_location == "cpu" and zipfile.is_zipfile(path)  # torch's old format is no archive
+    options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
+    state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
+    return SavedOptimizer(
+        numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state, is_mapped
+    )
 
 
 def read_optimizer_shards(folder: Path, optimizer: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -1,19 +1,31 @@
-"""Memory from the system for the states of checkpoints."""
+"""Copies of states that are mapped from files, in memory of their own."""
 
 from __future__ import annotations
 
-import mmap
-from contextlib import suppress
+import copy
+from typing import Any
 
-_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+import torch
+
+from accelerate_cpp._native import copy_tensors
+from accelerate_cpp.devices.tree import leaves_of
 
 
-def fresh_memory(size: int) -> mmap.mmap:
-    """``size`` bytes of zeros, at least 1, in large pages where the system has them: ordinary ones take longer to get
-    than to fill.
+def off_the_file(state: Any) -> Any:
+    """A deep copy of nested ``state``, whose tensors are mapped from a file, with tensors that have memory of their
+    own.
+
+    Strides are kept, and tensors that share memory also share it in the copy.
     """
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if _HUGEPAGE is not None:
-        with suppress(OSError):  # kernels can be built without them
-            block.madvise(_HUGEPAGE)
-    return block
+    storages = {}
+    for tensor in leaves_of(state):
+        # Others, such as DTensors, consist of tensors, which deepcopy clones.
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_cpu:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage
+    copies = {key: torch.empty(storage.nbytes(), dtype=torch.uint8) for key, storage in storages.items()}
+    sources = [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
+    copy_tensors(list(copies.values()), sources, torch.get_num_threads())
+    # Where deepcopy of a tensor looks for a copy of its storage that there is already.
+    memo: dict[Any, Any] = {"torch": {key: one.untyped_storage() for key, one in copies.items()}}
+    return copy.deepcopy(state, memo)

@@ -11,9 +11,9 @@ import torch
 
 from accelerate_cpp.checkpoint.fitting import check_model, check_optimizer
 from accelerate_cpp.checkpoint.layout import (
+    SavedOptimizer,
     StateFile,
     fit_names,
-    in_shards,
     numbered_name,
     read_model,
     read_optimizer,
@@ -135,11 +135,11 @@ def load_optimizer(
         CheckpointError: a file is missing, damaged or does not fit; in that case nothing has been changed.
     """
 
-    def read() -> Any:
+    def read() -> SavedOptimizer:
         state = read_optimizer(folder, index, optimizer, models)
-        check_optimizer(state, optimizer, str(folder))
+        check_optimizer(state.content, optimizer, str(folder))
         return state
 
-    own: list[Any] = []
+    own: list[SavedOptimizer] = []
     ranks.together(f"loading {folder}", lambda: own.append(read()))
-    optimizer.load_state_dict(in_shards(own[0], optimizer))
+    own[0].restore(optimizer)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from accelerate_cpp._native import copy_tensors
-from accelerate_cpp.checkpoint.memory import fresh_memory
 from accelerate_cpp.checkpoint.safetensors_file import place_of
 from accelerate_cpp.devices.tree import leaves_of
 
@@ -29,7 +28,8 @@ class SnapshotMemory:
         """A block of ``size`` bytes or more; ``None`` for 0."""
         if self._block is None or len(self._block) < size:
             self._block = None  # before there is another
-            self._block = fresh_memory(size) if size > 0 else None
+            # Memory that processes share takes longer to get.
+            self._block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if size > 0 else None
         return self._block
 
     def release(self) -> None:

@@ -1,53 +1,51 @@
-"""Memory from the system for the states of checkpoints."""
+"""Copies of states that are mapped from files."""
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from accelerate_cpp.checkpoint.memory import fresh_memory
-
-_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-def flags_at(address: int) -> list[str]:
-    """What the kernel notes of the mapping at ``address``."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            begin, end = (int(bound, 16) for bound in first.split("-"))
-            found = begin <= address < end
-        elif found and first == "VmFlags:":
-            return line.split()[1:]
-    raise AssertionError("nothing is mapped there")
+from accelerate_cpp.checkpoint import memory
+from accelerate_cpp.checkpoint.memory import off_the_file
 
 
-def test_memory_is_zero_and_belongs_to_this_process_alone() -> None:
-    block = fresh_memory(3)
-    assert bytes(block) == bytes(3)
-    child = os.fork()
-    if child == 0:
-        block[0] = 1
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert bytes(block) == bytes(3)
+def mapped(path: Path, content: Any) -> Any:
+    torch.save(content, path)
+    return torch.load(path, mmap=True)
 
 
-@pytest.mark.skipif(not _LARGE_PAGES.is_file(), reason="this kernel has no large pages to ask for")
-def test_large_pages_are_asked_for() -> None:
-    block = torch.frombuffer(fresh_memory(8 << 20), dtype=torch.uint8)
-    assert "hg" in flags_at(block.data_ptr())
+def overwrite(path: Path) -> None:
+    """With zeros, in place, which everything that is still mapped from it shows."""
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
 
 
-def test_a_system_without_large_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Without(mmap.mmap):
-        def madvise(self, *_arguments: int) -> None:
-            raise OSError("Invalid argument")
+def test_what_was_mapped_is_copied_with_its_strides_and_what_it_shares(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    content = {"t": weight.t(), "row": weight[1], "sparse": torch.eye(2).to_sparse(), "step": 3, "empty": torch.ones(0)}
+    state = mapped(tmp_path / "f", [content])
+    (copied,) = off_the_file(state)
+    overwrite(tmp_path / "f")
+    assert state[0]["t"].tolist() == torch.zeros(3, 2).tolist()  # it is mapped
+    assert (copied["t"].tolist(), copied["t"].stride()) == (weight.t().tolist(), weight.t().stride())
+    assert copied["row"].tolist() == weight[1].tolist()
+    assert copied["row"].untyped_storage().data_ptr() == copied["t"].untyped_storage().data_ptr()
+    assert torch.equal(copied["sparse"].to_dense(), torch.eye(2))
+    assert (copied["step"], copied["empty"].shape) == (3, (0,))
 
-    monkeypatch.setattr(mmap, "mmap", Without)
-    assert len(fresh_memory(5)) == 5
+
+def test_tensors_are_copied_by_all_threads_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[int] = []
+    copy_tensors = memory.copy_tensors
+
+    def noted(rooms: list[torch.Tensor], sources: list[torch.Tensor], num_threads: int) -> None:
+        targets.extend(room.data_ptr() for room in rooms)
+        assert num_threads == torch.get_num_threads()
+        copy_tensors(rooms, sources, num_threads)
+
+    monkeypatch.setattr(memory, "copy_tensors", noted)
+    copied = off_the_file(mapped(tmp_path / "f", [torch.ones(3), torch.ones(4)]))
+    assert [tensor.data_ptr() for tensor in copied] == targets
