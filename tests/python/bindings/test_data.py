@@ -1,11 +1,13 @@
-"""The shuffled order of the core as a tensor, and copies of tensors. Both are tested in C++, beside their code."""
+"""A shuffled order as a tensor, copies of tensors, and a checksum. All are tested in C++, beside their code."""
 
 from __future__ import annotations
+
+import zlib
 
 import pytest
 import torch
 
-from accelerate_cpp._native import copy_tensors, permuted_indices
+from accelerate_cpp._native import copy_tensors, crc32, permuted_indices
 from accelerate_cpp.errors import InvalidArgument
 
 
@@ -40,3 +42,10 @@ def test_copies_of_other_sizes_and_layouts_are_refused():
     for source in (torch.zeros(3), torch.zeros(2, 4)[:, ::2], torch.zeros(4, device="meta")):
         with pytest.raises(InvalidArgument, match="place 0"):
             copy_tensors([torch.zeros(4)], [source], 1)
+
+
+def test_the_checksum_of_zip_goes_on_from_what_came_before():
+    data = bytes(range(256)) * 5
+    assert crc32(data) == zlib.crc32(data) == crc32(memoryview(data)[100:], crc32(data[:100]))
+    with pytest.raises(InvalidArgument, match="contiguous memory"):
+        crc32(memoryview(data)[::2])
