@@ -7,7 +7,7 @@ default process group, over Gloo: with it torch's own wrapper is trained, which 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -57,6 +57,25 @@ class Ranks:
         import torch
 
         return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + self.rank))
+
+
+def failures_of(scenarios: Mapping[str, Callable[..., None]], backend: str, *arguments: Any) -> dict[str, str]:
+    """Calls each of ``scenarios`` with ``arguments`` on all CPU processes; the tracebacks of those that fail here."""
+    import torch
+
+    from accelerate_cpp import PartialState
+
+    torch.set_num_threads(1)
+    state = PartialState(cpu=True, backend=backend)
+    assert state.backend == backend
+    failures = {}
+    for name, function in scenarios.items():
+        try:
+            function(*arguments)
+        except (Exception, pytest.fail.Exception):
+            failures[name] = traceback.format_exc()
+        state.wait_for_everyone()
+    return failures
 
 
 def close(own: Any, other: Any, name: str, relative: float = 1e-6, absolute: float = 1e-6) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from processes import run_processes
+from scenarios import failures_of
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
 
@@ -482,21 +482,7 @@ def what_needs_whole_models_refuses_it(kind: str, folder: str) -> None:
 
 
 def run_scenarios(kind: str, backend: str, folder: str) -> dict[str, str]:
-    import torch
-
-    from accelerate_cpp import PartialState
-
-    torch.set_num_threads(1)
-    state = PartialState(cpu=True, backend=backend)
-    assert state.backend == backend
-    failures = {}
-    for name, function in SCENARIOS.items():
-        try:
-            function(kind, folder)
-        except (Exception, pytest.fail.Exception):
-            failures[name] = traceback.format_exc()
-        state.wait_for_everyone()
-    return failures
+    return failures_of(SCENARIOS, backend, kind, folder)
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from network_namespaces import ADDRESSES, Host
 from processes import run_processes
-from scenarios import outlive_the_others
+from scenarios import failures_of, outlive_the_others
 from training_patterns import zoo
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
@@ -1278,22 +1277,8 @@ def gradients_are_cleared_by_the_model_as_by_the_optimizer() -> None:
 
 
 def run_scenarios(backend: str, environment: dict[str, str]) -> dict[str, str]:
-    import torch
-
-    from accelerate_cpp import PartialState
-
     os.environ.update(environment)
-    torch.set_num_threads(1)
-    state = PartialState(cpu=True, backend=backend)
-    assert state.backend == backend
-    failures = {}
-    for name, function in SCENARIOS.items():
-        try:
-            function()
-        except (Exception, pytest.fail.Exception):
-            failures[name] = traceback.format_exc()
-        state.wait_for_everyone()
-    return failures
+    return failures_of(SCENARIOS, backend)
 
 
 LONG = pytest.mark.long
