@@ -99,6 +99,14 @@ void bind_comm(py::module_& module) {
       .def("window", &window, py::arg("size_bytes"), py::arg("timeout"), release,
            "Collective: zeros of uint8 in memory that every rank, all on this host, has mapped; gone with its last "
            "tensor on any of them. Allocated in full: SystemError on all ranks where there is not enough.")
+      .def(
+          "withdraw",
+          [](Communicator& communicator, const std::string& reason, milliseconds timeout) {
+            communicator.withdraw(reason, comm::Call(Deadline::after(timeout)));
+          },
+          py::arg("reason"), py::arg("timeout"), release,
+          "Takes no part in the collective that the others are in or call next, which raises PeerLost with the reason "
+          "on them.")
       .def("abort", &Communicator::abort, py::arg("reason"), release,
            "Makes current and later operations of every rank raise PeerLost with the reason.");
 

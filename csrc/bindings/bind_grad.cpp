@@ -16,7 +16,7 @@
 #include "torch_bridge/device_kernels.h"
 #include "torch_bridge/gradient_reducers.h"
 #include "torch_bridge/nccl_device_group.h"
-#include "torch_bridge/row_blocks.h"
+#include "torch_bridge/scattered_reducer.h"
 
 namespace accelerate_cpp::bindings {
 
@@ -150,6 +150,55 @@ void bind_reducer(py::module_& module) {
            "The other ranks raise PeerLost with the reason; gradients are cleared, and training can go on.");
 }
 
+grad::BackendPointer on_cpu(const std::optional<Group>& group) {
+  return group ? (*group)->getBackend(c10::DeviceType::CPU) : grad::BackendPointer();
+}
+
+void bind_scattered_reducer(py::module_& module) {
+  using grad::ScatteredReducer;
+  const py::call_guard<py::gil_scoped_release> release;
+  py::class_<ScatteredReducer, std::shared_ptr<ScatteredReducer>>(
+      module, "ScatteredReducer",
+      "Averages gradients of whole weights into the rows of each rank (csrc/torch_bridge/scattered_reducer.h).")
+      .def(py::init([](const Group& ranks, const std::optional<Group>& replicas,
+                       const std::vector<std::pair<std::string, at::Tensor>>& weights, std::size_t bucket_bytes,
+                       bool overlaps, const py::function& begin) {
+             std::vector<grad::ScatteredWeight> scattered;
+             for (const auto& [name, whole] : weights) {
+               scattered.push_back({name, whole});
+             }
+             const auto call = [begin = shared(begin)] {
+               const py::gil_scoped_acquire gil;
+               (*begin)();
+             };
+             const py::gil_scoped_release unlocked;
+             return ScatteredReducer::create(on_cpu(ranks), on_cpu(replicas), std::move(scattered),
+                                             {bucket_bytes, overlaps}, call, rethrow_for_autograd);
+           }),
+           py::arg("ranks"), py::arg("replicas"), py::arg("weights"), py::arg("bucket_bytes"), py::arg("overlaps"),
+           py::arg("begin"))
+      .def_property("synchronizing", &ScatteredReducer::synchronizing, &ScatteredReducer::set_synchronizing,
+                    "Whether backward passes average gradients or leave them local.")
+      .def("expect", &ScatteredReducer::expect,
+           "The caller says how the next backward pass ends; else autograd's pass does.")
+      .def(
+          "begin",
+          [](ScatteredReducer& reducer, const std::vector<std::pair<at::Tensor, bool>>& rows, bool deferred) {
+            std::vector<grad::RowsOfWeight> all;
+            for (const auto& [tensor, adds] : rows) {
+              all.push_back({tensor, adds});
+            }
+            const py::gil_scoped_release unlocked;
+            reducer.begin(std::move(all), deferred);
+          },
+          py::arg("rows"), py::arg("deferred"),
+          "A pass begins. Of each weight, the memory for the averages of this rank, and whether they are added to it.")
+      .def("finish", &ScatteredReducer::finish, release,
+           "Returns when the averages are there: for each weight, whether some rank has a gradient for it.")
+      .def("fail", &ScatteredReducer::fail, py::arg("reason"), release,
+           "The other ranks raise PeerLost with the reason.");
+}
+
 void bind_nccl(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<HeldNccl>(module, "NcclComm", "NCCL for gradient buckets of one GPU (csrc/core/comm/nccl/nccl_comm.h).")
@@ -165,10 +214,7 @@ void bind_nccl(py::module_& module) {
 void bind_grad(py::module_& module) {
   bind_nccl(module);
   bind_reducer(module);
-  module.def(
-      "copy_into_blocks", &grad::copy_into_blocks, py::arg("gradient"), py::arg("bucket"), py::arg("offset"),
-      py::arg("elements"), py::arg("num_blocks"), py::call_guard<py::gil_scoped_release>(),
-      "Copies parts of a gradient to the same place in each block of a bucket (csrc/torch_bridge/row_blocks.h).");
+  bind_scattered_reducer(module);
   module.def("note_registration", &grad::note_registration,
              "To be called when some module gets a parameter or a submodule.");
   module.def(

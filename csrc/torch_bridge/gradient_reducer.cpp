@@ -10,6 +10,7 @@
 
 #include "core/grad/make_gradient_exchange.h"
 #include "torch_bridge/gradient_reducers.h"
+#include "torch_bridge/pass_checks.h"
 #include "torch_bridge/sparse_gradient.h"
 #include "torch_bridge/tensor_view.h"
 
@@ -125,15 +126,6 @@ void GradientReducer::agree_on_kernels() {
   }
 }
 
-void GradientReducer::check_process() const {
-  if (process_.forked()) {
-    throw InvalidArgument(
-        "this process was forked off after the model was prepared, and shares the memory of its gradients with the "
-        "process that prepared it. Use the model under torch.no_grad() here, or a copy.deepcopy() of the module that "
-        "was prepared");
-  }
-}
-
 bool GradientReducer::may_lack_parameters() {
   const std::uint64_t seen = std::exchange(registrations_seen_, registrations());
   return seen != registrations_seen_ || std::any_of(left_out_.begin(), left_out_.end(),
@@ -141,7 +133,7 @@ bool GradientReducer::may_lack_parameters() {
 }
 
 void GradientReducer::set_synchronizing(bool synchronizing) {
-  check_process();
+  check_not_forked(process_);
   ownership_->take_free();
   ownership_->set_synchronizing(synchronizing);
 }
@@ -151,7 +143,7 @@ void GradientReducer::set_weight(std::optional<double> weight) {
 }
 
 void GradientReducer::register_comm_hook(CommHook hook, std::function<void()> end_collectives) {
-  check_process();
+  check_not_forked(process_);
   if (hook_) {
     throw InvalidArgument("this model has a communication hook already; register one, once");
   }
@@ -259,14 +251,10 @@ void GradientReducer::on_gradient(std::size_t index, bool came) {
     return;
   }
   try {
-    check_process();
+    check_not_forked(process_);
     begin_backward();
     if (parameter.arrived) {
-      throw InvalidArgument(
-          "parameter " + parameter.given.name +
-          " received two gradients in one backward pass, after the first had been handed to the other ranks. "
-          "Reentrant checkpointing does this when a module is called twice: use torch.utils.checkpoint with "
-          "use_reentrant=False");
+      throw_second_gradient(parameter.given.name);
     }
     parameter.arrived = true;
     if (parameter.given.sparse_gradient) {
@@ -292,10 +280,7 @@ void GradientReducer::begin_backward() {
   const int current = torch::autograd::get_current_graph_task_id();
   if (in_backward_) {
     if (!caller_tells_ && graph_task_ != current) {
-      throw InvalidArgument(
-          "a gradient arrived from another backward pass than the one in progress. Reentrant checkpointing does this: "
-          "call accelerator.backward(loss) instead of loss.backward(), or use torch.utils.checkpoint with "
-          "use_reentrant=False");
+      throw_other_pass();
     }
     return;
   }
@@ -393,7 +378,7 @@ void GradientReducer::average_sparse_gradients(bool with_own) {
 }
 
 void GradientReducer::take_part_without_gradients() {
-  check_process();
+  check_not_forked(process_);
   begin_round({0.0, passes_to_measure_ > 0});
   for (std::size_t i = 0; i < num_dense_; ++i) {
     parameters_[i].slot.prepare_without_gradient();

@@ -131,7 +131,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::shared_ptr<comm::Communicator> communicator, std::vector<ReducedParameter> parameters,
                   std::vector<at::Tensor> left_out, ReducerOptions options, Rethrow rethrow);
 
-  void check_process() const;
   // On the device all ranks have kernels or none uses them.
   void agree_on_kernels();
   void own_parameters();

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/copy.h"
+#include "torch_bridge/pass_checks.h"
 
 namespace accelerate_cpp::grad {
 
@@ -59,11 +60,7 @@ void GradientSlot::take_gradient() {
                           " received a sparse gradient, which only embeddings built with sparse=True before the model "
                           "was prepared may have; build it so, or make the gradient dense");
   }
-  if (grad.requires_grad()) {
-    throw InvalidArgument(
-        "backward(create_graph=True) through a synchronised model is not available: the averaged gradient has no "
-        "graph. Use torch.autograd.grad, or no_sync()");
-  }
+  check_no_graph(grad);
   if (!bound_.is(grad)) {
     copy_in(grad);
     grad = bound_.tensor();

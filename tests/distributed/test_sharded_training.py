@@ -1055,12 +1055,12 @@ def of_zero_gradients_that_the_program_keeps_stay_as_they_are() -> None:
     model.zero_grad()
     run.backward(model(rows(run, 2)[1]).square().mean())
     assert kept.full_tensor().equal(before)
-    blocks = [result.block.data_ptr() for result in run._session.strategy._gradients()[0]._results]
+    places = [one.rows.data_ptr() for one in run._session.strategy._gradients()[0]._averages]
     del kept
     for seed in (3, 4):
         model.zero_grad()
         run.backward(model(rows(run, seed)[1]).square().mean())
-    assert blocks == [result.block.data_ptr() for result in run._session.strategy._gradients()[0]._results]
+    assert places == [one.rows.data_ptr() for one in run._session.strategy._gradients()[0]._averages]
 
 
 @scenario
@@ -1123,8 +1123,8 @@ def of_zero_local_gradients_are_cleared_by_the_optimizer() -> None:
         optimizer.zero_grad()
 
 
-@scenario
-def a_pass_that_failed_leaves_nothing() -> None:
+def failing(data: Any) -> Any:
+    """``data``, whose backward pass raises a KeyError."""
     import torch
 
     class Failing(torch.autograd.Function):
@@ -1136,11 +1136,16 @@ def a_pass_that_failed_leaves_nothing() -> None:
         def backward(context: Any, *gradients: Any) -> Any:
             raise KeyError("in the backward pass")
 
+    return Failing.apply(data)
+
+
+@scenario
+def a_pass_that_failed_leaves_nothing() -> None:
     run = accelerator(WHOLE)
     model, expected = Branches(), Branches()
     model, _ = run.prepare(model, sgd(model.parameters()))
     for announced in (True, False) if is_zero() else (True,):  # torch does not notice by itself
-        handle = model.first.register_forward_hook(lambda _, __, output: Failing.apply(output))
+        handle = model.first.register_forward_hook(lambda _, __, output: failing(output))
         loss = model(rows(run, 1)[1]).square().mean()
         with pytest.raises(KeyError):
             run.backward(loss) if announced else loss.backward()
@@ -1152,6 +1157,68 @@ def a_pass_that_failed_leaves_nothing() -> None:
         expected(batch).square().mean().backward()
         same_gradients(model, expected)
         model.zero_grad()
+
+
+@scenario
+def a_pass_that_fails_on_one_rank_fails_on_all_and_they_go_on() -> None:
+    import torch.distributed as dist
+
+    from accelerate_cpp.errors import PeerLost
+
+    if dist.get_backend() != "shm":
+        return
+    run = accelerator(WHOLE)
+    fails = run.process_index == 1
+    for models in ([Branches()], [Branches(), Branches()]):
+        expected = copy.deepcopy(models)
+        models = [run.prepare(model, sgd(model.parameters()))[0] for model in models]
+        for announced in (True, False) if is_zero() else (True,):  # torch does not notice by itself
+            handle = models[0].first.register_forward_hook(lambda _, __, output: failing(output) if fails else output)
+            loss = sum(model(rows(run, 1)[1]).square().mean() for model in models)
+            handle.remove()
+            with pytest.raises(KeyError if fails else PeerLost) as raised:
+                run.backward(loss) if announced else loss.backward()
+            if not fails:
+                assert "rank 1 withdrew: its backward pass " in str(raised.value)
+                assert ("KeyError" in str(raised.value)) == announced
+            assert all(weight.grad is None for model in models for weight in model.parameters())
+            batch, own = rows(run, 2)
+            run.backward(sum(model(own).square().mean() for model in models))
+            sum(model(batch).square().mean() for model in expected).backward()
+            for model, plain in zip(models, expected, strict=True):
+                same_gradients(model, plain)
+                model.zero_grad()
+                plain.zero_grad()
+
+
+@scenario
+def of_zero_weights_that_are_larger_than_buckets_and_a_penalty_accumulate() -> None:
+    if not is_zero():
+        return
+    from accelerate_cpp.parallel.sharded import scattered_gradients
+
+    run = accelerator(WHOLE)
+    for bytes_of_buckets in (1, 300):
+        model, expected = Branches(), Branches()
+        scattered_gradients._BUCKET_BYTES, before = bytes_of_buckets, scattered_gradients._BUCKET_BYTES
+        try:
+            model, optimizer = run.prepare(model, sgd(model.parameters()))
+        finally:
+            scattered_gradients._BUCKET_BYTES = before
+        plain = sgd(expected.parameters())
+        for step in range(3):
+            for micro in range(3):
+                batch, own = rows(run, 3 * step + micro)
+                loss = model(own, with_other=micro != 1).square().mean()
+                run.backward(loss + sum(weight.square().sum().full_tensor() for weight in model.parameters()))
+                loss = expected(batch, with_other=micro != 1).square().mean()
+                (loss + sum(weight.square().sum() for weight in expected.parameters())).backward()
+                same_gradients(model, expected)
+            optimizer.step()
+            optimizer.zero_grad()
+            plain.step()
+            plain.zero_grad()
+        same_weights(run, model, expected)
 
 
 @scenario

@@ -17,6 +17,7 @@ from accelerate_cpp.parallel.sharded import version_1
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.fully_sharded_units import units_in, weights_of
 from accelerate_cpp.parallel.sharded.given_models import processes_per_batch, take_over
+from accelerate_cpp.parallel.sharded.shared_failures import groups_of, raised_on_all
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
 from accelerate_cpp.parallel.strategy import Layout, ModelSteps
@@ -76,6 +77,8 @@ class ShardedStrategy(SingleStrategy):
         self._held: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, torch.nn.Parameter]]] = (
             weakref.WeakKeyDictionary()
         )
+        # By model, of the processes that share out its parameters.
+        self._groups: weakref.WeakKeyDictionary[torch.nn.Module, set[dist.ProcessGroup]] = weakref.WeakKeyDictionary()
         # By model that splits layers itself, over how many processes.
         self._sharing: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._in_order: list[weakref.ref[torch.nn.Module]] = []  # as prepared, which is the same on all ranks
@@ -111,6 +114,7 @@ class ShardedStrategy(SingleStrategy):
 
     def _distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         self._held[self.unwrap(model)] = list(model.named_parameters())
+        self._groups[self.unwrap(model)] = groups_of(model)
         _clear_with_model(model, self)
         _clip_with_model(model, self)
         self._in_order.append(weakref.ref(model, self._in_order.remove))
@@ -137,8 +141,10 @@ class ShardedStrategy(SingleStrategy):
                 self._local.discard(inner)
 
     def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
+        groups = set().union(*(self._groups.get(self.unwrap(model), set()) for model in self.models()))
         try:
-            self._backward(loss, **kwargs)
+            with raised_on_all(groups):
+                self._backward(loss, **kwargs)
         except BaseException:
             self.forget_pass()
             raise

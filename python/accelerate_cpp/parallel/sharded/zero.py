@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from accelerate_cpp.comm.mesh import Mesh
@@ -23,7 +22,7 @@ from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
 from accelerate_cpp.parallel.sharded.host_weights import HostWeights
 from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
-from accelerate_cpp.parallel.sharded.scattered_gradients import ScatteredGradients, ScatteredWeight
+from accelerate_cpp.parallel.sharded.scattered_gradients import ScatteredGradients, ScatteredWeight, finish_all
 from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 
@@ -168,26 +167,26 @@ class ZeroStrategy(FullyShardedStrategy):
         first.bring([*(one for one in model.parameters() if one in left), *model.buffers()], widening.dtype_of)
         mesh = self._torch_mesh()
         scattered, shards = [], []
-        for index, (weight, whole) in enumerate(zip(weights, shared.wholes, strict=True)):
+        for index, (name, weight, whole) in enumerate(zip(names, weights, shared.wholes, strict=True)):
             holders = first.holders_of(weight)
             values = whole.new_zeros(shared.slice_of(whole).shape)
             if not first.has_no_values(weight):
                 first.bring([weight], widening.dtype_of)
-                holder, name = holders[0]
-                values = shared.slice_of(holder[name].detach())
+                holder, attribute = holders[0]
+                values = shared.slice_of(holder[attribute].detach())
             rows = shared.place(index, values)
             shard = torch.nn.Parameter(rows_wrapped(rows, whole, mesh), requires_grad=weight.requires_grad)
             parameter = torch.nn.Parameter(whole, requires_grad=weight.requires_grad)
-            scattered.append(ScatteredWeight(parameter, shard))
+            scattered.append(ScatteredWeight(name, parameter, shard))
             shards.append(shard)
             whole_weights.add(scattered[-1], holders)
-            for holder, name in holders:
-                holder[name] = shard  # what the rank had is freed
+            for holder, attribute in holders:
+                holder[attribute] = shard  # what the rank had is freed
         self._replaced.note(before, places_of(model))
         shared.are_stepped_by(shards)
         shared.publish()
         replicas = mesh.get_group("dp_replicate") if "dp_replicate" in (mesh.mesh_dim_names or ()) else None
-        trainable = [one for one in scattered if one.whole.is_floating_point()]
+        trainable = [one for one in scattered if one.whole.is_floating_point() or one.whole.is_complex()]
         whole_weights.gradients = ScatteredGradients(
             trainable, mesh.get_group("dp_shard"), replicas, whole_weights.show_rows, overlaps=len(host.hosts) > 1
         )
@@ -215,25 +214,14 @@ class ZeroStrategy(FullyShardedStrategy):
             one.expect()
         try:
             loss.backward(**kwargs)
-        except BaseException:
+            finish_all(gradients)
+        except BaseException as error:
             for one in gradients:
-                one.give_up()
+                one.give_up(error)
             raise
-        if len(gradients) > 1:
-            self._agree(gradients)
-        for one in gradients:
-            one.finish()
 
     def _gradients(self) -> list[ScatteredGradients]:
         return [form.gradients for form in self._forms() if form.gradients is not None]
-
-    def _agree(self, gradients: Sequence[ScatteredGradients]) -> None:
-        """A model that the pass has come to on one process takes part on all. Collective."""
-        flags = torch.tensor([float(one.has_begun) for one in gradients])
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        for one, somewhere in zip(gradients, flags.tolist(), strict=True):
-            if somewhere and not one.has_begun:
-                one.begin()
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """From stage 2 on, gradients are averaged all the same, as a process is not to hold all of them."""
