@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.session_config import DynamoConfig
-from accelerate_cpp.devices.memory import keep_freed_memory
+from accelerate_cpp.devices.memory import keep_freed_memory, return_free_memory
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
@@ -180,6 +180,7 @@ def prepare_together(
         [_steps(run, placement_of[key], dynamo) for key in models],
     )
     if models and session.device.type == "cpu":
+        return_free_memory()  # of what was copied or sharded; an earlier call may have let the process keep it
         keep_freed_memory()
     results: dict[int, Any] = dict(zip(models, ready.models, strict=True))
     run._models[:] = [results.get(id(model), model) for model in run._models]

@@ -107,6 +107,9 @@ print(faults())
 if sys.argv[1] == "free":
     accelerator.free_memory()
     print(faults())
+elif sys.argv[1] == "prepare":
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    print(faults())
 """
 
 
@@ -120,6 +123,13 @@ def mebibytes_mapped(then: str, **environment: str) -> list[int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such choice")
 def test_steps_on_a_cpu_use_the_memory_of_those_before() -> None:
     kept, returned = mebibytes_mapped("free")
+    assert kept < 32
+    assert returned > 96
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such choice")
+def test_what_is_freed_while_a_further_model_is_prepared_is_returned() -> None:
+    kept, returned = mebibytes_mapped("prepare")
     assert kept < 32
     assert returned > 96
 
