@@ -28,7 +28,9 @@ NAMES = (
     "torch ZeroRedundancyOptimizer over gloo",
     "accelerate_cpp, FSDP2",
     "accelerate_cpp, FSDP2, weights once per host",
+    "accelerate_cpp, ZeRO 1",
     "accelerate_cpp, ZeRO 2",
+    "accelerate_cpp, ZeRO 3",
     "accelerate_cpp, data parallel",
 )
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
@@ -114,8 +116,10 @@ def worker(name: str) -> None:
         NAMES[4]: lambda: torch_step("gloo", "zero"),
         NAMES[5]: lambda: our_step(sharding()),
         NAMES[6]: lambda: our_step(sharding(weights_once_per_host=True)),
-        NAMES[7]: lambda: our_step(sharding(zero_stage=2)),
-        NAMES[8]: lambda: our_step(None),
+        NAMES[7]: lambda: our_step(sharding(zero_stage=1)),
+        NAMES[8]: lambda: our_step(sharding(zero_stage=2)),
+        NAMES[9]: lambda: our_step(sharding(zero_stage=3)),
+        NAMES[10]: lambda: our_step(None),
     }[name]()
     prepared: dict[str, Callable[[], None]] = {}
 

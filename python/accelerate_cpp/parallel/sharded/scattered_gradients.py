@@ -50,7 +50,7 @@ class _Average:
 
     def is_kept(self) -> bool:
         """Whether the program holds the gradient of an earlier pass."""
-        return any(now > unused for now, unused in zip(self._holders(), self._unused, strict=True))
+        return self._holders() != self._unused
 
 
 class ScatteredGradients:
@@ -163,9 +163,10 @@ class ScatteredGradients:
     def _rows_of(self, index: int) -> tuple[torch.Tensor, bool]:
         """Where the averages of a weight go, and whether they are added to what is there."""
         shard = self._trained[index].shard
-        present = inner_tensor(shard.grad)
-        if present is not None and present.is_contiguous() and present.dtype == shard.dtype:
-            return present, True
+        if shard.grad is not None:
+            present = inner_tensor(shard.grad)
+            if present.is_contiguous() and present.dtype == shard.dtype:
+                return present, True
         average = self._averages[index]
         if average is None or average.is_kept():
             average = self._averages[index] = _Average(shard)
