@@ -106,7 +106,8 @@ void bind_comm(py::module_& module) {
           },
           py::arg("reason"), py::arg("timeout"), release,
           "Takes no part in the collective that the others are in or call next, which raises PeerLost with the reason "
-          "on them.")
+          "on them. Ends the communicator unless it can_withdraw.")
+      .def_property_readonly("can_withdraw", &Communicator::can_withdraw)
       .def("abort", &Communicator::abort, py::arg("reason"), release,
            "Makes current and later operations of every rank raise PeerLost with the reason.");
 

@@ -76,8 +76,11 @@ ScatteredReducer::ScatteredReducer(const BackendPointer& ranks, BackendPointer r
     const std::size_t share = rows == 0 ? 0 : (rows + num_ranks_ - 1) / num_ranks_ * (elements_of(whole).count / rows);
     weights_.push_back({std::move(given), share});
   }
-  if (auto* const own = dynamic_cast<comm::C10dBackend*>(ranks.get())) {
-    failure_ = std::make_unique<PassFailure>(own->communicator(), nullptr);
+  for (const BackendPointer& backend : {ranks, replicas}) {
+    auto* const own = dynamic_cast<comm::C10dBackend*>(backend.get());
+    if (own != nullptr && own->communicator()->can_withdraw()) {
+      failures_.emplace_back(own->communicator(), nullptr);
+    }
   }
   exchange_ = make_exchange(ranks, std::move(replicas), plan(), weights_.size(), options_.overlaps, deadline());
 }
@@ -134,15 +137,17 @@ std::vector<ScatteredBucket> ScatteredReducer::plan() {
 
 void ScatteredReducer::expect() {
   caller_tells_ = true;
-  if (failure_) {
-    failure_->begin_pass();
+  for (PassFailure& failure : failures_) {
+    failure.begin_pass();
   }
 }
 
 void ScatteredReducer::begin(std::vector<RowsOfWeight> rows, bool deferred) {
   check_not_forked(process_);
-  if (!caller_tells_ && failure_) {
-    failure_->begin_pass();
+  if (!caller_tells_) {
+    for (PassFailure& failure : failures_) {
+      failure.begin_pass();
+    }
   }
   graph_task_ = torch::autograd::get_current_graph_task_id();
   if (synchronizing()) {
@@ -180,6 +185,7 @@ void ScatteredReducer::on_gradient(std::size_t index) {
   try {
     if (!in_pass_) {
       begin_();
+      ACCELERATE_CHECK(in_pass_, "a pass has begun");
     } else if (!caller_tells_ && graph_task_ != torch::autograd::get_current_graph_task_id()) {
       throw_other_pass();
     }
@@ -188,6 +194,9 @@ void ScatteredReducer::on_gradient(std::size_t index) {
     }
     Weight& weight = weights_[index];
     if (std::exchange(weight.arrived, true)) {
+      if (deferred_) {
+        return;  // nothing has been handed on
+      }
       throw_second_gradient(weight.given.name);
     }
     for (const auto& [bucket, slot] : weight.places) {
@@ -196,16 +205,21 @@ void ScatteredReducer::on_gradient(std::size_t index) {
     if (deferred_) {
       return;
     }
-    for (const auto& [bucket, slot] : weight.places) {
-      if (bucket == next_) {
-        fill(slot);  // while it is in cache
-      }
-    }
+    fill_next_with(weight);  // while it is in cache
     while (next_ < pieces_.size() && missing_[next_] == 0) {
       publish();
     }
+    fill_next_with(weight);  // so that it is freed, if it is divided
   } catch (...) {
     rethrow_();
+  }
+}
+
+void ScatteredReducer::fill_next_with(const Weight& weight) {
+  for (const auto& [bucket, slot] : weight.places) {
+    if (bucket == next_ && !is_filled(slot)) {
+      fill(slot);
+    }
   }
 }
 
@@ -266,7 +280,7 @@ void ScatteredReducer::publish() {
   const std::vector<Piece>& pieces = pieces_[next_];
   std::vector<Share> shares;
   for (std::size_t slot = 0; slot < pieces.size(); ++slot) {
-    if (memory_.data == nullptr || !filled_[slot]) {
+    if (!is_filled(slot)) {
       fill(slot);
     }
     const RowsOfWeight& rows = rows_[pieces[slot].weight];
@@ -296,8 +310,10 @@ std::vector<bool> ScatteredReducer::finish() {
 void ScatteredReducer::fail(const std::string& reason) noexcept {
   in_pass_ = caller_tells_ = false;
   rows_.clear();
-  if (failure_ && synchronizing()) {
-    failure_->tell(reason, false, deadline());
+  if (synchronizing()) {
+    for (PassFailure& failure : failures_) {
+      failure.tell(reason, false, deadline());
+    }
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -78,7 +79,7 @@ class ScatteredReducer : public std::enable_shared_from_this<ScatteredReducer> {
   std::vector<bool> finish();
 
   // The pass has ended in an exception, here or before it came to this model. The other ranks raise, too, and get to
-  // know the `reason`.
+  // know the `reason`, unless only the end of their communicator could make them.
   void fail(const std::string& reason) noexcept;
 
  private:
@@ -104,6 +105,9 @@ class ScatteredReducer : public std::enable_shared_from_this<ScatteredReducer> {
   std::vector<ScatteredBucket> plan();
   void take_rows(std::vector<RowsOfWeight> rows);
   void on_gradient(std::size_t weight);
+  // Puts what belongs there of a weight into the next bucket.
+  void fill_next_with(const Weight& weight);
+  bool is_filled(std::size_t slot) const { return memory_.data != nullptr && filled_[slot]; }
   // Copies the gradient of a weight, if it has one, or zeros into the next bucket.
   void fill(std::size_t slot);
   void prepare_for_copy(const Weight& weight);
@@ -121,7 +125,7 @@ class ScatteredReducer : public std::enable_shared_from_this<ScatteredReducer> {
   std::vector<std::vector<Piece>> pieces_;  // by bucket
   std::size_t num_ranks_;
   std::size_t rank_;
-  std::unique_ptr<PassFailure> failure_;  // null where other ranks cannot be told
+  std::deque<PassFailure> failures_;  // of the groups of ranks that can be told
   std::unique_ptr<ScatteredExchange> exchange_;
 
   // The current pass.

@@ -1161,12 +1161,12 @@ def a_pass_that_failed_leaves_nothing() -> None:
 
 @scenario
 def a_pass_that_fails_on_one_rank_fails_on_all_and_they_go_on() -> None:
-    import torch.distributed as dist
-
     from accelerate_cpp.errors import PeerLost
+    from accelerate_cpp.parallel.data_parallel import core_backend
 
-    if dist.get_backend() != "shm":
-        return
+    backend = core_backend()
+    if backend is None or not backend.communicator.can_withdraw:
+        return  # between hosts, and over other backends, the others wait
     run = accelerator(WHOLE)
     fails = run.process_index == 1
     for models in ([Branches()], [Branches(), Branches()]):
@@ -1189,6 +1189,45 @@ def a_pass_that_fails_on_one_rank_fails_on_all_and_they_go_on() -> None:
                 same_gradients(model, plain)
                 model.zero_grad()
                 plain.zero_grad()
+
+
+@scenario
+def of_zero_a_pass_that_fails_before_it_comes_to_the_model_loses_what_had_accumulated() -> None:
+    from accelerate_cpp.errors import PeerLost
+    from accelerate_cpp.parallel.data_parallel import core_backend
+
+    backend = core_backend()
+    if not is_zero() or backend is None or not backend.communicator.can_withdraw:
+        return
+    run = accelerator(WHOLE)
+    fails = run.process_index == 1
+    model, _ = run.prepare(model := Branches(), sgd(model.parameters()))
+    run.backward(model(rows(run, 0)[1]).square().mean())
+    loss = model(rows(run, 1)[1]).square().mean()
+    with pytest.raises(KeyError if fails else PeerLost):
+        run.backward(failing(loss) if fails else loss)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@scenario
+def of_zero_layers_are_frozen_and_thawed_around_forward_passes() -> None:
+    if not is_zero():
+        return
+    run = accelerator(WHOLE)
+    model, expected = Branches(), Branches()
+    model, _ = run.prepare(model, sgd(model.parameters()))
+    batch, own = rows(run, 1)
+    for before, after in ((True, True), (False, True), (True, False), (False, False), (True, True)):
+        for layers, data in ((model, own), (expected, batch)):
+            layers.zero_grad()
+            layers.last.requires_grad_(before)
+            loss = layers(data).square().mean()
+            layers.last.requires_grad_(after)
+            run.backward(loss) if layers is model else loss.backward()
+        same_gradients(model, expected)
+    model.requires_grad_(False)
+    if run.is_main_process:
+        model(own)  # alone
 
 
 @scenario

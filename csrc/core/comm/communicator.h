@@ -133,6 +133,8 @@ class Communicator {
   // on them and counts as an interruption. A communicator that cannot do that is aborted. Waits for ranks that are
   // still in earlier collectives.
   virtual void withdraw(const std::string& reason, const Call&) { abort(reason); }
+  // Whether it stays usable then.
+  virtual bool can_withdraw() const { return false; }
 
   // Makes every rank's current and later operations raise PeerLost with `reason`. Never blocks or throws.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -39,6 +39,7 @@ class OrderedCommunicator final : public Communicator {
   bool someone_has_left() override { return inner_->someone_has_left(); }
   std::uint64_t interruptions() const noexcept override { return inner_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override;
+  bool can_withdraw() const override { return inner_->can_withdraw(); }
   std::vector<int> meet(const std::string& topic, const Call& call) override;
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
 

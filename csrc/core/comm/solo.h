@@ -32,6 +32,7 @@ class SoloCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
   void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
+  bool can_withdraw() const override { return true; }
   void abort(const std::string& reason) noexcept override;
   // Throws PeerLost after abort().
   void check_usable(const char* operation) const;

@@ -129,6 +129,29 @@ TEST(ScatteredReducers, TakeZerosWhereARankHasNoGradientAndTellWhichAreUsed) {
   });
 }
 
+TEST(ScatteredReducers, FreeAGradientThatIsDividedWhenItArrives) {
+  run_backends(2, [](comm::C10dBackend& backend, int rank) {
+    Model model(backend, {at::zeros({2}), at::zeros({400})}, 1000);  // the smaller one is in the bucket of the tail
+    model.reducer->expect();
+    (model[1] * pattern(model[1]) * (rank + 1)).sum().backward();
+    EXPECT_FALSE(model[1].grad().defined());
+    model.reducer->finish();
+    expect_averages(model, 1, 1.5);
+  });
+}
+
+TEST(ScatteredReducers, AcceptASecondGradientWhileNothingIsHandedOn) {
+  run_backends(1, [](comm::C10dBackend& backend, int) {
+    Model model(backend, {at::zeros({4})});
+    model.reducer->expect();
+    model.begin(true);
+    model[0].sum().backward();
+    (model[0] * 2).sum().backward();
+    model.reducer->finish();
+    EXPECT_TRUE(at::equal(model.rows[0], at::full({4}, 3.0)));
+  });
+}
+
 TEST(ScatteredReducers, DeferWhatOtherModelsMayComeBefore) {
   run_backends(2, [](comm::C10dBackend& backend, int rank) {
     Model model(backend, {at::zeros({4}), at::zeros({4})}, 1);

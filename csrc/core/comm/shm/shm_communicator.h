@@ -47,6 +47,7 @@ class ShmCommunicator final : public Communicator {
   bool someone_has_left() override { return group_->someone_has_left(); }
   std::uint64_t interruptions() const noexcept override { return group_->interruptions(); }
   void withdraw(const std::string& reason, const Call& call) override { group_->withdraw(reason, call); }
+  bool can_withdraw() const override { return true; }
   std::vector<int> meet(const std::string& topic, const Call& call) override { return group_->meet(topic, call); }
   void abort(const std::string& reason) noexcept override;
   // The group whose memory it uses. Other users of the group act between its operations.

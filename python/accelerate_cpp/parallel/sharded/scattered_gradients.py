@@ -88,14 +88,22 @@ class ScatteredGradients:
         # By shard: its gradient after a local pass, its version then, and whether it shows the local one.
         self._local: dict[torch.Tensor, tuple[torch.Tensor, int, bool]] = {}
         self._added: list[bool] = []  # in this pass: whether averages are added to the gradient of a shard as they come
+        self._trained: list[ScatteredWeight] = []
         self._reducer: ScatteredReducer | None = None
         self.peers: Callable[[], list[ScatteredGradients]] = lambda: [self]
         self.watch()
 
     def watch(self) -> None:
-        """Averages the gradients of the weights that require them by now. Collective."""
+        """Averages the gradients of the weights that require them by now. Collective if there are more than before.
+
+        Those that no longer do have none.
+        """
+        known = {id(weight) for weight in self._trained}
+        trained = [weight for weight in self._all if weight.whole.requires_grad or id(weight) in known]
+        if self._reducer is not None and len(trained) == len(known):
+            return
         synchronizing = self._reducer is None or self._reducer.synchronizing
-        self._trained = [weight for weight in self._all if weight.whole.requires_grad]
+        self._trained = trained
         self._averages: list[_Average | None] = [None] * len(self._trained)  # made when they are needed
         self._reducer = None  # its buckets and the new ones need not exist at the same time
         this = weakref.ref(self)
@@ -114,6 +122,8 @@ class ScatteredGradients:
             begin=begin,
         )
         self._reducer.synchronizing = synchronizing
+        if self._announced:
+            self._reducer.expect()
 
     @property
     def _started(self) -> ScatteredReducer:
@@ -174,11 +184,10 @@ class ScatteredGradients:
 
     def give_up(self, error: BaseException | None = None) -> None:
         """The pass has failed: its gradients, and those to which it adds, are lost. The other processes raise, too."""
-        self._announced = False
-        if self.has_begun:
+        if self.has_begun or (self._announced and self.synchronizing):  # as on the other processes
             for weight in self._all:
                 weight.whole.grad = weight.shard.grad = None
-        self.has_begun = False
+        self.has_begun = self._announced = False
         what = "ended in an exception" if error is None else f"raised {type(error).__name__}: {error}"
         self._started.fail(f"its backward pass {what}")
         self._at_end()

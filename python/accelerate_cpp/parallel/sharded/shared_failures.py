@@ -24,10 +24,15 @@ def groups_of(model: torch.nn.Module) -> set[dist.ProcessGroup]:
 def raised_on_all(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     """If this block raises, so does the collective of ``groups`` that the other processes are in or call next.
 
-    Unless they have raised already; afterwards all go on together. Only over our backends.
+    Unless they have raised already; afterwards all go on together. Only among processes of a host, over our backend:
+    between hosts, nothing but the end of the group could make the others raise.
     """
     backends: list[Any] = [group._get_backend(torch.device("cpu")) for group in groups if _has_cpu(group)]
-    before = {one: one.communicator.interruptions for one in backends if isinstance(one, C10dBackend)}
+    before = {
+        backend: backend.communicator.interruptions
+        for backend in backends
+        if isinstance(backend, C10dBackend) and backend.communicator.can_withdraw
+    }
     try:
         yield
     except BaseException as error:

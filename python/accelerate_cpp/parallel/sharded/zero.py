@@ -99,12 +99,12 @@ class WholeWeights:
                     one.register_hook(before_backward)
 
         def before_backward(_: torch.Tensor) -> None:
-            if self.gradients is not None and self.gradients.is_announced:
-                self.gradients.begin()  # also where no gradient arrives in this process
-            elif self.gradients is not None:
+            if self.gradients is not None and not self.gradients.is_announced:
                 self.gradients.prepare()
                 torch.autograd.Variable._execution_engine.queue_callback(self.show_rows)
             self.show_whole()  # for activations that are computed again
+            if self.gradients is not None and self.gradients.is_announced:
+                self.gradients.begin()  # also where no gradient arrives in this process
 
         model.__deepcopy__ = _refuse_copies  # type: ignore[assignment]
         model.register_forward_pre_hook(before_forward, prepend=True)
