@@ -235,7 +235,7 @@ def survives(folder: Path, kills: int, world_size: int, blocking: bool, shards: 
         last = saved[-1] if saved else loaded
         # Whoever saves removes the oldest, down to two; and the kill may have come before that, time after time.
         most = 1 + (2 if saved else most)
-        checkpoints = [name for name in os.listdir(folder / "checkpoints") if not name.startswith(".")]
+        checkpoints = list((folder / "checkpoints").glob("checkpoint_*"))
         assert len(checkpoints) <= most
     assert last > 0
 
