@@ -16,7 +16,6 @@ namespace accelerate_cpp::grad {
 using comm::CallKind;
 using comm::Fingerprint;
 using comm::Operation;
-using comm::OwnedBlock;
 using comm::ReduceOp;
 using comm::Slices;
 
@@ -43,7 +42,6 @@ ShmGradientExchange::ShmGradientExchange(comm::ShmCommunicator& communicator, st
                                          Deadline deadline)
     : GradientExchange(std::move(specs)),
       group_(communicator.group()),
-      segments_(static_cast<std::size_t>(group_->size())),
       operands_(static_cast<std::size_t>(group_->size())) {
   headers_offset_ = (buckets().size() + 1) * sizeof(Counter);
   statistics_offset_ = headers_offset_ + 2 * sizeof(RoundHeader);
@@ -53,35 +51,8 @@ ShmGradientExchange::ShmGradientExchange(comm::ShmCommunicator& communicator, st
     places_.push_back({round_up(offset, 64)});
     offset = places_.back().data_offset + spec.count * element_size(spec.dtype);
   }
-  block_ = std::make_unique<OwnedBlock>(group_->arena(), offset);
-  segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
+  segments_ = std::make_unique<SegmentsOfRanks>(communicator, offset, fingerprint(buckets()), deadline);
   write_header();
-
-  struct Home {
-    std::uint64_t layout;
-    std::uint64_t segment;
-  };
-  const Home own{fingerprint(buckets()), block_->id()};
-  std::vector<Home> homes(segments_.size());
-  std::vector<MemoryView> outputs;
-  for (Home& home : homes) {
-    outputs.push_back({&home, 2, DType::kInt64});
-  }
-  communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
-  for (std::size_t peer = 1; peer < homes.size(); ++peer) {
-    if (homes[peer].layout != homes[0].layout) {
-      throw MismatchedCollective("rank 0 and rank " + std::to_string(peer) +
-                                 " prepared models with different parameters; every rank must build the same model");
-    }
-  }
-  for (int peer = 0; peer < group_->size(); ++peer) {
-    if (peer != group_->rank()) {
-      const auto id = static_cast<std::uint32_t>(homes[static_cast<std::size_t>(peer)].segment);
-      segments_[static_cast<std::size_t>(peer)] = group_->peer_segment(peer, id, deadline);
-    }
-  }
-  identity_ = homes[0].segment << 32;
-  communicator.barrier(deadline);  // a segment must exist until every peer has mapped it
   interruptions_ = group_->interruptions();
 }
 
@@ -237,7 +208,7 @@ double ShmGradientExchange::complete(MemoryView used_anywhere, Deadline deadline
   Operation operation{{CallKind::kGradients}};
   operation.signature.op = options().weight ? ReduceOp::kPreMulSum : ReduceOp::kAvg;
   operation.signature.count = buckets().size();
-  operation.signature.round = identity_ + round_;
+  operation.signature.round = segments_->identity() + round_;
   group_->run(operation, deadline, [&] {
     group_->announce();
     group_->set_may_withdraw(true);

@@ -24,6 +24,7 @@
 #include "core/comm/shm/group.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/grad/gradient_exchange.h"
+#include "core/grad/segments_of_ranks.h"
 
 namespace accelerate_cpp::grad {
 
@@ -45,7 +46,7 @@ class ShmGradientExchange final : public GradientExchange {
     std::uint64_t measures;
   };
 
-  std::byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
+  std::byte* base(int rank) const { return segments_->base(rank); }
   Counter& ready(int rank, std::size_t index) const { return reinterpret_cast<Counter*>(base(rank))[index]; }
   Counter& done(int rank) const { return reinterpret_cast<Counter*>(base(rank))[buckets().size()]; }
   std::size_t num_slots() const { return first_slot(buckets().size()); }
@@ -82,10 +83,8 @@ class ShmGradientExchange final : public GradientExchange {
   std::size_t headers_offset_ = 0;
   std::size_t statistics_offset_ = 0;
   std::size_t used_offset_ = 0;
-  std::unique_ptr<comm::OwnedBlock> block_;
-  std::vector<std::shared_ptr<comm::Segment>> segments_;
+  std::unique_ptr<SegmentsOfRanks> segments_;
   std::vector<void*> operands_;  // where the ranks have what is being reduced
-  std::uint64_t identity_ = 0;   // distinguishes this exchange from others of the group
   // The next round; skips one for each interruption of the group, so that ranks agree on it whether they had begun the
   // interrupted round or not.
   std::uint64_t round_ = 1;

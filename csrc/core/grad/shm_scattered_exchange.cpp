@@ -16,7 +16,6 @@ using comm::CallKind;
 using comm::Fingerprint;
 using comm::Group;
 using comm::Operation;
-using comm::OwnedBlock;
 using comm::ReduceOp;
 
 namespace {
@@ -90,39 +89,12 @@ ShmScatteredExchange::ShmScatteredExchange(comm::ShmCommunicator& communicator, 
       queue_(std::move(queue)),
       num_flags_(num_flags),
       ring_offset_(round_up(128 + 2 * num_flags, 64)),
-      segments_(num_ranks()),
       sources_(num_ranks()) {
   for (const ScatteredBucket& bucket : this->buckets()) {
     place_bytes_ = std::max(place_bytes_, round_up(size_bytes(bucket), 64));
   }
-  block_ = std::make_unique<OwnedBlock>(group_->arena(), ring_offset_ + kPlaces * place_bytes_);
-  segments_[static_cast<std::size_t>(group_->rank())] = block_->segment();
-
-  struct Home {
-    std::uint64_t layout;
-    std::uint64_t segment;
-  };
-  const Home own{fingerprint(this->buckets(), num_flags), block_->id()};
-  std::vector<Home> homes(num_ranks());
-  std::vector<MemoryView> outputs;
-  for (Home& home : homes) {
-    outputs.push_back({&home, 2, DType::kInt64});
-  }
-  communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
-  for (std::size_t peer = 1; peer < homes.size(); ++peer) {
-    if (homes[peer].layout != homes[0].layout) {
-      throw MismatchedCollective("rank 0 and rank " + std::to_string(peer) +
-                                 " prepared models with different parameters; every rank must build the same model");
-    }
-  }
-  for (int peer = 0; peer < group_->size(); ++peer) {
-    if (peer != group_->rank()) {
-      const auto id = static_cast<std::uint32_t>(homes[static_cast<std::size_t>(peer)].segment);
-      segments_[static_cast<std::size_t>(peer)] = group_->peer_segment(peer, id, deadline);
-    }
-  }
-  identity_ = homes[0].segment << 32;
-  communicator.barrier(deadline);  // a segment must exist until every peer has mapped it
+  segments_ = std::make_unique<SegmentsOfRanks>(communicator, ring_offset_ + kPlaces * place_bytes_,
+                                                fingerprint(this->buckets(), num_flags), deadline);
   interruptions_ = group_->interruptions();
 }
 
@@ -143,7 +115,7 @@ Operation ShmScatteredExchange::operation() const {
   Operation operation{{CallKind::kGradients}};
   operation.signature.op = ReduceOp::kAvg;
   operation.signature.count = buckets().size();
-  operation.signature.round = identity_ + round_;
+  operation.signature.round = segments_->identity() + round_;
   return operation;
 }
 

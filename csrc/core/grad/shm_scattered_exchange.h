@@ -23,6 +23,7 @@
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/work_queue.h"
 #include "core/grad/scattered_exchange.h"
+#include "core/grad/segments_of_ranks.h"
 
 namespace accelerate_cpp::grad {
 
@@ -40,7 +41,7 @@ class ShmScatteredExchange final : public ScatteredExchange {
   using Counter = std::atomic<std::uint64_t>;
   class Wait;
 
-  std::byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
+  std::byte* base(int rank) const { return segments_->base(rank); }
   Counter& published(int rank) const { return *reinterpret_cast<Counter*>(base(rank)); }
   Counter& reduced(int rank) const { return *reinterpret_cast<Counter*>(base(rank) + 64); }
   Counter& done(int rank) const { return *reinterpret_cast<Counter*>(base(rank) + 72); }
@@ -66,10 +67,8 @@ class ShmScatteredExchange final : public ScatteredExchange {
   const std::size_t num_flags_;
   std::size_t ring_offset_ = 0;
   std::size_t place_bytes_ = 0;
-  std::unique_ptr<comm::OwnedBlock> block_;
-  std::vector<std::shared_ptr<comm::Segment>> segments_;
+  std::unique_ptr<SegmentsOfRanks> segments_;
   std::vector<const void*> sources_;  // where the ranks have what is being reduced
-  std::uint64_t identity_ = 0;        // distinguishes this exchange from others of the group
   // The next round, or the one that has begun; skips one for each interruption of the group, so that ranks agree on it
   // whether they had begun the interrupted round or not.
   std::uint64_t round_ = 1;
