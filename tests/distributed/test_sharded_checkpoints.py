@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,82 @@ def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_
 def test_blocks_that_are_compiled_have_the_names_and_values_of_others(tmp_path: Path, read: str) -> None:
     outcome = run_processes(save, 2, "regions", str(tmp_path / "state"))[0]
     same(losses_after(run_processes(load, 2, read, str(tmp_path / "state"))), outcome["losses"], 1e-4)
+
+
+MEBIBYTE = 1 << 20
+TENSORS, TENSOR = 8, 16 * MEBIBYTE
+
+
+def large(kind: str) -> tuple[Any, Any, Any]:
+    """A model of ``TENSORS`` weights of ``TENSOR`` bytes each, in one unit, with AdamW."""
+    import torch
+
+    plugin = {"auto_wrap_policy": "no_wrap", "transformer_cls_names_to_wrap": None, "state_dict_type": kind}
+    if kind == "ZeRO":
+        plugin |= {"state_dict_type": "SHARDED_STATE_DICT", "zero_stage": 2}
+    run = plain_accelerator() if kind == "plain" else accelerator(plugin)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(TENSORS)))
+    return run, *run.prepare(model, torch.optim.AdamW(model.parameters()))
+
+
+def save_large(kind: str, folder: str) -> None:
+    import torch
+
+    run, model, optimizer = large(kind)
+    run.backward(model(torch.ones(1, 2048)).sum())
+    optimizer.step()
+    run.save_state(folder)
+
+
+def own_memory() -> int:
+    """Bytes that this process has in memory and in no file."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def load_large(kind: str, folder: str) -> int:
+    """By how many bytes the memory of this process grows at most while it loads, as far as a thread sees."""
+    import threading
+
+    run, _, optimizer = large(kind)
+    before, peak, has_ended = own_memory(), 0, threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not has_ended.wait(0.001):
+            peak = max(peak, own_memory())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        run.load_state(folder)
+    finally:
+        has_ended.set()
+        looking.join()
+    own = sum(value.to_local().nbytes for state in optimizer.state.values() for value in state.values() if value.ndim)
+    assert own == TENSORS * TENSOR, "half of two moments"
+    return max(peak, own_memory()) - before
+
+
+@pytest.mark.long
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not tell")
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("SHARDED_STATE_DICT", "SHARDED_STATE_DICT"),
+        ("FULL_STATE_DICT", "FULL_STATE_DICT"),
+        ("SHARDED_STATE_DICT", "ZeRO"),
+        ("ZeRO", "SHARDED_STATE_DICT"),
+        ("plain", "SHARDED_STATE_DICT"),
+    ],
+)
+def test_loading_takes_the_memory_of_the_own_shards_and_little_more(tmp_path: Path, written: str, read: str) -> None:
+    run_processes(save_large, 2, written, str(tmp_path / "state"))
+    # Of two moments, which a new optimizer does not have, and of the model, as all is read before anything is changed.
+    shards = 3 * TENSORS * TENSOR // 2
+    for grown in run_processes(load_large, 2, read, str(tmp_path / "state")):
+        assert grown < shards + 2 * TENSOR + 24 * MEBIBYTE
 
 
 def size_of_shards(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import sys
@@ -160,7 +161,9 @@ class SavedOptimizer:
     def restore(self, optimizer: Any) -> None:
         """Loads it into ``optimizer``, in shards where its parameters are."""
         state = in_shards(self.content, optimizer)
-        optimizer.load_state_dict(off_the_file(state) if self.is_mapped else state)
+        if self.is_mapped and state is self.content:
+            state = off_the_file(state)
+        optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -305,15 +308,20 @@ def restore_parts(
 
 
 def in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
-    """``state`` of an optimizer, by numbers, in shards where its parameters are."""
+    """``state`` of an optimizer, by numbers, in shards where its parameters are; then nothing of it is shared."""
     parameters = parameters_of(optimizer)
     if not any(map(is_sharded_tensor, parameters)):
         return state
-    own = {
-        number: {name: sharded_like(parameters[number], value) for name, value in one.items()}
+
+    def own(parameter: torch.Tensor, value: Any) -> Any:
+        shard = sharded_like(parameter, value)
+        return copy.deepcopy(value) if shard is value and not is_sharded_tensor(value) else shard
+
+    states = {
+        number: {name: own(parameters[number], value) for name, value in one.items()}
         for number, one in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": states}
 
 
 def _placed(state: Mapping[str, Any], where: Any, load_model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,7 +359,7 @@ def read_optimizer(
     if (shards / INDEX).is_file():
         return SavedOptimizer(read_optimizer_shards(shards, optimizer, names_of(optimizer, models)))
     path = folder / numbered_name(OPTIMIZER_FILE, index)
-    is_mapped = map_location == "cpu" and zipfile.is_zipfile(path)  # torch's old format is no archive
+    is_mapped = map_location == "cpu" and _can_be_mapped(path)
     options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
     state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
     return SavedOptimizer(
@@ -390,7 +398,7 @@ def read_model(folder: Path, index: int, model: torch.nn.Module | None = None) -
         return _read_model_shards(path, {} if model is None else fitted_names(model))
     if path.suffix == ".safetensors":
         return read_safetensors(path, holds)
-    state = dict(_mapping_in(path, holds))
+    state = dict(_mapping_in(path, holds, **({"mmap": True} if _can_be_mapped(path) else {})))
     foreign = next((name for name in state if not isinstance(name, str)), None)
     if foreign is not None:
         raise CheckpointError(
@@ -466,8 +474,13 @@ def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int
     return {}, step, missing
 
 
-def _mapping_in(path: Path, holds: str) -> Mapping[str, Any]:
-    states = read_pickle(path, holds, "cpu")
+def _can_be_mapped(path: Path) -> bool:
+    """Whether ``torch.load`` can map the file: torch's old format is no archive."""
+    return zipfile.is_zipfile(path)
+
+
+def _mapping_in(path: Path, holds: str, **load_kwargs: Any) -> Mapping[str, Any]:
+    states = read_pickle(path, holds, "cpu", **load_kwargs)
     if not isinstance(states, Mapping):
         raise CheckpointError(f"{path}: expected {holds}, a dict, found {type(states).__name__}")
     return states
