@@ -13,10 +13,10 @@
 //   60   awaited_in_transfer 4    1 + rank that a thread waits for in a transfer; 0: none
 //   64   interruptions 8 operations that ended in an error on all ranks alike, as far as the owner has seen
 //   72   awaited_in_collective 4  1 + rank that a collective has waited for for a while; 0: none
-//   80   meeting    8   the meeting that it is in; 0: none
-//   88   counted    8   the meeting of which it knows who is in it
-//   96   attendances 8  how often it has entered or left a meeting; odd while it is in one
-//   128  operations     descriptions of the operations with even and odd sequence numbers
+//   76   doorbell_seen 4      value of the doorbell when the owner last began to look in vain for a transfer it waits
+//   for 80   meeting    8   the meeting that it is in; 0: none 88   counted    8   the meeting of which it knows who is
+//   in it 96   attendances 8  how often it has entered or left a meeting; odd while it is in one 128  operations
+//   descriptions of the operations with even and odd sequence numbers
 //   ...  places         where in the user's program those operations were called, once somebody needs to know
 //   ...  withdrawals    why the owner does not complete those operations, if it does not
 //   ...  failure        why the state is kFailed; written before the state
@@ -90,6 +90,7 @@ struct RankControl {
   std::atomic<std::uint32_t> awaited_in_transfer;
   alignas(64) std::atomic<std::uint64_t> interruptions;
   std::atomic<std::uint32_t> awaited_in_collective;
+  std::atomic<std::uint32_t> doorbell_seen;
   std::atomic<std::uint64_t> meeting;
   std::atomic<std::uint64_t> counted;
   std::atomic<std::uint64_t> attendances;
@@ -105,8 +106,8 @@ struct RankControl {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");
 static_assert(offsetof(RankControl, announced) == 16 && offsetof(RankControl, consumed) == 32 &&
                   offsetof(RankControl, outbox) == 56 && offsetof(RankControl, awaited_in_transfer) == 60 &&
-                  offsetof(RankControl, awaited_in_collective) == 72 && offsetof(RankControl, attendances) == 96 &&
-                  offsetof(RankControl, operations) == 128,
+                  offsetof(RankControl, awaited_in_collective) == 72 && offsetof(RankControl, doorbell_seen) == 76 &&
+                  offsetof(RankControl, attendances) == 96 && offsetof(RankControl, operations) == 128,
               "see the layout above");
 
 }  // namespace accelerate_cpp::comm

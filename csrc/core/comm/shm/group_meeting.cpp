@@ -68,7 +68,7 @@ Group::Whereabouts Group::whereabouts(int peer, std::uint64_t meeting, bool look
   }
   for (int other = 0; other < size_ && look_closely && theirs == 0; ++other) {
     const bool here = this->control(other).meeting.load(std::memory_order_acquire) == meeting;
-    if (here && waits_for(*this, peer, other)) {
+    if (here && waits_for(*this, peer, other, /*unlooked_counts=*/false)) {
       return Whereabouts::kElsewhere;
     }
   }

@@ -268,6 +268,7 @@ void PointToPoint::wait(const PostedPointer& posted, const Deadline& deadline) {
         }
         return;
       }
+      group_->own().doorbell_seen.store(seen, std::memory_order_seq_cst);
       told = slept && !brief && published.set(awaited(*posted));
       if (told) {  // that may have been all that was missing, so look again before sleeping
         tell_of_wait(*posted);

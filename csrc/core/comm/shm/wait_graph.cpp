@@ -5,7 +5,7 @@
 
 namespace accelerate_cpp::comm {
 
-bool waits_for(const Group& group, int rank, int target) {
+bool waits_for(const Group& group, int rank, int target, bool unlooked_counts) {
   std::vector<bool> seen(static_cast<std::size_t>(group.size()), false);
   std::vector<int> to_visit = {rank};
   while (!to_visit.empty()) {
@@ -18,6 +18,11 @@ bool waits_for(const Group& group, int rank, int target) {
     const RankControl& control = group.control(current);
     for (const auto* const edge : {&control.awaited_in_transfer, &control.awaited_in_collective}) {
       const std::uint32_t awaited = edge->load(std::memory_order_seq_cst);
+      if (edge == &control.awaited_in_transfer && !unlooked_counts &&
+          control.doorbell_seen.load(std::memory_order_seq_cst) !=
+              control.doorbell.value.load(std::memory_order_seq_cst)) {
+        continue;
+      }
       if (awaited == RankControl::kAnybody || awaited == static_cast<std::uint32_t>(target) + 1) {
         return true;
       }

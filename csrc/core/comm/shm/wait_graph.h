@@ -9,8 +9,10 @@
 
 namespace accelerate_cpp::comm {
 
-// Whether `rank` waits, for a collective or a message, for `target`, or for others that do.
-bool waits_for(const Group& group, int rank, int target);
+// Whether `rank` waits, for a collective or a message, for `target`, or for others that do. A rank shows for a moment
+// longer that it waits for a message that has come; without `unlooked_counts`, a wait for a message only counts if the
+// rank has looked since its doorbell was rung.
+bool waits_for(const Group& group, int rank, int target, bool unlooked_counts = true);
 
 // Publishes what this rank waits for in point-to-point transfers, in all its threads. Thread-safe.
 class PublishedWaits {
