@@ -18,7 +18,7 @@ from accelerate_cpp._native import shared_empty
 
 # Their names from torch 2.13 on, and before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class KeptBuffers:
@@ -79,7 +79,7 @@ class ScatterFromKept(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        work: dist.Work | None = reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return work
 
 

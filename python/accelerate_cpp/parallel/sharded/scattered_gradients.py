@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,6 +248,17 @@ class ScatteredGradients:
         torch.autograd.graph.increment_version([one for one in changed if one is not None])
 
 
+@contextmanager
+def given_up_on_errors(gradients: Sequence[ScatteredGradients]) -> Iterator[None]:
+    """If this block raises, the pass through these models has failed."""
+    try:
+        yield
+    except BaseException as error:
+        for one in gradients:
+            one.give_up(error)
+        raise
+
+
 def finish_all(gradients: Sequence[ScatteredGradients]) -> None:
     """A pass that may have come to several models has ended.
 
@@ -279,13 +291,9 @@ class _End:
     def __call__(self) -> None:
         assert self._gradients is not None  # called once
         gradients, self._gradients = self._gradients.peers(), None
-        try:
+        with given_up_on_errors(gradients):
             for one in gradients:
                 one.finish()
-        except BaseException as error:
-            for one in gradients:
-                one.give_up(error)
-            raise
 
     def __del__(self) -> None:
         if self._gradients is not None and self._gradients.has_begun:

@@ -22,7 +22,12 @@ from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
 from accelerate_cpp.parallel.sharded.host_weights import HostWeights
 from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
-from accelerate_cpp.parallel.sharded.scattered_gradients import ScatteredGradients, ScatteredWeight, finish_all
+from accelerate_cpp.parallel.sharded.scattered_gradients import (
+    ScatteredGradients,
+    ScatteredWeight,
+    finish_all,
+    given_up_on_errors,
+)
 from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 
@@ -212,13 +217,9 @@ class ZeroStrategy(FullyShardedStrategy):
         gradients = self._gradients()
         for one in gradients:
             one.expect()
-        try:
+        with given_up_on_errors(gradients):
             loss.backward(**kwargs)
             finish_all(gradients)
-        except BaseException as error:
-            for one in gradients:
-                one.give_up(error)
-            raise
 
     def _gradients(self) -> list[ScatteredGradients]:
         return [form.gradients for form in self._forms() if form.gradients is not None]
