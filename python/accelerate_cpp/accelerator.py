@@ -30,6 +30,8 @@ from accelerate_cpp.parallel.data_parallel_strategy import synchronising
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.plugins.configurations import chosen_dynamo_plugin
 from accelerate_cpp.plugins.data_parallelism import rank_along
+from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
+from accelerate_cpp.plugins.deepspeed_choice import one_argument
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
@@ -77,6 +79,11 @@ from accelerate_cpp.utils.dataclasses import (
     RNGType,
     TERecipeKwargs,
     TorchDynamoPlugin,
+)
+from accelerate_cpp.utils.deepspeed import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
 )
 from accelerate_cpp.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
 from accelerate_cpp.utils.operations import gather, gather_object, pad_across_processes, reduce
@@ -134,8 +141,10 @@ class Accelerator(PreparationSteps):
         fsdp_plugin: shards parameters, gradients and states of optimizers over the processes (``fsdp_version=2``).
         parallelism_config: the size of each kind of parallelism: ``dp_replicate``, and with ``fsdp_plugin``
             ``dp_shard``. All other sizes are 1.
-        deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins: not supported yet; only ``None`` is
-            accepted.
+        deepspeed_plugin: trains through DeepSpeed, which has to be installed; also a dict of several plugins by name,
+            of which the first is selected until ``state.select_deepspeed_plugin`` selects another.
+        deepspeed_plugins: the same.
+        torch_tp_plugin, megatron_lm_plugin: not supported yet; only ``None`` is accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -173,10 +182,8 @@ class Accelerator(PreparationSteps):
     ) -> None:
         unsupported.refuse_given(
             {
-                "deepspeed_plugin": deepspeed_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
                 "megatron_lm_plugin": megatron_lm_plugin,
-                "deepspeed_plugins": deepspeed_plugins,
             }
         )
         if split_batches is not _split_batches:
@@ -197,7 +204,16 @@ class Accelerator(PreparationSteps):
         self._trackers = ActiveTrackers(filter_trackers(log_with, self.logging_dir))
         dynamo = chosen_dynamo_plugin(dynamo_plugin, dynamo_backend)
 
-        self._session = open_session(cpu, precision, accumulation, handlers, dynamo, fsdp_plugin, parallelism_config)
+        self._session = open_session(
+            cpu,
+            precision,
+            accumulation,
+            handlers,
+            dynamo,
+            fsdp_plugin,
+            parallelism_config,
+            one_argument(deepspeed_plugin, deepspeed_plugins),
+        )
         self._accumulation = begin_accumulation(accumulation)
         self.state = AcceleratorState()
         self.gradient_state = GradientStateOf(self._accumulation)
@@ -448,7 +464,7 @@ class Accelerator(PreparationSteps):
     @property
     def native_amp(self) -> bool:
         """Whether forward passes run under ``torch.autocast``."""
-        return self.mixed_precision != "no"
+        return self._session.precision.name != "no"
 
     @property
     def fp8_enabled(self) -> bool:
@@ -568,9 +584,27 @@ class Accelerator(PreparationSteps):
         return self.is_fsdp2
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """Always ``None``: training through DeepSpeed is refused."""
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The selected plugin of DeepSpeed; ``None`` where it does not train."""
         return self.state.deepspeed_plugin
+
+    @property
+    def deepspeed_engine_wrapped(self) -> DeepSpeedEngineWrapper | None:
+        """The first engine of DeepSpeed that :meth:`prepare` made, in the original's wrapper; ``None`` without one."""
+        engines = self._session.strategy.engines()
+        return DeepSpeedEngineWrapper(engines[0]) if engines else None
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """The configuration of the engine that was prepared last, without ``"auto"``; before, that of the plugin.
+
+        Raises:
+            AttributeError: DeepSpeed does not train.
+        """
+        if self.deepspeed_plugin is None:
+            raise AttributeError("deepspeed_config: this run does not use DeepSpeed")
+        engines = self._session.strategy.engines()
+        return cast(dict[str, Any], engines[-1].config) if engines else self.deepspeed_plugin.deepspeed_config
 
     def maybe_context_parallel(
         self,
@@ -597,7 +631,10 @@ class Accelerator(PreparationSteps):
         return nullcontext()
 
     def deepspeed_ulysses_dl_adapter(self, dl: T, model: Any) -> T:
-        """Returns the loader unchanged: sequence parallelism, which would split sequences, is not supported.
+        """The prepared loader ``dl`` with sequences split over processes, where ``sp_size`` of the mesh says so.
+
+        :meth:`prepare` does that for loaders that come with their model; others have to be given after it. Without
+        split sequences, ``dl`` is returned as it is.
 
         Example:
             >>> import torch
@@ -607,7 +644,7 @@ class Accelerator(PreparationSteps):
             >>> accelerator.deepspeed_ulysses_dl_adapter(loader, model=None) is loader
             True
         """
-        return dl
+        return cast(T, self._session.strategy.adapted(dl))
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
         """Whether ``model``, or a part of it, was spread over several devices by a ``device_map``.
@@ -747,6 +784,8 @@ class Accelerator(PreparationSteps):
         """
         if is_prepared(optimizer):
             return remember(self._optimizers, optimizer)
+        if self._session.strategy.steps_optimizer(optimizer):
+            return remember(self._optimizers, DeepSpeedOptimizerWrapper(optimizer))
         placement = self.device_placement if device_placement is None else device_placement
         stepping = self._session.strategy.prepare_optimizer(optimizer)
         prepared = AcceleratedOptimizer(stepping, device_placement=placement, scaler=self.scaler)
@@ -769,6 +808,8 @@ class Accelerator(PreparationSteps):
         """
         if is_prepared(scheduler):
             return remember(self._schedulers, scheduler)
+        if self._session.strategy.steps_scheduler(scheduler):
+            return remember(self._schedulers, DeepSpeedSchedulerWrapper(scheduler, self._optimizers))
         own = [wrapped for wrapped in self._optimizers if wrapped.optimizer is getattr(scheduler, "optimizer", None)]
         prepared = AcceleratedScheduler(
             scheduler, own or self._optimizers, self.step_scheduler_with_optimizer, self.split_batches
@@ -950,11 +991,26 @@ class Accelerator(PreparationSteps):
         if not self._has_stepped:
             self._has_stepped = True
             warn_of_unprepared(self._prepared, self._accumulation.reading, self._session.strategy, self.num_processes)
+        if self._session.strategy.steps_in_backward:
+            self._backward_and_step(loss, weight, **kwargs)
+            return
         loss, weight = self._accumulation.weighted(loss, weight)
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         strategy = self._session.strategy
         with self._accumulation.weights.of_pass(strategy, weight, self.sync_gradients) as weights:
             strategy.backward(scaled, weights, **kwargs)
+
+    def _backward_and_step(self, loss: torch.Tensor, weight: Any, scale_wrt_gas: bool = True, **kwargs: Any) -> None:
+        """The backward pass of an engine that steps in it; ``scale_wrt_gas`` says whether the loss is still whole."""
+        if weight is not None:
+            raise InvalidArgument(
+                "backward(loss, weight=...): DeepSpeed averages the gradients of processes, so sums cannot be divided "
+                "by weights; pass a mean, without weight"
+            )
+        whole, _ = self._accumulation.weighted(loss, None) if scale_wrt_gas else (loss, None)
+        self._session.strategy.backward_and_step(whole, self.sync_gradients, **kwargs)
+        if self.sync_gradients and self._session.progress is not None:
+            self._session.progress.step_ended(self._accumulation.reading)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Not supported: raises ``InvalidArgument``. (In the original, it also steps LOMO optimizers.)"""
@@ -1024,6 +1080,11 @@ class Accelerator(PreparationSteps):
             >>> next(model.parameters()).grad[0].tolist()
             [1.0, 0.5]
         """
+        if self._session.strategy.steps_in_backward:
+            raise InvalidArgument(
+                "clip_grad_value_: DeepSpeed has stepped in backward already, and clips norms alone; set "
+                "gradient_clipping in its configuration"
+            )
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         torch.nn.utils.clip_grad_value_(parameters, clip_value * self._scale_of_gradients)
 
@@ -1262,7 +1323,7 @@ class Accelerator(PreparationSteps):
             safe_serialization: models in the safetensors format instead of pickles.
             blocking: if false, it returns as soon as everything is copied, and a thread writes the copy; its error is
                 raised by the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``.
-            save_model_func_kwargs: without effect; only meant for kinds of training that are not supported yet.
+            save_model_func_kwargs: options of the ``save_checkpoint`` of DeepSpeed's engines, where these train.
 
         Returns:
             The folder.
@@ -1282,7 +1343,7 @@ class Accelerator(PreparationSteps):
             >>> sorted(path.name for path in folder.iterdir())
             ['accelerate_cpp.json', 'model.safetensors', 'random_states_0.pkl']
         """
-        return checkpointing.save_state(self, output_dir, safe_serialization, blocking)
+        return checkpointing.save_state(self, output_dir, safe_serialization, blocking, save_model_func_kwargs)
 
     def load_state(
         self,
@@ -1535,6 +1596,7 @@ class Accelerator(PreparationSteps):
         """
         self._prepared = Bundle()
         self._has_stepped = False
+        self._session.strategy.release()
         self._checkpoints.release_memory()
         self.step = 0
         freed = [None] * len(objects)

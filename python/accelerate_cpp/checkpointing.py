@@ -126,7 +126,11 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
 
 
 def save_state(
-    accelerator: PreparationSteps, output_dir: str | os.PathLike[str] | None, safe_serialization: bool, blocking: bool
+    accelerator: PreparationSteps,
+    output_dir: str | os.PathLike[str] | None,
+    safe_serialization: bool,
+    blocking: bool,
+    save_model_func_kwargs: Mapping[str, Any],
 ) -> Path:
     """:meth:`Accelerator.save_state`."""
     return accelerator._checkpoints.save(
@@ -139,6 +143,7 @@ def save_state(
         lambda: [cursor_of(loader) for loader in accelerator._dataloaders],
         safe_serialization,
         blocking,
+        save_model_func_kwargs,
     )
 
 
@@ -225,4 +230,11 @@ def _participants(accelerator: PreparationSteps) -> Participants:
 
 
 def _bundle(accelerator: PreparationSteps) -> Bundle:
-    return replace(accelerator._prepared, scaler=accelerator.scaler)
+    """What is saved; of optimizers and schedules that an engine steps, it saves the states itself."""
+    prepared, strategy = accelerator._prepared, accelerator._session.strategy
+    return replace(
+        prepared,
+        optimizers=[one for one in prepared.optimizers if not strategy.steps_optimizer(one.optimizer)],
+        schedulers=[one for one in prepared.schedulers if not strategy.steps_scheduler(one.scheduler)],
+        scaler=accelerator.scaler,
+    )

@@ -17,19 +17,28 @@ from typing import Any, ClassVar, cast
 import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.config import unsupported
+from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_precision, compile_process, freeze
 from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
 from accelerate_cpp.devices.selection import select_device
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.deepspeed.library import require_library
 from accelerate_cpp.plugins import fsdp
 from accelerate_cpp.plugins.data_parallelism import (
     PluginViews,
     announce_sharding,
     chosen_fsdp_plugin,
     data_axes,
+    num_processes,
     require_data_parallel,
+    split_sequences,
     withdraw_sharding,
+)
+from accelerate_cpp.plugins.deepspeed_choice import (
+    adopt_precision,
+    chosen_deepspeed_plugins,
+    precision_in,
+    tensor_axes,
 )
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
 from accelerate_cpp.plugins.fp8_recipes import Recipe
@@ -172,6 +181,8 @@ class PartialState(Processes):
     def distributed_type(self) -> DistributedType:
         """The kind of run: ``NO`` for one process, otherwise according to the kind of device."""
         session = self._session
+        if session.config.uses_deepspeed:
+            return DistributedType.DEEPSPEED
         return (
             DistributedType.NO if session.topology.world_size == 1 else TYPE_OF_SEVERAL_PROCESSES[session.device.type]
         )
@@ -257,6 +268,8 @@ class AcceleratorState(PluginViews, PartialState):
         cpu: use the CPU even when an accelerator is present.
         dynamo_plugin: how models are compiled from now on; ``None`` keeps the current plugin, or creates one from the
             variables ``ACCELERATE_DYNAMO_*``.
+        deepspeed_plugin: trains through DeepSpeed, or several plugins by name; ``None`` keeps the current ones, or with
+            ``ACCELERATE_USE_DEEPSPEED`` makes one from the variables ``ACCELERATE_DEEPSPEED_*``.
         fsdp_plugin: shards models; ``None`` keeps the current one, or with ``ACCELERATE_USE_FSDP`` makes one from the
             variables ``FSDP_*``.
         parallelism_config: the numbers of copies and shards; ``None`` keeps the current one.
@@ -293,32 +306,49 @@ class AcceleratorState(PluginViews, PartialState):
         self.__dict__ = self._shared_state
         unsupported.refuse_given(
             {
-                "deepspeed_plugin": deepspeed_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
                 "megatron_lm_plugin": megatron_lm_plugin,
             }
         )
         running = None if current.session is None else current.session.config
+        has_state = running is not None and running.mixed_precision is not None
+        engines = chosen_deepspeed_plugins(
+            deepspeed_plugin, None if running is None else running.deepspeed_plugins, has_state
+        )
         sharding = chosen_fsdp_plugin(fsdp_plugin, None if running is None else running.fsdp_plugin)
-        parallelism = require_data_parallel(parallelism_config, shards=sharding is not None and sharding.shards)
-        axes = data_axes(sharding, parallelism)
+        if engines is not None and sharding is not None:
+            raise InvalidArgument(
+                "DeepSpeed and FSDP are both asked for (deepspeed_plugin or ACCELERATE_USE_DEEPSPEED, fsdp_plugin or "
+                "ACCELERATE_USE_FSDP), and each shards the model; leave one of them out"
+            )
+        parallelism = require_data_parallel(
+            parallelism_config,
+            shards=sharding is not None and sharding.shards,
+            through_deepspeed=engines is not None,
+        )
+        axes = data_axes(sharding, parallelism) if engines is None else tensor_axes(engines, num_processes())
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         if running is not None:
             self._require_agreement(current.session, mixed_precision, cpu, kwargs)
-        if running is None or running.mixed_precision is None:
+        if not has_state:
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
             if sharding is not None and sharding.stage is None and precision != "no":
                 sharding.set_mixed_precision(precision)
+            if engines is not None:
+                require_library("DeepSpeedPlugin" if deepspeed_plugin is not None else env_table.USE_DEEPSPEED.name)
+                adopt_precision(engines, precision)
             enter_session(
                 replace(
                     running or compile_process(cpu=cpu, **kwargs),
                     mixed_precision=precision,
                     fsdp_plugin=sharding,
+                    deepspeed_plugins=engines,
+                    sequences=None if engines is None else split_sequences(parallelism),
                     axes=freeze(axes),
                 )
             )
-        elif sharding is not running.fsdp_plugin:
+        elif running is not None and sharding is not running.fsdp_plugin:
             raise InvalidArgument(
                 "fsdp_plugin: this process already has a state without it, and all its models are prepared in one way; "
                 "pass the plugin to the first Accelerator"
@@ -327,12 +357,15 @@ class AcceleratorState(PluginViews, PartialState):
         if sharding is not None and self.distributed_type == DistributedType.FSDP:
             self.fsdp_plugin = sharding
             announce_sharding()
+        if engines is not None:
+            self._deepspeed_plugins = engines
         self._keep_parallelism(parallelism)
 
     def _require_agreement(self, session: Any, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
         config, device = session.config, session.device
         chosen = config.mixed_precision
-        if chosen is not None and mixed_precision is not None and str(mixed_precision) != chosen:
+        differs = mixed_precision is not None and chosen is not None and str(mixed_precision) != chosen
+        if differs and not config.uses_deepspeed:  # whose configuration decides
             raise InvalidArgument(
                 f"mixed_precision={str(mixed_precision)!r}: this process already has a state with {chosen!r}, and a "
                 "process can only have one precision; pass it to the first Accelerator, or restart"
@@ -357,7 +390,13 @@ class AcceleratorState(PluginViews, PartialState):
         withdraw_sharding()
         if current.session is not None:
             config = replace(
-                current.session.config, mixed_precision=None, fp8=None, fsdp_plugin=None, axes=freeze(None)
+                current.session.config,
+                mixed_precision=None,
+                fp8=None,
+                fsdp_plugin=None,
+                deepspeed_plugins=None,
+                sequences=None,
+                axes=freeze(None),
             )
             current.session = replace(current.session, config=config)
         if reset_partial_state:
@@ -384,10 +423,14 @@ class AcceleratorState(PluginViews, PartialState):
     @property
     def mixed_precision(self) -> str:
         """The precision of forward and backward passes."""
-        return self._session.config.mixed_precision or "no"
+        precision = self._session.config.mixed_precision
+        plugins = self.deepspeed_plugins
+        return (precision if plugins is None else precision_in(plugins, precision)) or "no"
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+        described = f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+        plugin = self.deepspeed_plugin
+        return described if plugin is None else f"{described}ds_config: {plugin.deepspeed_config}\n"
 
 
 def precision_of_run(asked: str | None) -> str:
@@ -404,6 +447,7 @@ def open_session(
     dynamo_plugin: TorchDynamoPlugin | None,
     fsdp_plugin: FullyShardedDataParallelPlugin | None,
     parallelism_config: Any,
+    deepspeed_plugins: Any = None,
 ) -> Session:
     """Creates the state of a run from the arguments of an ``Accelerator``, and makes its session the current one."""
     group = handlers.get(InitProcessGroupKwargs)
@@ -411,6 +455,7 @@ def open_session(
         mixed_precision=mixed_precision,
         cpu=cpu,
         dynamo_plugin=dynamo_plugin,
+        deepspeed_plugin=deepspeed_plugins,
         fsdp_plugin=fsdp_plugin,
         parallelism_config=parallelism_config,
         _from_accelerator=True,

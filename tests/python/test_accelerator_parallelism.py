@@ -14,7 +14,6 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils import (
-    DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
     MegatronLMPlugin,
     TorchTensorParallelPlugin,
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize(
     ("argument", "kind"),
     [
-        ("deepspeed_plugin", DeepSpeedPlugin),
         ("megatron_lm_plugin", MegatronLMPlugin),
         ("torch_tp_plugin", TorchTensorParallelPlugin),
     ],
@@ -112,7 +110,7 @@ def test_places_that_cannot_be_are_refused(name: str) -> None:
 def test_a_run_is_neither_sharded_nor_deepspeeds() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.is_fsdp2 is accelerator.is_composable_parallelism_enabled is False
-    assert accelerator.deepspeed_plugin is None  # type: ignore[func-returns-value]
+    assert accelerator.deepspeed_plugin is accelerator.deepspeed_engine_wrapped is None
     assert not hasattr(accelerator.state, "fsdp_plugin")
 
 

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accelerate_cpp.checkpoint import finding
 from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.finding import Project
 from accelerate_cpp.checkpoint.layout import (
     SavedStates,
@@ -112,6 +113,7 @@ class Checkpoints:
         cursors: Callable[[], list[dict[str, int | str]]],
         safe_serialization: bool = True,
         blocking: bool = True,
+        engine_options: Mapping[str, Any] | None = None,
     ) -> Path:
         """Writes everything into one folder, which appears when it is complete.
 
@@ -125,7 +127,8 @@ class Checkpoints:
             step: micro-batches since the last forced synchronisation.
             cursors: returns the position of each loader.
             blocking: if false, returns when everything is copied; a thread writes the copy, and the next call, or
-                :meth:`wait`, raises its error.
+                :meth:`wait`, raises its error. Engines of another library are not copied, so this then waits.
+            engine_options: for the library that writes engines.
 
         Returns:
             The folder.
@@ -150,17 +153,20 @@ class Checkpoints:
             )
             return target
         existed = any(ranks.gather(target.exists()))
-        in_shards = strategy.layout != "plain"
-        if in_shards and ranks.alone:
+        engines = _engines(strategy, bundle, engine_options)
+        in_shards = strategy.layout in ("whole", "shards")
+        if strategy.layout != "plain" and ranks.alone:
             raise InvalidArgument(
                 f"save_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
                 "saved; call it on all ranks"
             )
+        waits = blocking or engines is not None
         parts = parts_of(bundle, strategy, ranks, is_main) if in_shards else Parts()
         rest = replace(bundle, optimizers=[]) if in_shards else bundle
 
         def prepared() -> Checkpoint:
-            weights = [] if in_shards else [strategy.model_state(model) for model in bundle.models]
+            plain = strategy.layout == "plain"
+            weights = [strategy.model_state(model) for model in bundle.models] if plain else []
             states = self._after_hooks(bundle, weights, target)
             files = [
                 random_states_file(ranks.topology.rank, step),
@@ -171,8 +177,10 @@ class Checkpoints:
                 files += shared_files(rest, states, safe_serialization) + self._custom_files()
             manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
-            checkpoint = Checkpoint(target, uuid.uuid4().hex[:8], files, manifest, limit, existed, parts.folders)
-            return checkpoint if blocking else checkpoint.copied(self._memory)
+            checkpoint = Checkpoint(
+                target, uuid.uuid4().hex[:8], files, manifest, limit, existed, parts.folders, engines
+            )
+            return checkpoint if waits else checkpoint.copied(self._memory)
 
         try:
             checkpoint = self._agreed("save_state", prepared, ranks)
@@ -180,7 +188,7 @@ class Checkpoints:
             if not existed and ranks.share[0] == 0:
                 remove_unfinished(target)
             raise
-        if blocking:
+        if waits:
             checkpoint.write(ranks, threads=_THREADS)
         else:
             apart = self._apart(ranks)
@@ -217,7 +225,8 @@ class Checkpoints:
 
         Raises:
             InvalidArgument: there is no such folder, or no complete checkpoint.
-            CheckpointError: a file is missing, damaged or does not fit.
+            CheckpointError: a file is missing, damaged or does not fit. Of engines of another library, which read their
+                files themselves, other ones may have been changed by then.
         """
         self.wait()
         ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
@@ -226,9 +235,9 @@ class Checkpoints:
                 f"load_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
                 "loaded; call it on all ranks"
             )
-        folder, states = self._read(
-            input_dir, project, ranks, bundle, named_parameters(bundle, strategy), map_location, load_kwargs
-        )
+        engines = _engines(strategy, bundle, load_model_kwargs)
+        names = named_parameters(bundle, strategy) if engines is None else []
+        folder, states = self._read(input_dir, project, ranks, bundle, names, map_location, load_kwargs)
 
         manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
         cursors = [] if manifest is None else manifest.cursors
@@ -243,7 +252,7 @@ class Checkpoints:
             check_cursors(cursors)
 
         def check_models() -> None:
-            left = list(bundle.models)
+            left = list(bundle.models) if engines is None else []
             for hook in list(self.load_hooks.values()):
                 hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
             models.extend(strategy.unwrap(model) for model in left)
@@ -259,6 +268,9 @@ class Checkpoints:
 
         for phase in (check, check_models):
             ranks.together("load_state", phase)
+        if engines is not None:
+            engines.read(folder)
+            load_model_kwargs = {}
         everyones = ranks.together("load_state", restore)
         project.iteration = max(iteration for _, iteration in everyones)
         self.are_of_all = manifest is not None and manifest.world_size > 1
@@ -332,6 +344,12 @@ class Checkpoints:
             on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
             self._group = dist.new_group(backend="gloo" if on_gpus else None)
         return replace(ranks, group=self._group)
+
+
+def _engines(strategy: Strategy, bundle: Bundle, options: Mapping[str, Any] | None) -> EngineStates | None:
+    if strategy.layout != "engines":
+        return None
+    return EngineStates(strategy, list(bundle.models), dict(options or {}))
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:

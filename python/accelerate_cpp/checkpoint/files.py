@@ -6,7 +6,7 @@ import _codecs
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +153,15 @@ def record_of(path: Path) -> FileRecord:
     return FileRecord(size, digest.intdigest())
 
 
+def sync_file(path: Path) -> None:
+    """Waits until the content of ``path`` is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the names in ``folder`` are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -171,11 +180,12 @@ def require_file(path: Path, holds: str) -> None:
         )
 
 
-def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs: Any) -> Any:
+def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence[type] = (), **load_kwargs: Any) -> Any:
     """``torch.load`` with ``weights_only=True`` unless ``load_kwargs`` say otherwise.
 
     Args:
         holds: what should be in the file, for errors.
+        also: classes that may be in it besides tensors and plain values; none of them runs code.
 
     Raises:
         CheckpointError: the file is missing, damaged, or would run code.
@@ -183,7 +193,7 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, **load_kwargs:
     require_file(path, holds)
     options = {"weights_only": True, **load_kwargs}
     try:
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
+        with torch.serialization.safe_globals([*SAFE_GLOBALS, *also]):
             return torch.load(path, map_location=map_location, **options)
     except (MemoryError, torch.OutOfMemoryError):
         raise

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.files import FileRecord
 from accelerate_cpp.checkpoint.folder import commit, prune, remove_leftovers, temporary_folder
 from accelerate_cpp.checkpoint.layout import StateFile
@@ -39,6 +40,7 @@ class Checkpoint:
         limit: the number of numbered checkpoints to keep, including this one; ``None`` for all.
         existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
         folders: of states in shards, what this rank writes there.
+        engines: of another library, which writes them itself.
     """
 
     target: Path
@@ -48,6 +50,7 @@ class Checkpoint:
     limit: int | None = None
     existed: bool = False
     folders: Sequence[ShardedFolder] = ()
+    engines: EngineStates | None = None
 
     def copied(self, memory: SnapshotMemory) -> Checkpoint:
         """The same, with copies in ``memory`` that training no longer changes."""
@@ -67,9 +70,13 @@ class Checkpoint:
         """
         temporary = temporary_folder(self.target, self.token)
         try:
+            # Not together: where the library fails on one rank, it leaves the others in the midst of its collectives.
+            of_engines = {} if self.engines is None else self.engines.write(temporary, ranks)
             records: dict[str, FileRecord] = {}
             places: list[list[Any]] = [[] for _ in self.folders]
-            for files, own in ranks.together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads)):
+            for files, own in ranks.together(
+                f"writing {self.target}", lambda: self._write(temporary, ranks, threads, of_engines)
+            ):
                 records |= files
                 for folder, there in zip(places, own, strict=True):
                     folder.extend(there)
@@ -94,7 +101,7 @@ class Checkpoint:
         _log.info("saved %s", self.target)
 
     def _write(
-        self, temporary: Path, ranks: Participants, threads: int
+        self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]
     ) -> tuple[dict[str, FileRecord], list[list[Any]]]:
         """Records of the files of this rank, and for each folder of shards the places of its parts."""
         if ranks.share[0] == 0:
@@ -106,7 +113,7 @@ class Checkpoint:
         else:
             with ThreadPoolExecutor(threads) as writers:
                 written = list(writers.map(lambda part: part.write(temporary), parts))
-        records = {file.name: record for file, record in zip(self.files, written, strict=False)}
+        records = of_engines | {file.name: record for file, record in zip(self.files, written, strict=False)}
         in_folders = written[len(self.files) :]
         for of_folder, _ in in_folders:
             records |= of_folder

@@ -58,13 +58,16 @@ def choose_backend(device_type: str) -> str:
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
-def connect(*, device_type: str, backend: str | None = None, timeout: timedelta | None = None) -> bool:
+def connect(
+    *, device_type: str, backend: str | None = None, timeout: timedelta | None = None, alone: bool = False
+) -> bool:
     """Creates the default process group that the environment describes.
 
     Args:
         device_type: ``"cpu"``, ``"cuda"``, …: the device type of the tensors in collectives.
         backend: the user's choice; ``None`` picks one by :func:`choose_backend`.
         timeout: of every collective; 30 minutes when ``None``.
+        alone: if the environment describes no group, create one of this process alone.
 
     Returns:
         Whether a default process group exists: ``False`` when the environment describes no group (no ``WORLD_SIZE``) or
@@ -75,11 +78,16 @@ def connect(*, device_type: str, backend: str | None = None, timeout: timedelta 
     if dist.is_initialized():
         _name_default_backend()
         return True
-    if env_table.WORLD_SIZE.get() is None:
+    described = env_table.WORLD_SIZE.get() is not None
+    if not (described or alone):
         return False
     effective = DEFAULT_TIMEOUT if timeout is None else timeout
     register()
     chosen = backend or choose_backend(device_type)
+    if not described:
+        dist.init_process_group(chosen, store=dist.HashStore(), rank=0, world_size=1, timeout=effective)
+        _name_default_backend()
+        return True
     with announced_joining():
         store, rank, world_size = _rendezvous(effective)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)

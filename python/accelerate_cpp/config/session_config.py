@@ -66,6 +66,8 @@ class SessionConfig:
         accumulation: see :class:`AccumulationConfig`.
         ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
         fsdp_plugin: how models are sharded; ``None`` where they are not. It may be changed until models are prepared.
+        deepspeed_plugins: one plugin of DeepSpeed, or several by name; ``None`` trains without it.
+        sequences: the number of processes over which DeepSpeed splits sequences, and how; ``None`` where it does not.
         axes: the sizes of the mesh that the user asked for; none for data parallelism over all processes.
         debug: compare the shapes of collectives over the ranks before running them.
         fork_launched: this process was forked by a notebook launcher.
@@ -81,10 +83,22 @@ class SessionConfig:
     accumulation: AccumulationConfig = field(default_factory=AccumulationConfig)
     ddp_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fsdp_plugin: Any = None
+    deepspeed_plugins: Any = None
+    sequences: tuple[int, Any] | None = None
     axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     debug: bool = False
     fork_launched: bool = False
     cpu_affinity: bool = False
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether engines of DeepSpeed train."""
+        return self.deepspeed_plugins is not None
+
+    @property
+    def casting_precision(self) -> str | None:
+        """The precision to which this package casts; engines of DeepSpeed do that themselves, but for fp8."""
+        return "no" if self.uses_deepspeed and self.mixed_precision not in (None, "fp8") else self.mixed_precision
 
     @property
     def shards(self) -> bool:

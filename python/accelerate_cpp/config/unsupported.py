@@ -31,8 +31,6 @@ class Unsupported:
 _PLAIN = "leave it out: plain data parallelism over all processes is used"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
-    Unsupported("deepspeed_plugin", "training through DeepSpeed", _PLAIN),
-    Unsupported("deepspeed_plugins", "training through DeepSpeed", _PLAIN),
     Unsupported("fsdp_local_state", "LOCAL_STATE_DICT", "choose SHARDED_STATE_DICT or FULL_STATE_DICT"),
     Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
@@ -52,7 +50,6 @@ STEPS: tuple[Unsupported, ...] = (
     Unsupported("_prepare_cp", "context parallelism", "call prepare"),
     Unsupported("_prepare_tp", "tensor parallelism", "call prepare"),
     Unsupported("_prepare_fsdp2", "sharding parameters over the processes", "call prepare"),
-    Unsupported("_prepare_deepspeed", "training through DeepSpeed", "call prepare"),
     Unsupported("_prepare_megatron_lm", "training through Megatron-LM", "call prepare"),
 )
 
@@ -66,11 +63,6 @@ FUNCTIONS: tuple[Unsupported, ...] = (
         "a step of sharding by itself",
         "call prepare, which does it",
         *("fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "compile_regions_fsdp2"),
-    ),
-    *_functions(
-        "training through DeepSpeed",
-        "use the optimizer or the model without it",
-        *("map_pytorch_optim_to_deepspeed", "compile_regions_deepspeed"),
     ),
     *_functions(
         "training through Megatron-LM",
@@ -93,7 +85,6 @@ def _switch(name: str, asked: str, instead: str) -> tuple[Variable[bool], Unsupp
 _UNSET = "unset it, or choose plain data parallelism where it was set (launch flag or configuration file)"
 
 SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
-    _switch("ACCELERATE_USE_DEEPSPEED", "training through DeepSpeed", _UNSET),
     _switch("ACCELERATE_USE_MEGATRON_LM", "training through Megatron-LM", _UNSET),
     _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
     _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),

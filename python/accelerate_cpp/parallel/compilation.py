@@ -34,6 +34,20 @@ def without_compiler(module: torch.nn.Module) -> torch.nn.Module:
     return original_of_regions(inside_compiler(module))
 
 
+def is_repeated_blocks(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is a ``ModuleList`` of blocks of one class, at least one."""
+    return (
+        isinstance(module, torch.nn.ModuleList)
+        and len(module) > 0
+        and all(isinstance(block, type(module[0])) for block in module)
+    )
+
+
+def has_repeated_blocks(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is or contains a ``ModuleList`` of blocks of one class."""
+    return any(map(is_repeated_blocks, module.modules()))
+
+
 def interpreted(recursive: bool) -> Callable[[F], F]:
     """A decorator: the compiler skips the function and, if ``recursive``, everything that it calls.
 

@@ -25,11 +25,18 @@ def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     return ZeroStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
 
 
+def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.deepspeed.deepspeed_strategy import DeepSpeedStrategy
+
+    return DeepSpeedStrategy(device, config.deepspeed_plugins, mesh, config.sequences)
+
+
 STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] = {
     "single": lambda config, device, mesh: SingleStrategy(),
     "data_parallel": lambda config, device, mesh: DataParallelStrategy(device, config.ddp_kwargs),
     "fully_sharded": _fully_sharded,
     "zero": _zero,
+    "deepspeed": _deepspeed,
 }
 
 
@@ -40,6 +47,8 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
         device: of this process.
         mesh: of all processes.
     """
+    if config.uses_deepspeed:
+        return STRATEGIES["deepspeed"](config, device, mesh)
     plugin = config.fsdp_plugin if config.shards else None
     stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
     several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"

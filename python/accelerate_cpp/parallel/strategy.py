@@ -6,15 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.step_weights import PassWeights
 
-Layout = Literal["plain", "whole", "shards"]
-"""Files of a run without shards; states gathered into one file; or parts of all processes. The latter two by names."""
+Layout = Literal["plain", "whole", "shards", "engines"]
+"""Files of a run without shards; states gathered into one file, or parts of all processes, both by names; or the files
+that engines of another library write for their models, optimizers and schedules."""
 
 Step = Callable[[torch.nn.Module], torch.nn.Module]
 
@@ -32,12 +35,14 @@ class ModelSteps:
         cast: makes its forward compute in the precision of the run.
         compile_regions: compiles repeated blocks, if that is asked for.
         compile: compiles it as a whole, with what distributes it, if that is asked for.
+        dynamo: how it is compiled, for strategies that do so themselves.
     """
 
     place: Step = _unchanged
     cast: Step = _unchanged
     compile_regions: Step = _unchanged
     compile: Step = _unchanged
+    dynamo: DynamoConfig | None = None
 
 
 class Strategy(ABC):
@@ -51,6 +56,27 @@ class Strategy(ABC):
             steps: for each model; ``None`` distributes them and does nothing else.
         """
 
+    def settle(self, accumulation_steps: int, loaders: Sequence[Any], split_batches: bool) -> int:
+        """Tells, before models are prepared, what the run is like.
+
+        Args:
+            accumulation_steps: micro-batches per step.
+            loaders: those that are prepared, or will be.
+            split_batches: whether a batch of a loader is divided among the processes.
+
+        Returns:
+            The micro-batches per step that count from now on.
+        """
+        return accumulation_steps
+
+    def adapted(self, loader: Any) -> Any:
+        """The prepared ``loader`` as it yields what this process computes with, once its models are prepared."""
+        return loader
+
+    def engines(self) -> list[Any]:
+        """The engines of another library that have been prepared and are still used, in that order."""
+        return []
+
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer as it steps on the models that are prepared, or will be."""
         return optimizer
@@ -58,6 +84,27 @@ class Strategy(ABC):
     def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
         """Surrounds a step of ``optimizer``, which computes no gradients meanwhile."""
         return nullcontext()
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the backward pass that completes a step also takes it, as :meth:`backward_and_step` does."""
+        return False
+
+    def steps_optimizer(self, optimizer: Any) -> bool:
+        """Whether the step of ``optimizer`` is taken in the backward pass, so that its own does nothing."""
+        return False
+
+    def steps_scheduler(self, scheduler: Any) -> bool:
+        """Whether ``scheduler`` advances in the backward pass, so that its own step does nothing."""
+        return False
+
+    def backward_and_step(self, loss: torch.Tensor, completes: bool, **kwargs: Any) -> None:
+        """``loss.backward(**kwargs)``, and if it ``completes`` a step the step of the models that ``loss`` depends on.
+
+        Args:
+            loss: divided by the micro-batches of a step already.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not step in the backward pass")
 
     def any_rank(self, found: bool) -> bool:
         """Whether ``found`` on one of the ranks that have to decide alike, as each only looks at its own gradients.
@@ -95,6 +142,11 @@ class Strategy(ABC):
         Returns:
             A context whose value is whether :meth:`backward` takes weights meanwhile.
         """
+
+    @property
+    def can_join(self) -> bool:
+        """Whether :meth:`join` lets processes train on whose batches have not run out."""
+        return True
 
     def needs_all_ranks(self, models: Iterable[Any]) -> bool:
         """Whether no rank can train ``models`` without the others, so that ranks without batches repeat theirs."""
@@ -166,6 +218,30 @@ class Strategy(ABC):
     def layout(self) -> Layout:
         """How checkpoints hold the states of models and optimizers, apart from their form in memory."""
         return "plain"
+
+    def save_engines(self, models: Sequence[Any], folder: Path, tags: Sequence[str], **options: Any) -> None:
+        """With the layout ``"engines"``, writes the states of ``models`` into ``folder``, each under its tag.
+        Collective.
+
+        Args:
+            options: of the library.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no engines")
+
+    def load_engines(
+        self, models: Sequence[Any], folder: Path, tags: Sequence[str], read: Callable[..., Any], **options: Any
+    ) -> None:
+        """Loads what :meth:`save_engines` wrote. Collective.
+
+        Args:
+            read: reads a pickle: its path, the device, and classes that it may hold, of which none runs code.
+            options: of the library.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no engines")
+
+    def release(self) -> None:
+        """Frees what prepared models hold besides themselves; nobody uses them any more."""
+        return
 
     def local_state(self, model: torch.nn.Module) -> dict[str, Any]:
         """The state dict under the user's own names, of tensors in shards what this process has of them."""

@@ -12,11 +12,17 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 def without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
     """``module`` out of what distributes it."""
     inner: Any = module
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # takes long to import; before that, nothing is inside it
-    kinds: Any = (DistributedDataParallel, DataParallel, *([] if fsdp is None else [fsdp.FullyShardedDataParallel]))
+    kinds: Any = (DistributedDataParallel, DataParallel, *_kinds_of_libraries())
     while isinstance(inner, kinds):
         inner = inner.module
     return inner  # type: ignore[no-any-return]
+
+
+def _kinds_of_libraries() -> list[type]:
+    """Those of modules that take long to import; before that, nothing is inside one."""
+    places = (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("deepspeed.runtime.engine", "DeepSpeedEngine"))
+    loaded = ((sys.modules.get(module), name) for module, name in places)
+    return [getattr(module, name) for module, name in loaded if module is not None and hasattr(module, name)]
 
 
 def wrappers_in(module: torch.nn.Module) -> list[torch.nn.Module]:

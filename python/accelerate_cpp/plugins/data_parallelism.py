@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin, active_plugin
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
+from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
 from accelerate_cpp.plugins.parallelism_config import ParallelismConfig
 
 if TYPE_CHECKING:
@@ -19,17 +22,20 @@ __all__ = [
     "announce_sharding",
     "chosen_fsdp_plugin",
     "data_axes",
+    "num_processes",
     "rank_along",
     "require_data_parallel",
+    "split_sequences",
     "withdraw_sharding",
 ]
 
 
-def require_data_parallel(config: Any, shards: bool) -> ParallelismConfig | None:
+def require_data_parallel(config: Any, shards: bool, through_deepspeed: bool = False) -> ParallelismConfig | None:
     """``config``, or with ``ACCELERATE_USE_PARALLELISM_CONFIG`` one of variables, if it only has copies and shards.
 
     Args:
         shards: whether parameters are sharded; if not, there are copies alone, one in all or one per process.
+        through_deepspeed: whether DeepSpeed trains, which can also split sequences.
 
     Raises:
         InvalidArgument: it requests another kind of parallelism, or is not for the number of processes, or no
@@ -42,7 +48,20 @@ def require_data_parallel(config: Any, shards: bool) -> ParallelismConfig | None
     if not isinstance(config, ParallelismConfig):
         raise InvalidArgument(f"parallelism_config={config!r}: expected a ParallelismConfig")
     sizes = {f"{name}_size": getattr(config, f"{name}_size") for name in config.active_mesh_dims}
-    copies, parts, processes = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1), _processes()
+    copies, parts, processes = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1), num_processes()
+    if through_deepspeed and not sizes.keys() - {"sp_size"}:
+        sequences = sizes.get("sp_size", 1)
+        if copies * parts * sequences != processes and (copies * parts != 1 or processes % sequences):
+            raise InvalidArgument(
+                f"parallelism_config: dp_replicate_size × dp_shard_size × sp_size is {copies * parts * sequences}, but "
+                f"there are {processes} processes; make the product their number"
+            )
+        return config
+    if sizes.keys() == {"sp_size"}:
+        raise InvalidArgument(
+            f"parallelism_config: sp_size={sizes['sp_size']} splits sequences by the attention of DeepSpeed, which a "
+            "deepspeed_plugin has to ask for; pass deepspeed_plugin=DeepSpeedPlugin(...), too"
+        )
     if sizes:
         found = ", ".join(f"{name}={size}" for name, size in sizes.items())
         unsupported.refuse("parallelism_config", f"parallelism_config=ParallelismConfig({found})")
@@ -87,7 +106,7 @@ def data_axes(plugin: FullyShardedDataParallelPlugin | None, config: Parallelism
         InvalidArgument: with several processes: hosts have different numbers of them, or states are to be saved in a
             form that nothing reads.
     """
-    processes = _processes()
+    processes = num_processes()
     if plugin is not None and plugin.keeps_local_states and processes > 1:
         unsupported.refuse("fsdp_local_state", "FullyShardedDataParallelPlugin(state_dict_type='LOCAL_STATE_DICT')")
     if config is not None:
@@ -102,6 +121,14 @@ def data_axes(plugin: FullyShardedDataParallelPlugin | None, config: Parallelism
             "parallelism_config=ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)"
         )
     return {"dp_replicate": processes // shards, "dp_shard": shards}
+
+
+def split_sequences(config: ParallelismConfig | None) -> tuple[int, DeepSpeedSequenceParallelConfig] | None:
+    """The number of processes over which DeepSpeed splits sequences, and how; ``None`` where it does not."""
+    size = 1 if config is None else int(config.sp_size or 1)
+    if config is None or size == 1:
+        return None
+    return size, config.sp_handler or DeepSpeedSequenceParallelConfig()
 
 
 _announced = False
@@ -123,7 +150,7 @@ def withdraw_sharding() -> None:
     _announced = False
 
 
-def _processes() -> int:
+def num_processes() -> int:
     """The number of processes, also before they are connected."""
     return max(world_size(), int(env_table.WORLD_SIZE.get() or 1))
 
@@ -162,24 +189,40 @@ class PluginViews:
         self.device_mesh = None if kept is None else kept.get_device_mesh(self.device.type)
 
     @property
-    def deepspeed_plugins(self) -> None:
-        """Always ``None``: training through DeepSpeed is refused."""
-        return None
+    def deepspeed_plugins(self) -> DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin] | None:
+        """The plugin that was passed, or the dict of several; ``None`` where DeepSpeed does not train."""
+        return self.__dict__.get("_deepspeed_plugins")
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """Always ``None``: training through DeepSpeed is refused."""
-        return None
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The selected plugin; ``None`` where DeepSpeed does not train."""
+        return None if self.deepspeed_plugins is None else active_plugin(self.deepspeed_plugins)
 
-    def get_deepspeed_plugin(self, name: str) -> NoReturn:
-        """Raises ``InvalidArgument``, because there is no plugin."""
-        raise InvalidArgument(f"get_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin")
+    def get_deepspeed_plugin(self, name: str) -> DeepSpeedPlugin:
+        """The plugin of several that has this name.
 
-    def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
-        """Raises ``InvalidArgument``, because there is no plugin that could be selected."""
-        raise InvalidArgument(
-            f"select_deepspeed_plugin({name!r}): this run does not use DeepSpeed, so there is no plugin"
-        )
+        Raises:
+            InvalidArgument: there is none.
+        """
+        plugins = self.deepspeed_plugins
+        if not isinstance(plugins, Mapping) or name not in plugins:
+            found = "one plugin without a name" if isinstance(plugins, DeepSpeedPlugin) else sorted(plugins or ())
+            raise InvalidArgument(
+                f"no plugin of DeepSpeed is called {name!r}; the run has {found or 'none'}: pass "
+                "deepspeed_plugins={name: DeepSpeedPlugin(...)} to the first Accelerator"
+            )
+        return plugins[name]
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> None:
+        """Selects one of several plugins, by which models are created and prepared from now on.
+
+        Raises:
+            InvalidArgument: none has this name.
+        """
+        chosen = self.get_deepspeed_plugin(str(name))
+        for plugin in self.deepspeed_plugins.values() if isinstance(self.deepspeed_plugins, Mapping) else ():
+            plugin._unselect()
+        chosen.select(_from_accelerator_state=True)
 
     @property
     def torch_tp_plugin(self) -> None:

@@ -19,7 +19,7 @@ from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.plugins.deepspeed_config import HfDeepSpeedConfig
 from accelerate_cpp.plugins.fsdp import get_module_class_from_name
 
-__all__ = ["DeepSpeedPlugin"]
+__all__ = ["DeepSpeedPlugin", "active_plugin"]
 
 _LEVELS = ("O1", "O2")
 # Fields, and their entries in a configuration that the user passes.
@@ -39,8 +39,7 @@ _PLACES: Mapping[str, str] = {
 class DeepSpeedPlugin:
     """How DeepSpeed trains. Fields that are ``None`` are read from ``ACCELERATE_DEEPSPEED_*`` and the like.
 
-    It may be changed until models are prepared. Training through DeepSpeed does not work in accelerate_cpp yet: an
-    ``Accelerator`` refuses the plugin.
+    It may be changed until models are prepared.
 
     Attributes:
         hf_ds_config: a configuration, the path of one, or an :class:`HfDeepSpeedConfig`. It takes precedence; its
@@ -259,6 +258,14 @@ class DeepSpeedPlugin:
 
     def _unselect(self) -> None:
         self._selected = False
+
+
+def active_plugin(plugins: DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin]) -> DeepSpeedPlugin:
+    """The selected one of several plugins by name, or the only one."""
+    if isinstance(plugins, DeepSpeedPlugin):
+        return plugins
+    chosen = [plugin for plugin in plugins.values() if plugin.selected]
+    return chosen[0] if chosen else next(iter(plugins.values()))
 
 
 def _config_of(plugin: DeepSpeedPlugin) -> dict[str, Any]:

@@ -10,25 +10,13 @@ from typing import Any, cast
 import torch
 
 from accelerate_cpp.config.session_config import DynamoConfig
+from accelerate_cpp.parallel.compilation import has_repeated_blocks as has_repeated_blocks
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.compilation import is_compiled_module as is_compiled_module
+from accelerate_cpp.parallel.compilation import is_repeated_blocks as is_repeated_blocks
 from accelerate_cpp.parallel.compilation import original_of_regions as original_of_regions
 from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.precision.forward import MixedPrecisionForward
-
-
-def is_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is a ``ModuleList`` of blocks of one class, at least one."""
-    return (
-        isinstance(module, torch.nn.ModuleList)
-        and len(module) > 0
-        and all(isinstance(block, type(module[0])) for block in module)
-    )
-
-
-def has_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is or contains a ``ModuleList`` of blocks of one class."""
-    return any(map(is_repeated_blocks, module.modules()))
 
 
 def has_compiled_regions(module: torch.nn.Module) -> bool:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_cpp.config import env_table
@@ -19,6 +18,7 @@ from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import ModelSteps
+from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 from accelerate_cpp.plugins.handlers import AutocastKwargs
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_OPTIMIZERS = (torch.optim.Optimizer, DummyOptim)
+_SCHEDULES_OF_DEEPSPEED = "deepspeed.runtime.lr_schedules"
 
 
 def is_prepared(item: Any) -> bool:
@@ -83,6 +85,7 @@ def _steps(run: PreparationSteps, placement: bool | None, dynamo: DynamoConfig |
         ),
         compile_regions=partial(compile_prepared_regions, dynamo=dynamo),
         compile=partial(compile_prepared, dynamo=dynamo),
+        dynamo=dynamo,
     )
 
 
@@ -164,9 +167,17 @@ def prepare_together(
     """
     placement_of = {id(item): placement for item, placement in zip(items, placements, strict=True)}
     unique = list({id(item): item for item in items}.values())
-    models = _models_to_prepare(run, unique)
-    optimizers = [item for item in unique if isinstance(item, torch.optim.Optimizer) and not is_prepared(item)]
     session, dynamo = run._session, _dynamo(run)
+    if not session.config.uses_deepspeed:
+        _refuse_stand_ins(unique)
+    models = _models_to_prepare(run, unique)
+    optimizers: list[Any] = [item for item in unique if isinstance(item, _OPTIMIZERS) and not is_prepared(item)]
+    schedulers = [item for item in unique if _is_scheduler(run, item) and not is_prepared(item)]
+    loaders = [item for item in unique if isinstance(item, DataLoader)]
+    if models:
+        steps = session.strategy.settle(run.gradient_accumulation_steps, loaders or run._dataloaders, run.split_batches)
+        if steps != run.gradient_accumulation_steps:
+            run.gradient_accumulation_steps = steps
     converted, stepping = convert_to_fp8(
         session.config.fp8, [*models.values()], optimizers, session.device.type, convert_to_float8
     )
@@ -174,8 +185,8 @@ def prepare_together(
         Bundle(
             models=converted,
             optimizers=stepping,
-            dataloaders=[item for item in unique if isinstance(item, DataLoader)],
-            schedulers=[item for item in unique if isinstance(item, LRScheduler)],
+            dataloaders=loaders,
+            schedulers=list(schedulers),
         ),
         [_steps(run, placement_of[key], dynamo) for key in models],
     )
@@ -185,9 +196,10 @@ def prepare_together(
     results: dict[int, Any] = dict(zip(models, ready.models, strict=True))
     run._models[:] = [results.get(id(model), model) for model in run._models]
     results |= {id(optimizer): done for optimizer, done in zip(optimizers, ready.optimizers, strict=True)}
+    results |= {id(scheduler): done for scheduler, done in zip(schedulers, ready.schedulers, strict=True)}
     for last in (False, True):
         for item in unique:
-            if isinstance(item, run._scheduler_types) is last:
+            if _is_scheduler(run, item) is last:
                 results[id(item)] = _prepare_one(run, results.get(id(item), item), placement_of[id(item)])
     return [results[id(item)] for item in items]
 
@@ -195,13 +207,29 @@ def prepare_together(
 def _prepare_one(run: PreparationSteps, item: Any, placement: bool | None) -> Any:
     if isinstance(item, torch.nn.Module):
         return remember(run._models, item)
-    if isinstance(item, torch.optim.Optimizer):
+    if isinstance(item, torch.optim.Optimizer) or run._session.strategy.steps_optimizer(item):
         return run.prepare_optimizer(item, placement)
     if isinstance(item, DataLoader):
-        return run.prepare_data_loader(item, placement)
-    if isinstance(item, run._scheduler_types):
+        return run._session.strategy.adapted(run.prepare_data_loader(item, placement))
+    if isinstance(item, run._scheduler_types) or run._session.strategy.steps_scheduler(item):
         return run.prepare_scheduler(item)
     return item
+
+
+def _is_scheduler(run: PreparationSteps, item: Any) -> bool:
+    """Also a schedule of DeepSpeed's own, which is of no common class."""
+    kinds = (*run._scheduler_types, DummyScheduler)
+    return isinstance(item, kinds) or type(item).__module__ == _SCHEDULES_OF_DEEPSPEED
+
+
+def _refuse_stand_ins(items: Iterable[Any]) -> None:
+    for item in items:
+        if isinstance(item, (DummyOptim, DummyScheduler)):
+            raise InvalidArgument(
+                f"prepare: a {type(item).__name__} stands for an entry of the configuration of DeepSpeed, but this run "
+                "does not train through DeepSpeed; create an optimizer and a schedule of torch, or pass a "
+                "deepspeed_plugin to Accelerator"
+            )
 
 
 def precision_plan(run: PreparationSteps, model: torch.nn.Module) -> PrecisionPlan:

@@ -41,6 +41,7 @@ class PreparationSteps:
     state: Any
     get_state_dict: Callable[..., dict[str, torch.Tensor]]
     load_state: Callable[..., None]
+    prepare: Callable[..., Any]
     prepare_data_loader: Callable[..., DataLoader[Any]]
     prepare_model: Callable[..., torch.nn.Module]
     prepare_optimizer: Callable[..., torch.optim.Optimizer]
@@ -62,6 +63,12 @@ class PreparationSteps:
         def step(self) -> int: ...
         @step.setter
         def step(self, step: int) -> None: ...
+        @property
+        def split_batches(self) -> bool: ...
+        @property
+        def gradient_accumulation_steps(self) -> int: ...
+        @gradient_accumulation_steps.setter
+        def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None: ...
         def _bitsandbytes_computes_on_cpu(self) -> bool: ...
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -148,9 +155,10 @@ class PreparationSteps:
         """Not supported: raises ``InvalidArgument``. In the original, it shards a model with ``fully_shard``."""
         unsupported.refuse("_prepare_fsdp2", "Accelerator._prepare_fsdp2(...)")
 
-    def _prepare_deepspeed(self, *args: Any) -> NoReturn:
-        """Not supported: raises ``InvalidArgument``. In the original, it creates DeepSpeed's engine."""
-        unsupported.refuse("_prepare_deepspeed", "Accelerator._prepare_deepspeed(...)")
+    def _prepare_deepspeed(self, *args: Any) -> tuple[Any, ...]:
+        """``args`` prepared, their model and optimizer as an engine of DeepSpeed; the same as ``prepare``."""
+        prepared = self.prepare(*args)
+        return (prepared,) if len(args) == 1 else prepared
 
     def _prepare_megatron_lm(self, *args: Any) -> NoReturn:
         """Not supported: raises ``InvalidArgument``. In the original, it creates Megatron-LM's engine."""

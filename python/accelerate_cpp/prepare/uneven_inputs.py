@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, get_args
@@ -31,6 +32,13 @@ def uneven_inputs(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> I
     reading = current.accumulation.reading
     if mode not in get_args(OnUneven):
         raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
+    if mode == "join" and not strategy.can_join:
+        warnings.warn(
+            "join_uneven_inputs: DeepSpeed averages the gradients of all processes in each backward pass, so those "
+            "with batches cannot go on without the others; where batches run out on one, this raises an error",
+            stacklevel=4,
+        )
+        mode = "error"
     before, reading.on_uneven = reading.on_uneven, mode
     repeats = mode == "join" and strategy.needs_all_ranks(joinables)
     guards = [guard for model in joinables for guard in _guards(model)] if repeats else []

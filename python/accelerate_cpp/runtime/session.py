@@ -42,13 +42,16 @@ class Session:
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
+        if config.uses_deepspeed and self.topology.backend is None:
+            _join(config, self.device)  # it needs a group also for one process
+            return replace(self, topology=read_topology(self.device.type)).reconfigured(config)
         topology = _with_mesh(self.topology, config)
         return replace(
             self,
             config=config,
             topology=topology,
             strategy=strategy_for(config, self.device, topology.mesh),
-            precision=precision_for(config.mixed_precision, self.device, config.fp8),
+            precision=precision_for(config.casting_precision, self.device, config.fp8),
         )
 
 
@@ -60,6 +63,7 @@ class Choices(NamedTuple):
     fork_launched: bool
     mixed_precision: str | None
     shards: bool
+    uses_deepspeed: bool
 
 
 class Remembered(NamedTuple):
@@ -75,7 +79,14 @@ def remember(session: Session | Remembered | None) -> Remembered | None:
     if session is None or isinstance(session, Remembered):
         return session
     config = session.config
-    choices = Choices(config.cpu, config.debug, config.fork_launched, config.mixed_precision, config.shards)
+    choices = Choices(
+        config.cpu,
+        config.debug,
+        config.fork_launched,
+        config.mixed_precision,
+        config.shards,
+        config.uses_deepspeed,
+    )
     return Remembered(choices, session.topology, session.device)
 
 
@@ -89,18 +100,25 @@ def build_session(config: SessionConfig) -> Session:
     The default process group is destroyed when the program ends if it was created here; a group of the caller's own is
     used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
     """
-    global _created, _progress
+    global _progress
     device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
-    existed = dist.is_available() and dist.is_initialized()
-    if connect(device_type=device.type, backend=config.backend, timeout=config.timeout) and not existed:
-        _created = weakref.ref(dist.group.WORLD), os.getpid()
+    _join(config, device)
     topology = _with_mesh(read_topology(device.type), config)
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
-    precision = precision_for(config.mixed_precision, device, config.fp8)
+    precision = precision_for(config.casting_precision, device, config.fp8)
     strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
     _progress = open_progress(device)
     return Session(config, topology, device, strategy, precision, _progress, meet)
+
+
+def _join(config: SessionConfig, device: torch.device) -> None:
+    """Connects the processes, and remembers the group if that has made it."""
+    global _created
+    existed = dist.is_available() and dist.is_initialized()
+    alone = config.uses_deepspeed
+    if connect(device_type=device.type, backend=config.backend, timeout=config.timeout, alone=alone) and not existed:
+        _created = weakref.ref(dist.group.WORLD), os.getpid()
 
 
 def _with_mesh(topology: Topology, config: SessionConfig) -> Topology:

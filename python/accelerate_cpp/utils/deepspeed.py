@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
-from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
+from accelerate_cpp.parallel.deepspeed.optimizers import cpu_form_of
+from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin, active_plugin
 from accelerate_cpp.plugins.deepspeed_config import HfDeepSpeedConfig
+from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 from accelerate_cpp.scheduler import AcceleratedScheduler
-from accelerate_cpp.utils.not_yet import map_pytorch_optim_to_deepspeed
 
 __all__ = [
     "DeepSpeedEngineWrapper",
@@ -33,10 +35,26 @@ def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
     Raises:
         InvalidArgument: there is none.
     """
-    for plugin in (getattr(state, "deepspeed_plugins", None) or {}).values():
-        if isinstance(plugin, DeepSpeedPlugin) and plugin.selected:
-            return plugin
-    raise InvalidArgument("get_active_deepspeed_plugin: this run does not use DeepSpeed, so there is no plugin")
+    plugins = getattr(state, "deepspeed_plugins", None)
+    if not plugins:
+        raise InvalidArgument("get_active_deepspeed_plugin: this run does not use DeepSpeed, so there is no plugin")
+    return active_plugin(plugins)
+
+
+def map_pytorch_optim_to_deepspeed(optimizer: torch.optim.Optimizer) -> Any:
+    """The optimizer of DeepSpeed that takes the same steps on the host, over the same parameter groups.
+
+    Raises:
+        InvalidArgument: there is none; the original returns Adam for everything that it does not know.
+    """
+    made = cpu_form_of(optimizer)
+    if made is None:
+        raise InvalidArgument(
+            f"map_pytorch_optim_to_deepspeed: DeepSpeed has no optimizer for the host that steps as this "
+            f"{type(optimizer).__name__}; use AdamW, Adam (without amsgrad or maximize) or Adagrad of torch, or a "
+            "32-bit one of bitsandbytes"
+        )
+    return made
 
 
 class DeepSpeedEngineWrapper:
@@ -93,40 +111,3 @@ class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the engine steps."""
-
-
-class DummyOptim:
-    """A placeholder for the optimizer in the configuration of DeepSpeed.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: the learning rate, if the configuration says ``"auto"``.
-        weight_decay: the same.
-        kwargs: kept as they are.
-    """
-
-    def __init__(self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
-        self.params, self.lr, self.weight_decay, self.kwargs = params, lr, weight_decay, kwargs
-
-
-class DummyScheduler:
-    """A placeholder for the schedule in the configuration of DeepSpeed.
-
-    Args:
-        optimizer: the optimizer, or a :class:`DummyOptim`.
-        total_num_steps: the length of the schedule, if the configuration says ``"auto"``.
-        warmup_num_steps: the length of its warm-up.
-        lr_scheduler_callable: creates a torch schedule for the optimizer that DeepSpeed creates.
-        kwargs: kept as they are.
-    """
-
-    def __init__(
-        self,
-        optimizer: Any,
-        total_num_steps: int | None = None,
-        warmup_num_steps: int = 0,
-        lr_scheduler_callable: Callable[[Any], Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.optimizer, self.total_num_steps, self.warmup_num_steps = optimizer, total_num_steps, warmup_num_steps
-        self.lr_scheduler_callable, self.kwargs = lr_scheduler_callable, kwargs

@@ -48,16 +48,6 @@ def compile_regions_fsdp2(module: torch.nn.Module, **compile_kwargs: Any) -> Any
 
 
 @refusing
-def compile_regions_deepspeed(module: torch.nn.Module, **compile_kwargs: Any) -> None:
-    """Not supported (``InvalidArgument``). In the original, it compiles the blocks of a model that DeepSpeed trains."""
-
-
-@refusing
-def map_pytorch_optim_to_deepspeed(optimizer: torch.optim.Optimizer) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it returns DeepSpeed's form of a torch optimizer."""
-
-
-@refusing
 def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:  # type: ignore[empty-body]
     """Not supported (``InvalidArgument``). In the original, it returns the command of DeepSpeed's launcher."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -328,12 +329,23 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 def GatheredParameters(
     params: Any, modifier_rank: int | None = None, fwd_module: torch.nn.Module | None = None, enabled: bool = True
 ) -> Iterator[None]:
-    """Has no effect; in the original, parameters that DeepSpeed ZeRO-3 has sharded are complete inside this block.
+    """Inside this block, parameters that DeepSpeed has sharded in stage 3 of ZeRO are complete; it needs all processes.
 
-    DeepSpeed is refused here, so every process always has the complete parameters. Changes to ``params`` inside the
-    block stay on this process.
+    Otherwise it has no effect: every process has the complete parameters.
+
+    Args:
+        params: one or several.
+        modifier_rank: the rank whose changes to ``params`` inside the block count for all; ``None`` forgets changes.
+        fwd_module: the module in whose forward pass they are used, if its hooks do not know them.
+        enabled: whether they are gathered.
     """
-    yield
+    tensors = [params] if isinstance(params, torch.Tensor) else list(params)
+    if not any(hasattr(one, "ds_id") for one in tensors):
+        yield
+        return
+    gathered = importlib.import_module("deepspeed").zero.GatheredParameters
+    with gathered(tensors, modifier_rank=modifier_rank, fwd_module=fwd_module, enabled=enabled):
+        yield
 
 
 def _has_dimension(tensor: torch.Tensor, dim: int) -> bool:

@@ -158,9 +158,9 @@ def test_the_state_has_the_mesh_of_copies(monkeypatch: pytest.MonkeyPatch) -> No
 def test_of_plugins_the_state_says_that_there_are_none() -> None:
     state = AcceleratorState(cpu=True)
     assert issubclass(AcceleratorState, data_parallelism.PluginViews)
-    assert [state.deepspeed_plugins, state.deepspeed_plugin, state.torch_tp_plugin] == [None] * 3  # type: ignore[func-returns-value]
+    assert [state.deepspeed_plugins, state.deepspeed_plugin, state.torch_tp_plugin] == [None] * 3
     assert state.is_fsdp2 is False
-    with pytest.raises(InvalidArgument, match=r"get_deepspeed_plugin\('a'\): this run does not use DeepSpeed"):
+    with pytest.raises(InvalidArgument, match=r"no plugin of DeepSpeed is called 'a'; the run has none"):
         state.get_deepspeed_plugin("a")
-    with pytest.raises(InvalidArgument, match=r"select_deepspeed_plugin\(None\): this run does not use"):
+    with pytest.raises(InvalidArgument, match=r"no plugin of DeepSpeed is called 'None'"):
         state.select_deepspeed_plugin()

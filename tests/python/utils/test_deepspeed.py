@@ -93,7 +93,14 @@ def test_the_selected_plugin_is_found() -> None:
     assert deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=plugins)) is plugins["b"]
 
 
-@pytest.mark.parametrize("plugins", [None, {}, {"a": DeepSpeedPlugin()}], ids=["none", "empty", "unselected"])
-def test_without_a_selected_plugin_there_is_none(plugins: Any) -> None:
+def test_one_plugin_alone_and_the_first_of_several_need_not_be_selected() -> None:
+    plugin, other = DeepSpeedPlugin(), DeepSpeedPlugin()
+    assert deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=plugin)) is plugin
+    both = {"a": plugin, "b": other}
+    assert deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=both)) is plugin
+
+
+@pytest.mark.parametrize("plugins", [None, {}], ids=["none", "empty"])
+def test_without_a_plugin_there_is_none(plugins: Any) -> None:
     with pytest.raises(InvalidArgument, match="does not use DeepSpeed"):
         deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=plugins))
