@@ -43,6 +43,7 @@ $(VENV)/.torch: $(VENV)/.created
 $(VENV)/.requirements: $(VENV)/.torch $(wildcard requirements/*.txt)
 	@echo "==> installing the tools in requirements/dev.txt (about 1 minute)"
 	@$(PIP_INSTALL) -r requirements/dev.txt
+	@DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation -r requirements/deepspeed.txt
 	@touch $@
 
 env: $(VENV)/.requirements ## create .venv with torch and the tools

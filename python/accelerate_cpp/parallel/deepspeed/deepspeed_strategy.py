@@ -122,6 +122,8 @@ class DeepSpeedStrategy(SingleStrategy):
 
     def _owners(self, optimizers: Sequence[Any], models: Sequence[torch.nn.Module]) -> dict[int, torch.nn.Module]:
         """By the index of an optimizer, the model that it trains."""
+        if not models:
+            return {}  # each is refused by itself
         owners: dict[int, torch.nn.Module] = {}
         for index, optimizer in enumerate(optimizers):
             members = members_of(optimizer, models)
