@@ -149,14 +149,20 @@ def _add_sharding_flags(parser: argparse.ArgumentParser) -> None:
         section.add_argument(f"--{group.switch}", action="store_true", help=group.meaning)
         for flag in group.flags:
             shown: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": "VALUE"}
+            if flag.choices and flag.is_lowered:
+                shown["type"] = str.lower
             default = None if flag.default is None else _Unsaid(flag.default)
             section.add_argument(f"--{flag.name}", default=default, help=flag.meaning, **shown)
 
 
 def _sharding_in(said: dict[str, Any]) -> dict[str, Any]:
-    names = [name for group in SHARDING for name in (group.switch, *(flag.name for flag in group.flags))]
+    names = [name for group in SHARDING for name in (group.switch, *group.keys)]
     found = {name: said.get(name) for name in names}
-    return {name: value for name, value in found.items() if value and not isinstance(value, _Unsaid)}
+    return {name: value for name, value in found.items() if _is_said(value)}
+
+
+def _is_said(value: Any) -> bool:
+    return value not in (None, "") and value is not False and not isinstance(value, _Unsaid)
 
 
 def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +179,13 @@ def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
+    if getattr(args, "use_megatron_lm", False):
+        for other in ("use_deepspeed", "use_fsdp"):
+            if getattr(args, other, False):
+                raise InvalidArgument(
+                    f"--{other} and --use_megatron_lm exclude each other, as each says how models are trained: leave "
+                    "one out"
+                )
     for group in GROUPS:
         for flag in group.flags:
             value = getattr(args, flag.name, None)
@@ -277,7 +290,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
         setattr(args, name, setting.value)
     args.num_processes, args.use_cpu = plan.group.world_size, args.cpu
     for group in SHARDING:
-        setattr(args, group.switch, group.switch_variable in plan.group.sharding)
+        setattr(args, group.switch, bool(plan.group.sharding.get(group.switch_variable)))
     path = files.path_of(args.config_file)
     defaults = load_config_from_file(path) if args.config_file is not None or path.is_file() else None
     return args, defaults, plan.settings["mixed_precision"].source.startswith(f"{path}:")

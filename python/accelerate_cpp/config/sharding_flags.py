@@ -15,15 +15,29 @@ class ShardingFlag:
     """One flag, without its dashes, which is also a key of the section.
 
     Attributes:
-        variable: what tells the workers.
+        variable: what tells the workers; ``None`` for what only the launch needs.
         default: the text that the workers get where nobody says anything; ``None`` sets no variable.
+        is_lowered: whether the text counts in lower case, and truth and numbers as Python writes them.
     """
 
     name: str
-    variable: Variable[Any]
+    variable: Variable[Any] | None
     meaning: str
     default: str | None = None
     choices: tuple[str, ...] = ()
+    is_lowered: bool = False
+
+    def text_for_workers(self, text: str) -> str:
+        """The text that says the same as ``text`` and that the workers get.
+
+        Raises:
+            ValueError: it cannot be read; says what is expected.
+        """
+        value = text if self.variable is None else self.variable.parse(text)
+        written = str(value).lower() if self.is_lowered else text
+        if self.choices and written not in self.choices:
+            raise ValueError(f"expected one of {', '.join(self.choices)}")
+        return written
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,8 @@ class ShardingFlags:
         prefix: of the names, which keys of the section may lack.
         section: of the file.
         in_file: whether the file as a whole switches them on.
+        flags: those that it adds to a launch.
+        other_keys: what the section may say besides; their flags belong to no group, or there are none.
     """
 
     title: str
@@ -45,6 +61,12 @@ class ShardingFlags:
     section: str
     in_file: Callable[[Mapping[str, Any]], bool]
     flags: tuple[ShardingFlag, ...]
+    other_keys: tuple[ShardingFlag, ...] = ()
+
+    @property
+    def keys(self) -> dict[str, ShardingFlag]:
+        """What the section of the file may say, by name."""
+        return {flag.name: flag for flag in (*self.flags, *self.other_keys)}
 
 
 def _fsdp(field: str, meaning: str, default: str | None = None, **others: Any) -> ShardingFlag:
@@ -54,6 +76,11 @@ def _fsdp(field: str, meaning: str, default: str | None = None, **others: Any) -
         "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
     }.get(field, field)
     return ShardingFlag(f"fsdp_{name.removeprefix('fsdp_')}", variable, meaning, default, **others)
+
+
+def _deepspeed(field: str, meaning: str, **others: Any) -> ShardingFlag:
+    has_path = field.endswith("_path")
+    return ShardingFlag(field, plugin_variables.DEEPSPEED[field], meaning, is_lowered=not has_path, **others)
 
 
 def _mesh(field: str, meaning: str, default: str | None = None, **others: Any) -> ShardingFlag:
@@ -92,8 +119,62 @@ FSDP = ShardingFlags(
         _fsdp("zero_stage", "stage of ZeRO, on CPUs", choices=("1", "2", "3")),
         _fsdp("weights_once_per_host", "let the processes of a host have the weights in common"),
     ),
+    (_fsdp("ignored_modules", "regular expression of modules that are not sharded"),),
 )
-_IGNORED = _fsdp("ignored_modules", "regular expression of modules that are not sharded")
+
+THIS_LAUNCHER = "standard"
+"""What the file and the flag call a launch of this package on each machine."""
+DEEPSPEED_LAUNCHERS = (THIS_LAUNCHER, "pdsh", "openmpi", "mvapich", "mpich", "impi", "nossh", "slurm")
+_DEVICES = ("none", "cpu", "nvme")
+DEEPSPEED = ShardingFlags(
+    "DeepSpeed",
+    "use_deepspeed",
+    env_table.USE_DEEPSPEED,
+    "train through DeepSpeed",
+    "",
+    "deepspeed_config",
+    lambda given: given.get("distributed_type") == "DEEPSPEED",
+    (
+        ShardingFlag(
+            "deepspeed_config_file",
+            plugin_variables.DEEPSPEED["hf_ds_config"],
+            "DeepSpeed's own configuration, which counts instead of the flags below",
+        ),
+        _deepspeed(
+            "zero_stage",
+            "what is sharded: 0 nothing, 1 states of optimizers, 2 gradients too, 3 parameters too; default: 2",
+            choices=("0", "1", "2", "3"),
+        ),
+        _deepspeed("offload_optimizer_device", "where states of optimizers are kept; default: none", choices=_DEVICES),
+        _deepspeed("offload_param_device", "where parameters are kept; default: none", choices=_DEVICES),
+        _deepspeed("offload_optimizer_nvme_path", "folder for states of optimizers"),
+        _deepspeed("offload_param_nvme_path", "folder for parameters"),
+        _deepspeed("gradient_clipping", "the largest norm of gradients, or auto; default: as the program clips"),
+        _deepspeed("zero3_init_flag", "build models in shards, in stage 3; default: true"),
+        _deepspeed("zero3_save_16bit_model", "save whole 16-bit weights, in stage 3; default: false"),
+        ShardingFlag(
+            "deepspeed_moe_layer_cls_names",
+            plugin_variables.DEEPSPEED_MOE_LAYERS,
+            "classes of layers with experts, with commas between",
+        ),
+        ShardingFlag("deepspeed_hostfile", None, "file with the machines, for DeepSpeed's own launcher"),
+        ShardingFlag("deepspeed_exclusion_filter", None, "machines and devices of that file to leave out"),
+        ShardingFlag("deepspeed_inclusion_filter", None, "machines and devices of that file to use"),
+        ShardingFlag(
+            "deepspeed_multinode_launcher",
+            None,
+            "how DeepSpeed's launcher starts processes on the machines of that file, or standard, which is this "
+            "launcher on each machine; default: pdsh if there is such a file",
+            choices=DEEPSPEED_LAUNCHERS,
+            is_lowered=True,
+        ),
+    ),
+    (
+        ShardingFlag(
+            "gradient_accumulation_steps", env_table.GRADIENT_ACCUMULATION_STEPS, "micro-batches per optimizer step"
+        ),
+    ),
+)
 
 MESH = ShardingFlags(
     "Mesh",
@@ -117,10 +198,4 @@ MESH = ShardingFlags(
         _mesh("sp_attn_implementation", "implementation of attention", "sdpa"),
     ),
 )
-SHARDING: tuple[ShardingFlags, ...] = (FSDP, MESH)
-
-
-def keys_of(group: ShardingFlags) -> dict[str, ShardingFlag]:
-    """What the section of the file may say; also what no flag says."""
-    known = (*group.flags, _IGNORED) if group is FSDP else group.flags
-    return {flag.name: flag for flag in known}
+SHARDING: tuple[ShardingFlags, ...] = (FSDP, DEEPSPEED, MESH)

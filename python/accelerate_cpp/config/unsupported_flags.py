@@ -36,27 +36,6 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group(
-        "DeepSpeed",
-        "training through DeepSpeed",
-        (
-            Flag("use_deepspeed", "train through DeepSpeed", takes_value=False),
-            Flag("deepspeed_config_file", "DeepSpeed's own configuration"),
-            Flag("zero_stage", "stage of ZeRO, 0 to 3"),
-            Flag("offload_optimizer_device", "where optimizer states lie: none, cpu or nvme"),
-            Flag("offload_param_device", "where parameters lie: none, cpu or nvme"),
-            Flag("offload_optimizer_nvme_path", "folder for optimizer states"),
-            Flag("offload_param_nvme_path", "folder for parameters"),
-            Flag("gradient_clipping", "largest norm of the gradients"),
-            Flag("zero3_init_flag", "build models in shards"),
-            Flag("zero3_save_16bit_model", "save whole 16-bit weights in stage 3"),
-            Flag("deepspeed_hostfile", "file with the machines"),
-            Flag("deepspeed_exclusion_filter", "machines and devices to leave out"),
-            Flag("deepspeed_inclusion_filter", "machines and devices to use"),
-            Flag("deepspeed_multinode_launcher", "how processes on other machines are started"),
-            Flag("deepspeed_moe_layer_cls_names", "classes of layers with experts, with commas between"),
-        ),
-    ),
-    Group(
         "Megatron-LM",
         "training through Megatron-LM",
         (

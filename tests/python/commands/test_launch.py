@@ -61,9 +61,9 @@ def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folde
     parser = launch.launch_command_parser()
     plain = parser.parse_args(["train.py"])
     assert (plain.use_fsdp, plain.fsdp_version, plain.zero_stage) == (False, "1", None)
-    args = parser.parse_args(["--use-deepspeed", "--zero_stage", "2", str(folder / "train.py")])
-    assert (args.use_deepspeed, args.zero_stage, args.use_fsdp) == (True, "2", False)
-    with pytest.raises(InvalidArgument, match="--use_deepspeed: training through DeepSpeed does not work"):
+    args = parser.parse_args(["--use-megatron-lm", "--zero_stage", "2", str(folder / "train.py")])
+    assert (args.use_megatron_lm, args.zero_stage, args.use_fsdp) == (True, "2", False)
+    with pytest.raises(InvalidArgument, match="--use_megatron_lm: training through Megatron-LM does not work"):
         launch.launch_command(args)
     with pytest.raises(InvalidArgument, match="--tpu: training on TPUs"):
         launch.launch_options(argparse.Namespace(tpu=True))
@@ -94,8 +94,9 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile hosts: cannot be read"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
-        (["--use_deepspeed", "train.py"], "--use_deepspeed: training through DeepSpeed does not work"),
-        (["--zero-stage", "2", "train.py"], "--zero_stage: training"),
+        (["--use_megatron_lm", "train.py"], "--use_megatron_lm: training through Megatron-LM does not work"),
+        (["--use_deepspeed", "--zero-stage", "4", "train.py"], "--zero_stage: invalid choice: '4'"),
+        (["--use_deepspeed", "--use_fsdp", "train.py"], "--use_fsdp and --use_deepspeed exclude each other"),
         (["--use_fsdp", "--fsdp-min-num-params", "few", "train.py"], "--fsdp_min_num_params: 'few': "),
         (["--fsdp_version", "3", "train.py"], "'3'"),
         (["--fp8_backend", "own", "train.py"], "'own'"),
@@ -111,8 +112,13 @@ def test_bad_input_is_one_sentence_and_starts_nothing(folder: Path, arguments: l
     assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cpu", "--num_processes", "2", "train.py"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--cpu", "--num_processes", "2", "train.py"], ["--cpu", "--use_deepspeed", "train.py"]],
+)
 def test_launcher_loads_neither_torch_nor_the_core(folder: Path, arguments: list[str]) -> None:
+    (folder / "deepspeed").mkdir()
+    (folder / "deepspeed" / "__init__.py").write_text("raise ImportError('DeepSpeed is for workers')")
     result = subprocess.run(
         [sys.executable, "-c", MODULES_AFTER, *arguments], cwd=folder, capture_output=True, text=True, check=True
     )

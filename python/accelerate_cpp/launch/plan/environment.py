@@ -72,6 +72,11 @@ class WorkerGroup:
         first = self.num_processes * self.launchers.rank
         return range(first, first + self.num_processes)
 
+    @property
+    def trains_through_deepspeed(self) -> bool:
+        """Whether engines of DeepSpeed train."""
+        return bool(self.sharding.get(env_table.USE_DEEPSPEED))
+
     def cores_of(self, worker: int) -> tuple[int, ...]:
         """The cores that this launcher's worker number ``worker`` is pinned to; none where it is not."""
         return self.shares[worker] if self.shares else ()
@@ -128,6 +133,9 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         base.pop(row.name, None)
     if group.gpu_ids is not None:
         base["CUDA_VISIBLE_DEVICES"] = group.gpu_ids
+    if group.trains_through_deepspeed:  # as with the original, the modules in this folder are found
+        folders = [folder for folder in base.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        base["PYTHONPATH"] = os.pathsep.join([*folders, os.getcwd()])
     shared = {
         env_table.USE_CPU: group.cpu if group.cpu or not group.sharding else None,
         env_table.MIXED_PRECISION: group.mixed_precision,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.config import file as config_file
+from accelerate_cpp.config.libraries import has_code
 from accelerate_cpp.devices.affinity import shares_of_launch
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import (
@@ -24,7 +25,15 @@ from accelerate_cpp.launch.plan.machines import (
     refuse_batch_job,
     started_by_mpi,
 )
-from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, compiler, fp8_recipe, resolved, sharding
+from accelerate_cpp.launch.plan.settings import (
+    DEFAULT,
+    Setting,
+    compiler,
+    fp8_recipe,
+    kind_of_training,
+    resolved,
+    sharding,
+)
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.streams import Logs, parse_tee
 
@@ -95,6 +104,10 @@ class LaunchOptions:
     alias: bool = False
     fp8: Mapping[str, Any] = field(default_factory=dict)
     sharding: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed_hostfile: str | None = None
+    deepspeed_exclusion_filter: str | None = None
+    deepspeed_inclusion_filter: str | None = None
+    deepspeed_multinode_launcher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,8 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     if options.alias:
         _require_alias_file()
     group, settings = resolve_group(options, environ)
+    if group.trains_through_deepspeed:
+        _require_deepspeed(options, os.environ if environ is None else environ)
     logs = _logs(options, group.num_processes)
     report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
     agent = _agent(options, group.launchers, settings)
@@ -162,6 +177,18 @@ def _require_alias_file() -> None:
             f"--alias needs {_ALIAS_FILE} in one of {', '.join(folders)}; pip installs it with this package: install "
             "the package there, or put `import accelerate_cpp.compat` at the beginning of the script"
         )
+
+
+def _require_deepspeed(options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    if has_code("deepspeed"):
+        return
+    _, source = kind_of_training(environ, config_file.find(options.config_file, environ), options.sharding) or (
+        None,
+        "",
+    )
+    raise MissingLibrary(
+        f"{source}: expected DeepSpeed to be installed for {sys.executable}, but it is not: pip install deepspeed"
+    )
 
 
 def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
@@ -212,7 +239,7 @@ def resolve_group(
         gpu_ids=gpu_ids,
         shares=shares,
         fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
-        sharding=sharding(environ, file, options.sharding),
+        sharding=sharding(environ, file, options.sharding, settings),
         compiler=compiler(settings),
         launchers=launchers,
         alias=options.alias,

@@ -10,7 +10,7 @@ from typing import Any
 from accelerate_cpp.config import env_table, plugin_variables
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.config.file import ConfigFile, unknown_key
-from accelerate_cpp.config.sharding_flags import SHARDING, ShardingFlag, keys_of
+from accelerate_cpp.config.sharding_flags import DEEPSPEED, FSDP, SHARDING, ShardingFlag, ShardingFlags
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT = "default"
@@ -56,6 +56,10 @@ def _mpirun_hostfile(given: Mapping[str, Any]) -> str | None:
     return (given.get("mpirun_config") or {}).get("mpirun_hostfile")
 
 
+def _deepspeed(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda given: (given.get(DEEPSPEED.section) or {}).get(name)
+
+
 def _compiler(name: str) -> Callable[[Mapping[str, Any]], Any]:
     """Looks up a key of the section on torch.compile, which may be written without ``dynamo_``."""
 
@@ -77,6 +81,7 @@ ROWS: tuple[Row, ...] = (
     Row("same_network", None, "same_network", default=False),
     Row("rdzv_backend", None, "rdzv_backend", default="static"),
     Row("mpirun_hostfile", None, _mpirun_hostfile),
+    *(Row(flag.name, None, _deepspeed(flag.name)) for flag in DEEPSPEED.flags if flag.variable is None),
     Row("num_cpu_threads_per_process", env_table.OMP_NUM_THREADS, None),
     Row("mixed_precision", env_table.MIXED_PRECISION, "mixed_precision", default="no"),
     Row("dynamo_backend", env_table.DYNAMO_BACKEND, _compiler("backend"), default="no"),
@@ -161,8 +166,8 @@ FP8_FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what each means, and
     "pad_inner_dim": ("pad matrices to multiples of 16 (torchao)", ()),
 }
 _FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
+_KINDS = (FSDP, DEEPSPEED)
 _TYPES = {
-    "DEEPSPEED": "training through DeepSpeed",
     "MEGATRON_LM": "training through Megatron-LM",
     "XLA": "training on TPUs",
 }
@@ -172,7 +177,7 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     """Refuses unsupported entries of this file; nothing in it is ignored."""
     given = file.given
     kind = given["distributed_type"]
-    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
+    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
     asked = None if known else (f"distributed_type: {kind}", _TYPES.get(kind, f"training on devices of {kind}"))
     for name in given.get("mpirun_config") or {}:
         if name not in _MPIRUN_KEYS:
@@ -184,7 +189,7 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     if asked is not None:
         raise InvalidArgument(
             f"{file.path}: {asked[0]}: {asked[1]} does not work in accelerate_cpp yet; use another file with "
-            "--config_file, in which distributed_type is NO, MULTI_CPU, MULTI_GPU or FSDP"
+            "--config_file, in which distributed_type is NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED"
         )
 
 
@@ -194,39 +199,104 @@ def compiler(settings: Mapping[str, Setting]) -> dict[Variable[Any], Any]:
     return values | {env_table.DYNAMO_BACKEND: str(values[env_table.DYNAMO_BACKEND]).upper()}
 
 
-def sharding(
+def kind_of_training(
     environ: Mapping[str, str], file: ConfigFile | None, flags: Mapping[str, Any] | None = None
+) -> tuple[ShardingFlags, str] | None:
+    """Which of FSDP and DeepSpeed trains, and what says so: a flag, else a variable, else the file.
+
+    Raises:
+        InvalidArgument: both are asked for.
+    """
+    said, given = flags or {}, {} if file is None else file.given
+    by_flag = [(kind, f"--{kind.switch}") for kind in _KINDS if said.get(kind.switch)]
+    by_variable = [
+        (kind, f"environment variable {kind.switch_variable.name}")
+        for kind in _KINDS
+        if kind.switch_variable.get(environ)
+    ]
+    by_file = [(kind, f"{file.path}: distributed_type") for kind in _KINDS if file is not None and kind.in_file(given)]
+    found = by_flag or by_variable or by_file
+    if len(found) > 1:
+        (_, one), (_, other) = found
+        raise InvalidArgument(
+            f"{one} and {other} exclude each other, as each says how models are trained: leave one out"
+        )
+    return found[0] if found else None
+
+
+def sharding(
+    environ: Mapping[str, str],
+    file: ConfigFile | None,
+    flags: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Setting] | None = None,
 ) -> dict[Variable[Any], Any]:
     """How models are sharded, as variables for the workers: of flags, else of variables, which stay, else of the file.
 
     Args:
         flags: by their names; those that were not given are left out.
+        settings: of this launch.
 
     Raises:
         InvalidArgument: a key or a value that it may not have.
     """
     said, given = flags or {}, {} if file is None else file.given
+    kind, _ = kind_of_training(environ, file, said) or (None, "")
     values: dict[Variable[Any], Any] = {}
     for group in SHARDING:
-        if not (said.get(group.switch) or group.switch_variable.get(environ) or group.in_file(given)):
+        is_asked_for = said.get(group.switch) or group.switch_variable.get(environ) or group.in_file(given)
+        if not (group is kind if group in _KINDS else is_asked_for):
+            if group.switch_variable.get(environ):  # a flag has chosen another kind of training
+                values[group.switch_variable] = False
             for flag in group.flags:
                 if flag.name in said:
                     warnings.warn(f"--{flag.name} has no effect without --{group.switch}", stacklevel=2)
             continue
         values[group.switch_variable] = True
-        keys = keys_of(group)
-        section: dict[str, Any] = {}
-        for name, value in (given.get(group.section) or {}).items():
-            full = name if name in keys else f"{group.prefix}{name}"
-            if full not in keys:
-                raise unknown_key(f"{file.path if file else ''}: {group.section}", name, keys, compared=full)
-            section[full] = value
-        for name, flag in keys.items():
-            text = _said_of(flag, said, section, environ)
-            if text is not None and _applies(flag, values):
-                values[flag.variable] = text
-                _require_readable(flag, text, f"--{name}" if name in said else f"{group.section}: {name}")
+        values |= _variables_of(group, said, file, environ)
+    if kind is DEEPSPEED:
+        values[plugin_variables.DEEPSPEED_CONFIGURED] = _configured_fields(file, settings or {})
     return values
+
+
+def _section(group: ShardingFlags, file: ConfigFile | None) -> dict[str, Any]:
+    """The section of ``group`` in the file, with the whole names of its keys."""
+    section: dict[str, Any] = {}
+    for name, value in ((file.given.get(group.section) if file else None) or {}).items():
+        full = name if name in group.keys else f"{group.prefix}{name}"
+        if full not in group.keys:
+            raise unknown_key(f"{file.path if file else ''}: {group.section}", name, group.keys, compared=full)
+        section[full] = value
+    return section
+
+
+def _variables_of(
+    group: ShardingFlags, said: Mapping[str, Any], file: ConfigFile | None, environ: Mapping[str, str]
+) -> dict[Variable[Any], str]:
+    section = _section(group, file)
+    values: dict[Variable[Any], str] = {}
+    for name, flag in group.keys.items():
+        text = _said_of(flag, said, section, environ)
+        if text is None or not _applies(flag, values):
+            continue
+        try:
+            written = flag.text_for_workers(text)
+        except ValueError as error:
+            place = f"--{name}" if name in said or file is None else f"{file.path}: {group.section}: {name}"
+            raise InvalidArgument(f"{place}: {text!r}: {error}") from None
+        if flag.variable is not None:
+            values[flag.variable] = written
+    return values
+
+
+def _configured_fields(file: ConfigFile | None, settings: Mapping[str, Setting]) -> str:
+    """What the file says of training through DeepSpeed, by name; the plugin refuses it besides DeepSpeed's own file."""
+    if file is None:
+        return ""
+    fields = [*(file.given.get(DEEPSPEED.section) or {})]
+    precision = settings.get("mixed_precision")
+    if precision is not None and precision.source.startswith(f"{file.path}:"):
+        fields.append("mixed_precision")
+    return ",".join(fields).lower()
 
 
 def _said_of(
@@ -234,7 +304,7 @@ def _said_of(
 ) -> str | None:
     if flag.name in said:
         return str(said[flag.name])
-    if flag.variable.is_set(environ):
+    if flag.variable is not None and flag.variable.is_set(environ):
         return None
     found = section.get(flag.name)
     if isinstance(found, bool):
@@ -249,13 +319,6 @@ def _applies(flag: ShardingFlag, values: Mapping[Variable[Any], Any]) -> bool:
         return True
     size = plugin_variables.PARALLELISM[f"{kind}size"]
     return str(values.get(size, "1")) != "1"
-
-
-def _require_readable(flag: ShardingFlag, text: str, place: str) -> None:
-    try:
-        flag.variable.parse(text)
-    except ValueError as error:
-        raise InvalidArgument(f"{place}: {text!r}: {error}") from None
 
 
 def fp8_recipe(

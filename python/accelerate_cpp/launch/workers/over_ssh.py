@@ -26,7 +26,7 @@ from accelerate_cpp.launch.workers.worker_output import Descriptor, Tail, blamed
 
 # The variables that programs elsewhere need from this environment; ssh itself does not pass them on.
 _CARRIED = re.compile(
-    "(ACCELERATE|CUDA|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
+    "(ACCELERATE|CUDA|DS|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
 )
 _SECRET = re.compile("(TOKEN|KEY|SECRET|PASSWORD)$")
 _HERE = {"localhost", "127.0.0.1", "::1"}
