@@ -19,14 +19,15 @@ def ask(question: Question, answers: Answers, suggested: Any) -> Any:
     print(f"\n{question.text}")
     if question.choices and menu.is_possible():
         keys = list(question.choices)
-        chosen = menu.choose(_rows(question), keys.index(suggested) if suggested in keys else 0)
+        shown = None if suggested is None else as_text(suggested)
+        chosen = menu.choose(_rows(question), keys.index(shown) if shown in keys else 0)
         return question.read(keys[chosen], answers)
     return _typed(question, answers, suggested)
 
 
 def _typed(question: Question, answers: Answers, suggested: Any) -> Any:
     for number, row in enumerate(_rows(question), start=1):
-        print(f"  {number}  {row}")
+        print(f"  {row}" if _has_numbers(question) else f"  {number}  {row}")
     shown = "" if suggested is None else f" [{as_text(suggested)}]"
     while True:
         print(f"{question.key}{shown}: ", end="", flush=True)
@@ -44,8 +45,15 @@ def _rows(question: Question) -> list[str]:
     return [f"{choice:{width}}  {meaning}" for choice, meaning in question.choices.items()]
 
 
+def _has_numbers(question: Question) -> bool:
+    """Whether the choices are numbers themselves."""
+    return bool(question.choices) and all(choice.isdecimal() for choice in question.choices)
+
+
 def _choice_of_number(question: Question, text: str) -> str:
     keys = list(question.choices)
+    if _has_numbers(question):
+        return text
     return keys[int(text) - 1] if text.isdecimal() and 1 <= int(text) <= len(keys) else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from accelerate_cpp.config.env_table import parse_flag
 from accelerate_cpp.config.fp8 import LIBRARIES, is_installed
+from accelerate_cpp.config.sharding_flags import THIS_LAUNCHER
 
 Answers = Mapping[str, Any]
 
@@ -113,6 +115,22 @@ def _address(text: str, answers: Answers) -> str:
     return text
 
 
+def _not_empty(text: str, answers: Answers) -> str:
+    if not text:
+        raise ValueError("expected a text that is not empty")
+    return text
+
+
+def _largest_norm(text: str, answers: Answers) -> float | str:
+    try:
+        norm = float(text or 1.0)
+    except ValueError:
+        norm = math.nan
+    if not (math.isfinite(norm) and norm >= 0):
+        raise ValueError("expected a number of at least 0, or nothing")
+    return norm if text else ""
+
+
 def _three_flags(text: str, answers: Answers) -> list[bool]:
     parts = [part.strip() for part in text.strip("()[]").split(",")]
     if len(parts) != 3:
@@ -126,10 +144,11 @@ def _is(**wanted: Any) -> Condition:
 
 
 _SEVERAL_PROCESSES = Condition(
-    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU, MULTI_GPU or FSDP"
+    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED"
 )
 _CPU_OR_GPUS = Condition(
-    lambda answers: answers["distributed_type"] in ("NO", "FSDP"), "distributed_type is NO or FSDP"
+    lambda answers: answers["distributed_type"] in ("NO", "FSDP", "DEEPSPEED"),
+    "distributed_type is NO, FSDP or DEEPSPEED",
 )
 _SEVERAL_MACHINES = Condition(lambda answers: answers.get("num_machines", 1) > 1, "num_machines is more than 1")
 _DISTANT_MACHINES = Condition(
@@ -150,6 +169,52 @@ def _wraps(policy: str) -> Condition:
         lambda answers: answers.get("fsdp_config.fsdp_auto_wrap_policy") == policy,
         f"distributed_type is FSDP and fsdp_config.fsdp_auto_wrap_policy is {policy}",
     )
+
+
+def _deepspeed(words: str, holds: Callable[[Callable[[str], Any]], bool]) -> Condition:
+    """``holds`` gets a function from keys of the section to their answers; what was not asked is ``""``."""
+
+    def applies(answers: Answers) -> bool:
+        if answers["distributed_type"] != "DEEPSPEED":
+            return False
+        return holds(lambda name: answers.get(f"deepspeed_config.{name}", ""))
+
+    return Condition(applies, f"distributed_type is DEEPSPEED and {words}")
+
+
+_NO_FILE_OF_DEEPSPEED = _deepspeed(
+    "deepspeed_config.deepspeed_config_file is left open", lambda said: said("deepspeed_config_file") == ""
+)
+_STAGES_THAT_OFFLOAD = _deepspeed("deepspeed_config.zero_stage is 2 or 3", lambda said: said("zero_stage") in (2, 3))
+_STAGE_3 = _deepspeed("deepspeed_config.zero_stage is 3", lambda said: said("zero_stage") == 3)
+_MAY_BE_STAGE_3 = _deepspeed(
+    "deepspeed_config.zero_stage is 3, or deepspeed_config.deepspeed_config_file is given",
+    lambda said: said("zero_stage") == 3 or said("deepspeed_config_file") != "",
+)
+_DEEPSPEED_ON_MACHINES = Condition(
+    lambda answers: answers["distributed_type"] == "DEEPSPEED" and answers.get("num_machines", 1) > 1,
+    "distributed_type is DEEPSPEED and num_machines is more than 1",
+)
+_ITS_OWN_LAUNCHER = _deepspeed(
+    f"deepspeed_config.deepspeed_multinode_launcher is not {THIS_LAUNCHER}",
+    lambda said: said("deepspeed_multinode_launcher") not in ("", THIS_LAUNCHER),
+)
+_NO_EXCLUSION = _deepspeed(
+    f"deepspeed_config.deepspeed_multinode_launcher is not {THIS_LAUNCHER}, and "
+    "deepspeed_config.deepspeed_exclusion_filter is left open",
+    lambda said: (
+        said("deepspeed_multinode_launcher") not in ("", THIS_LAUNCHER) and said("deepspeed_exclusion_filter") == ""
+    ),
+)
+_PRECISION_IS_OURS = Condition(
+    lambda answers: not answers.get("deepspeed_config.deepspeed_config_file"),
+    "no deepspeed_config.deepspeed_config_file is given, which has the precision in it",
+)
+
+
+def _offloads(what: str) -> Condition:
+    key = f"offload_{what}_device"
+    return _deepspeed(f"deepspeed_config.{key} is nvme", lambda said: said(key) == "nvme")
 
 
 def _fp8(backend: str) -> Condition:
@@ -173,6 +238,11 @@ def _number(key: str, text: str, default: int, minimum: int, when: Condition) ->
     )
 
 
+def _words(key: str, text: str, when: Condition, default: str | None = "") -> Question:
+    """A question that a text answers, which may be left open if it is the default."""
+    return Question(key, text, _same if default == "" else _not_empty, lambda answers, machine: default, when, {})
+
+
 QUESTIONS: tuple[Question, ...] = (
     Question(
         "distributed_type",
@@ -185,6 +255,7 @@ QUESTIONS: tuple[Question, ...] = (
             "MULTI_CPU": "several processes on CPUs",
             "MULTI_GPU": "several processes, each with an NVIDIA GPU of its own",
             "FSDP": "several processes that share out parameters, gradients and optimizer states",
+            "DEEPSPEED": "several processes that train through DeepSpeed",
         },
     ),
     Question(
@@ -299,6 +370,108 @@ QUESTIONS: tuple[Question, ...] = (
         "Keep parameters and gradients in the memory of the host?",
         when=_is(distributed_type="FSDP"),
     ),
+    _words(
+        "deepspeed_config.deepspeed_config_file",
+        "Path of a configuration of DeepSpeed, in JSON; nothing to answer questions about it",
+        _is(distributed_type="DEEPSPEED"),
+    ),
+    Question(
+        "deepspeed_config.zero_stage",
+        "What do the processes share out?",
+        lambda text, answers: int(text),
+        lambda answers, machine: 2,
+        _NO_FILE_OF_DEEPSPEED,
+        {
+            "0": "nothing",
+            "1": "optimizer states",
+            "2": "gradients, too",
+            "3": "parameters, too",
+        },
+    ),
+    _choice(
+        "deepspeed_config.offload_optimizer_device",
+        "Where are optimizer states kept?",
+        "none",
+        _STAGES_THAT_OFFLOAD,
+        none="where the model is",
+        cpu="in the memory of the host",
+        nvme="on disks, in stage 3",
+    ),
+    _words(
+        "deepspeed_config.offload_optimizer_nvme_path",
+        "In which folder on these disks?",
+        _offloads("optimizer"),
+        "/nvme",
+    ),
+    _choice(
+        "deepspeed_config.offload_param_device",
+        "Where are parameters kept?",
+        "none",
+        _STAGE_3,
+        none="where the model is computed",
+        cpu="in the memory of the host",
+        nvme="on disks",
+    ),
+    _words("deepspeed_config.offload_param_nvme_path", "In which folder on these disks?", _offloads("param"), "/nvme"),
+    _number(
+        "deepspeed_config.gradient_accumulation_steps",
+        "How many micro-batches make an optimizer step?",
+        1,
+        1,
+        _NO_FILE_OF_DEEPSPEED,
+    ),
+    Question(
+        "deepspeed_config.gradient_clipping",
+        "Which norm may gradients have at most? Nothing if the program clips, or nobody does",
+        _largest_norm,
+        lambda answers, machine: "",
+        _NO_FILE_OF_DEEPSPEED,
+        {},
+    ),
+    _flag("deepspeed_config.zero3_save_16bit_model", "Gather 16-bit weights to save whole models?", when=_STAGE_3),
+    _flag(
+        "deepspeed_config.zero3_init_flag",
+        "Share out parameters while transformers builds a model, which may be too large for one process?",
+        when=_MAY_BE_STAGE_3,
+    ),
+    _words(
+        "deepspeed_config.deepspeed_moe_layer_cls_names",
+        "Classes of layers with experts, with commas between; nothing if there are none",
+        _is(distributed_type="DEEPSPEED"),
+    ),
+    Question(
+        "deepspeed_config.deepspeed_multinode_launcher",
+        "Who starts the processes on the machines?",
+        _same,
+        lambda answers, machine: THIS_LAUNCHER,
+        _DEEPSPEED_ON_MACHINES,
+        {
+            THIS_LAUNCHER: "accelerate-cpp launch, on each machine",
+            "pdsh": "DeepSpeed, from this machine through pdsh",
+            "openmpi": "DeepSpeed, through Open MPI",
+            "mvapich": "DeepSpeed, through MVAPICH",
+            "mpich": "DeepSpeed, through MPICH",
+            "impi": "DeepSpeed, through Intel MPI",
+            "nossh": "DeepSpeed, on each machine",
+            "slurm": "DeepSpeed, through Slurm",
+        },
+    ),
+    _words(
+        "deepspeed_config.deepspeed_hostfile",
+        "Path of the file with the machines, in lines such as gpu1 slots=8",
+        _ITS_OWN_LAUNCHER,
+        None,
+    ),
+    _words(
+        "deepspeed_config.deepspeed_exclusion_filter",
+        "Which of them to leave out, such as gpu1:0,2@gpu2? Nothing for none",
+        _ITS_OWN_LAUNCHER,
+    ),
+    _words(
+        "deepspeed_config.deepspeed_inclusion_filter",
+        "Or which of them to use, such as gpu1:0,2@gpu2? Nothing for all",
+        _NO_EXCLUSION,
+    ),
     _flag("enable_cpu_affinity", "Pin each process to cores of its own, near its GPU?"),
     _flag("debug", "Check the shapes of collectives before running them? Slower", when=_SEVERAL_PROCESSES),
     _choice(
@@ -333,6 +506,7 @@ QUESTIONS: tuple[Question, ...] = (
         "mixed_precision",
         "In which precision is the forward pass computed?",
         "no",
+        _PRECISION_IS_OURS,
         no="that of the model",
         fp16="16 bits, for GPUs; gradients are scaled",
         bf16="16 bits with the range of float32",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from accelerate_cpp.commands import menu
 from accelerate_cpp.commands.prompt import ask
 from accelerate_cpp.config.questions import QUESTIONS
 
@@ -34,6 +35,22 @@ def test_choices_and_the_suggestion_are_shown(
 
 def test_a_number_is_no_choice_where_numbers_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed("num_machines", "2\n", 1, monkeypatch) == 2
+
+
+def test_choices_that_are_numbers_have_no_other_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed("deepspeed_config.zero_stage", "1\n", 2, monkeypatch) == 1
+    assert "\n  0  nothing\n  1  " in capsys.readouterr().out
+    assert typed("deepspeed_config.zero_stage", "\n", 2, monkeypatch) == 2
+
+
+def test_the_suggestion_of_a_menu_is_found_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    monkeypatch.setattr(menu, "is_possible", lambda: True)
+    monkeypatch.setattr(menu, "choose", lambda rows, place: places.append(place) or place)
+    assert ask(BY_KEY["deepspeed_config.zero_stage"], {}, 3) == 3
+    assert places == [3]
 
 
 def test_wrong_input_is_explained_and_asked_again(

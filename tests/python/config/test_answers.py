@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.commands.config.config_args import ClusterConfig
 
 from accelerate_cpp.config import answers, file
 from accelerate_cpp.config.answers import answered, answers_of_file, file_values, kept, not_asked
@@ -86,15 +87,49 @@ def test_an_earlier_file_is_suggested_where_it_fits() -> None:
 
 def test_what_is_not_asked_about_stays() -> None:
     before = {
-        "distributed_type": "DEEPSPEED",
+        "distributed_type": "MEGATRON_LM",
+        "megatron_lm_config": {"megatron_lm_tp_degree": 2},
         "deepspeed_config": {"zero_stage": 2},
-        "fp8_config": {"backend": "TE"},
         "main_process_ip": "a",
     }
     given = answered(suggested, MACHINE, before)
-    assert kept(given, before) == {"deepspeed_config": {"zero_stage": 2}, "fp8_config": {"backend": "TE"}}
+    sections = {name: before[name] for name in ("megatron_lm_config", "deepspeed_config")}
+    assert kept(given, before) == sections
     values = file_values(given, before)
-    assert (values["deepspeed_config"], values["main_process_ip"]) == ({"zero_stage": 2}, None)
+    assert (values["megatron_lm_config"], values["main_process_ip"]) == ({"megatron_lm_tp_degree": 2}, None)
+
+
+def test_training_through_deepspeed_is_written_as_the_original_reads_it(tmp_path: Path) -> None:
+    text = (
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nmain_process_ip: a\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  gradient_clipping: 1\n  deepspeed_multinode_launcher: pdsh\n  deepspeed_hostfile: hosts\n"
+    )
+    values = file_values(answers_of_file(written(tmp_path, text), MACHINE))
+    path = tmp_path / "config.yaml"
+    file.save(path, values)
+    original = ClusterConfig.from_yaml_file(path)
+    assert (original.distributed_type, original.num_processes, original.use_cpu) == ("DEEPSPEED", 2, True)
+    assert original.deepspeed_config == {
+        "zero_stage": 3,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "zero3_save_16bit_model": False,
+        "zero3_init_flag": False,
+        "deepspeed_multinode_launcher": "pdsh",
+        "deepspeed_hostfile": "hosts",
+    }
+    again = file_values(answered(suggested, MACHINE, file.load(path).given), file.load(path).given)
+    assert again == values
+
+
+def test_a_file_of_deepspeed_leaves_no_other_answers(tmp_path: Path) -> None:
+    before = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 3}}
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    values = file_values(answers_of_file(written(tmp_path, text), MACHINE), before)
+    assert values["deepspeed_config"] == {"deepspeed_config_file": "ds.json", "zero3_init_flag": False}
+    assert values["mixed_precision"] is None
 
 
 def test_models_in_shards_are_asked_about_and_written_for_the_version_that_works(tmp_path: Path) -> None:
@@ -134,11 +169,11 @@ def test_not_compiling_is_not_written() -> None:
 
 def test_what_does_not_work_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = (
-        Group("DeepSpeed", "training through DeepSpeed", (Flag("use_deepspeed", ""),)),
+        Group("Megatron-LM", "training through Megatron-LM", (Flag("use_megatron_lm", ""),)),
         Group("Several machines", "starting workers on several machines", ()),
     )
     monkeypatch.setattr(answers, "GROUPS", groups)
-    assert not_asked() == "training through DeepSpeed"
+    assert not_asked() == "training through Megatron-LM"
 
 
 def test_every_value_that_is_written_passes_the_checks_of_the_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_every_key_is_one_of_the_file() -> None:
 def test_what_is_suggested_is_accepted(question: Question, gpus: int, kind: str) -> None:
     answers = {"distributed_type": kind, "num_machines": 3}
     value = question.default(answers, Machine(gpus))
-    if question.key == "main_process_ip":
+    if question.key in ("main_process_ip", "deepspeed_config.deepspeed_hostfile"):
         assert value is None
         return
     typed = ",".join("yes" if flag else "no" for flag in value) if isinstance(value, list) else str(value)
@@ -45,6 +45,9 @@ def test_what_is_suggested_is_accepted(question: Question, gpus: int, kind: str)
         ("gpu_ids", "0, 2", "0,2"),
         ("main_process_ip", "node-0", "node-0"),
         ("fp8_config.override_linear_precision", "(no, no, yes)", [False, False, True]),
+        ("deepspeed_config.zero_stage", "3", 3),
+        ("deepspeed_config.gradient_clipping", "0.5", 0.5),
+        ("deepspeed_config.gradient_clipping", "", ""),
     ],
 )
 def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
@@ -54,7 +57,7 @@ def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("distributed_type", "DEEPSPEED", "expected one of NO, MULTI_CPU, MULTI_GPU, FSDP"),
+        ("distributed_type", "XLA", "expected one of NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED"),
         ("use_cpu", "maybe", "expected yes or no"),
         ("num_machines", "0", "expected an integer of at least 1"),
         ("num_machines", "two", "expected an integer of at least 1"),
@@ -66,6 +69,10 @@ def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
         ("gpu_ids", "0,,1", "expected all, or ids"),
         ("gpu_ids", "all,1", "expected all, or ids"),
         ("fp8_config.override_linear_precision", "yes", "expected three"),
+        ("deepspeed_config.zero_stage", "4", "expected one of 0, 1, 2, 3"),
+        ("deepspeed_config.gradient_clipping", "-1", "expected a number of at least 0, or nothing"),
+        ("deepspeed_config.gradient_clipping", "much", "expected a number of at least 0, or nothing"),
+        ("deepspeed_config.deepspeed_hostfile", "", "expected a text that is not empty"),
     ],
 )
 def test_a_wrong_answer_is_told_what_is_expected(key: str, text: str, expected: str) -> None:
@@ -109,3 +116,40 @@ def test_how_to_compile_is_asked_only_where_models_are_compiled() -> None:
     assert "dynamo_config.dynamo_backend" in asked({})
     assert "dynamo_config.dynamo_mode" not in asked({"dynamo_config.dynamo_backend": "NO"})
     assert "dynamo_config.dynamo_mode" in asked({"dynamo_config.dynamo_backend": "INDUCTOR"})
+
+
+def asked_of_deepspeed(machines: int = 1, **answers: Any) -> set[str]:
+    section = {f"deepspeed_config.{name}": value for name, value in answers.items()}
+    found = asked({"distributed_type": "DEEPSPEED", "num_machines": machines} | section)
+    return {name.removeprefix("deepspeed_config.") for name in found if name.startswith("deepspeed_config.")}
+
+
+def test_of_deepspeed_only_what_has_an_effect_is_asked() -> None:
+    always = {"deepspeed_config_file", "deepspeed_moe_layer_cls_names"}
+    without_file = always | {"zero_stage", "gradient_accumulation_steps", "gradient_clipping"}
+    assert asked_of_deepspeed(deepspeed_config_file="ds.json") == always | {"zero3_init_flag"}
+    assert asked_of_deepspeed(zero_stage=1) == without_file
+    assert asked_of_deepspeed(zero_stage=2) == without_file | {"offload_optimizer_device"}
+    assert asked_of_deepspeed(zero_stage=3, offload_optimizer_device="nvme", offload_param_device="cpu") == (
+        without_file
+        | {"offload_optimizer_device", "offload_optimizer_nvme_path", "offload_param_device"}
+        | {"zero3_init_flag", "zero3_save_16bit_model"}
+    )
+    assert "offload_param_nvme_path" in asked_of_deepspeed(zero_stage=3, offload_param_device="nvme")
+    assert not [name for name in asked({"distributed_type": "FSDP"}) if "deepspeed" in name]
+
+
+def test_the_machines_of_deepspeeds_launcher_are_asked_about_only_where_it_starts() -> None:
+    of_launcher = {"deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}
+    assert "deepspeed_multinode_launcher" not in asked_of_deepspeed(machines=1)
+    assert "deepspeed_multinode_launcher" in asked_of_deepspeed(machines=2)
+    assert not asked_of_deepspeed(machines=2, deepspeed_multinode_launcher="standard") & of_launcher
+    assert asked_of_deepspeed(machines=2, deepspeed_multinode_launcher="pdsh") >= of_launcher
+    excluding = asked_of_deepspeed(machines=2, deepspeed_multinode_launcher="pdsh", deepspeed_exclusion_filter="a:0")
+    assert excluding & of_launcher == of_launcher - {"deepspeed_inclusion_filter"}
+
+
+def test_the_precision_is_asked_where_no_file_of_deepspeed_has_it() -> None:
+    kind = {"distributed_type": "DEEPSPEED"}
+    assert "mixed_precision" in asked(kind | {"deepspeed_config.deepspeed_config_file": ""})
+    assert "mixed_precision" not in asked(kind | {"deepspeed_config.deepspeed_config_file": "ds.json"})
