@@ -94,6 +94,11 @@ class Observed:
         """Whether gradients are those of a scaled loss, as in fp16."""
         return bool(self.accelerators) and self.accelerators[-1].scaler is not None
 
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether engines of another library step, on gradients and parameters of their own."""
+        return any(one._session.strategy.steps_in_backward for one in self.accelerators)
+
     def prepared(self, kind: str) -> list[Any]:
         """The prepared objects of a kind: ``models``, ``optimizers``, ``dataloaders`` or ``schedulers``."""
         return [item for accelerator in self.accelerators for item in getattr(accelerator, f"_{kind}")]

@@ -93,6 +93,8 @@ class Training:
                 "gradients of the step before were still there, and the new ones were added to them",
                 "call optimizer.zero_grad() once for each step",
             )
+        if observed.steps_in_backward:
+            return
         if observed.accelerators and not has_closure:
             self._judge_parameters(optimizer)
         if observed.accelerators and not observed.is_prepared_optimizer(optimizer):

@@ -44,7 +44,7 @@ _COLLECTIVES = (
     "load_state",
 )
 _GATHERS = frozenset({"gather", "gather_for_metrics"})
-_OWN = ("accelerate_cpp", "torch")
+_OWN = ("accelerate_cpp", "deepspeed", "torch")
 
 Around = Callable[..., Any]
 

@@ -7,9 +7,10 @@ import sys
 from types import FrameType
 from typing import Any
 
-# Code between the user's and ours: torch itself, and the modules behind its decorators and context managers.
+# Code between the user's and ours: torch, DeepSpeed, and the modules behind their decorators and context managers.
 _BETWEEN = frozenset(
-    {"accelerate_cpp", "contextlib", "functools", "importlib", "threading", "torch", "typing_extensions", "warnings"}
+    {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "threading", "torch"}
+    | {"typing_extensions", "warnings"}
 )
 
 

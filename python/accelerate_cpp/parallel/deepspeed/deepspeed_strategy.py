@@ -46,6 +46,10 @@ from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
 __all__ = ["DeepSpeedStrategy"]
 
 
+def _yes() -> bool:
+    return True
+
+
 def _trains(model: torch.nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
@@ -220,18 +224,19 @@ class DeepSpeedStrategy(SingleStrategy):
         engines = known if len(known) == 1 else depends_on(loss, known) or known[:1]
         first, *others = engines
         for engine in others:
-            if not engine._support_torch_style_backward:
+            if not getattr(engine, "_support_torch_style_backward", False):
                 raise InvalidArgument(
                     f"a loss of {len(engines)} models, of which {type(engine.module).__name__} is trained in stage "
                     f"{engine.zero_optimization_stage()} of ZeRO: DeepSpeed needs stage 1 or higher for that; set "
                     "zero_optimization.stage, or call backward for each model"
                 )
+        stepping = [engine for engine in engines if completes and engine not in self._not_synchronised]
         for engine in engines:
-            engine.set_gradient_accumulation_boundary(completes and engine not in self._not_synchronised)
+            if getattr(engine, "managed_gradient_accumulation", _yes)():  # else its step is the boundary
+                engine.set_gradient_accumulation_boundary(engine in stepping)
         first.backward(loss, scale_wrt_gas=False, **kwargs)  # which has been divided
-        for engine in engines:
-            if engine.is_gradient_accumulation_boundary():
-                self._step(engine)
+        for engine in stepping:
+            self._step(engine)
 
     def _step(self, engine: Any) -> None:
         """The step of ``engine``; the norm of its gradients is kept, if it or the program wants it."""
