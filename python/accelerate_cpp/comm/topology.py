@@ -52,7 +52,7 @@ def local_rank_of(rank: int, local_world_size: int | None) -> int:
 def local_rank_before_connecting() -> int:
     """The local rank as far as the environment tells it, for choosing a device before any process group exists."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else env_table.RANK.get() or 0
-    return local_rank_of(rank, env_table.LOCAL_WORLD_SIZE.get())
+    return local_rank_of(rank, _local_world_size())
 
 
 def read_topology(device_type: str) -> Topology:
@@ -60,7 +60,7 @@ def read_topology(device_type: str) -> Topology:
     if not (dist.is_available() and dist.is_initialized()):
         return Topology()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    local_world_size = env_table.LOCAL_WORLD_SIZE.get()
+    local_world_size = _local_world_size()
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -69,6 +69,12 @@ def read_topology(device_type: str) -> Topology:
         backend=_backend_for(device_type),
         mesh=mesh_of({}, rank, world_size, shards=False),
     )
+
+
+def _local_world_size() -> int | None:
+    """The number of processes on this host; ``None`` if no launcher says it."""
+    said = env_table.LOCAL_WORLD_SIZE.get() or env_table.LOCAL_SIZE.get()
+    return None if said is None else int(said)
 
 
 def _backend_for(device_type: str) -> str:

@@ -327,6 +327,10 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
 
         print(render(plan))
         return 0
+    if plan.deepspeed is not None:
+        from accelerate_cpp.launch.workers.over_deepspeed import run_deepspeed
+
+        return run_deepspeed(plan, plan.deepspeed, quiet=quiet)
     if plan.agent is not None:
         from accelerate_cpp.launch.plan.elastic_agent import become_agent
 

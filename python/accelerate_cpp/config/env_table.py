@@ -138,6 +138,7 @@ RANK = _integer("RANK", None, "rank of this process over all hosts, from 0")
 WORLD_SIZE = _integer("WORLD_SIZE", None, "number of processes over all hosts")
 LOCAL_RANK = _integer("LOCAL_RANK", None, "rank of this process on its host, from 0")
 LOCAL_WORLD_SIZE = _integer("LOCAL_WORLD_SIZE", None, "number of processes on this host")
+LOCAL_SIZE = _integer("LOCAL_SIZE", None, "the same from DeepSpeed's launcher, which does not set LOCAL_WORLD_SIZE")
 MASTER_ADDR = _text("MASTER_ADDR", None, "host name or address of rank 0")
 MASTER_PORT = _integer("MASTER_PORT", None, "TCP port of rank 0's store")
 RENDEZVOUS_FD = _integer(

@@ -71,7 +71,6 @@ FUNCTIONS: tuple[Unsupported, ...] = (
         *("MegatronLMDummyDataLoader", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"),
         *("BertTrainStep", "GPTTrainStep", "T5TrainStep"),
     ),
-    *_functions("a launch through DeepSpeed", "use prepare_multi_gpu_env", "prepare_deepspeed_cmd_env"),
     *_functions("a launch on Amazon SageMaker", "use prepare_multi_gpu_env", "prepare_sagemager_args_inputs"),
     *_functions("a launch on TPUs", "use notebook_launcher, through torch_xla", "prepare_tpu"),
 )

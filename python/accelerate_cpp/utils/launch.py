@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -14,12 +15,15 @@ import torch.distributed as dist
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.launch import launch_options
 from accelerate_cpp.config import env_table
+from accelerate_cpp.config.plugin_variables import DEEPSPEED_CONFIGURED
+from accelerate_cpp.config.sharding_flags import DEEPSPEED
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.plan.environment import worker_environment
+from accelerate_cpp.launch.plan.deepspeed_launcher import DEFAULT_WAY, deepspeed_launcher
+from accelerate_cpp.launch.plan.environment import WorkerGroup, group_environment, worker_environment
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve, resolve_group
 from accelerate_cpp.plugins.enums import DistributedType
-from accelerate_cpp.utils.not_yet import prepare_deepspeed_cmd_env, prepare_sagemager_args_inputs, prepare_tpu
+from accelerate_cpp.utils.not_yet import prepare_sagemager_args_inputs, prepare_tpu
 
 __all__ = [
     "PrepareForLaunch",
@@ -73,6 +77,52 @@ def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
     for row in _OF_ONE_WORKER:
         environment.pop(row.name, None)
     return environment
+
+
+def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str] | None, dict[str, str]]:
+    """The command and the environment by which ``accelerate-cpp launch --use_deepspeed`` would start processes.
+
+    Args:
+        args: what ``launch_command_parser()`` returned; a configuration file and the environment are used as in a
+            launch. It gets the values that are not said, and where there is no command those of torchrun:
+            ``nproc_per_node``, ``master_port`` and, on several machines, ``nnodes``, ``node_rank`` and ``master_addr``
+            or, if they are not in one network, ``rdzv_endpoint``.
+
+    Returns:
+        The command of DeepSpeed's own launcher, or ``None`` if the machines have no file for it, and the environment,
+        to which the program that starts the processes adds ``RANK`` and the like.
+
+    Raises:
+        InvalidArgument: the launch has settings that cannot be combined.
+    """
+    options = _options(args)
+    group, settings = resolve_group(replace(options, sharding={**options.sharding, DEEPSPEED.switch: True}))
+    launcher = deepspeed_launcher(settings)
+    if launcher is None:
+        command, environment = None, group_environment(group, env_table.environment_here())
+        _tell_torchrun(args, group)
+    else:
+        script = (options.training_script, *options.training_script_args)
+        command = launcher.command(group.master_port, script, module=options.module, no_python=options.no_python)
+        environment = launcher.environment(group)
+    args.main_process_port = group.master_port
+    args.deepspeed_multinode_launcher = settings["deepspeed_multinode_launcher"].value or DEFAULT_WAY
+    fields = getattr(args, "deepspeed_fields_from_accelerate_config", None)
+    if fields is not None:  # as the original's launch_command passes them
+        environment |= env_table.render({DEEPSPEED_CONFIGURED: fields.lower()})
+    return command, environment
+
+
+def _tell_torchrun(args: argparse.Namespace, group: WorkerGroup) -> None:
+    args.nproc_per_node, port = str(group.num_processes), str(group.master_port)
+    if group.launchers.count == 1:
+        args.master_port = port
+        return
+    args.nnodes, args.node_rank = str(group.launchers.count), group.launchers.rank
+    if getattr(args, "same_network", False):
+        args.master_addr, args.master_port = group.master_addr, port
+    else:
+        args.rdzv_endpoint = f"{group.master_addr}:{port}"
 
 
 def _plan(args: argparse.Namespace) -> LaunchPlan:

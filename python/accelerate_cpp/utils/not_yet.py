@@ -48,11 +48,6 @@ def compile_regions_fsdp2(module: torch.nn.Module, **compile_kwargs: Any) -> Any
 
 
 @refusing
-def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:  # type: ignore[empty-body]
-    """Not supported (``InvalidArgument``). In the original, it returns the command of DeepSpeed's launcher."""
-
-
-@refusing
 def prepare_sagemager_args_inputs(sagemaker_config: Any, args: argparse.Namespace) -> Any:
     """Not supported (``InvalidArgument``). In the original, it returns the arguments for a job on Amazon SageMaker."""
 

@@ -12,7 +12,7 @@ from accelerate_cpp.comm.topology import Topology, local_rank_before_connecting,
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -40,6 +40,8 @@ def test_without_a_process_group_there_is_one_process() -> None:
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, 0, 2),
         ({"LOCAL_WORLD_SIZE": "2"}, 0, 2),
         ({"LOCAL_RANK": "1"}, 1, 4),
+        ({"LOCAL_SIZE": "2"}, 0, 2),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_SIZE": "4"}, 0, 2),
     ],
 )
 @pytest.mark.usefixtures("fake_backend", "group_of_four")

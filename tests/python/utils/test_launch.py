@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import accelerate.commands.launch as original_commands
 import accelerate.utils.launch as original
 import pytest
 import torch.multiprocessing
@@ -79,6 +80,69 @@ def test_the_environment_of_several_processes_needs_no_script() -> None:
     args = argparse.Namespace(num_processes=1, main_process_ip="127.0.0.1", main_process_port=0, use_fsdp=False)
     assert launch.prepare_multi_gpu_env(args)["ACCELERATE_MIXED_PRECISION"] == "no"
     assert int(args.master_port) > 0
+
+
+def both_prepared(*words: object) -> tuple[Any, Any]:
+    """Commands, environments and arguments of a launch through DeepSpeed, of the original and of this package."""
+    found = []
+    for parser, prepare in (
+        (original_commands.launch_command_parser, original.prepare_deepspeed_cmd_env),
+        (launch_command_parser, launch.prepare_deepspeed_cmd_env),
+    ):
+        args = parser().parse_args(["--use_deepspeed", *(str(word) for word in words)])
+        args.deepspeed_fields_from_accelerate_config = "Zero_Stage"
+        if parser is original_commands.launch_command_parser:
+            args.mixed_precision = args.mixed_precision or "no"
+            args.num_machines = args.num_machines or 1
+            args.machine_rank = args.machine_rank or 0
+        command, environment = prepare(args)
+        found.append((command, environment, args))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--deepspeed_multinode_launcher", "pdsh", "--main_process_ip", "10.0.0.1", "--zero_stage", 3],
+        ["--offload_param_device", "CPU", "--main_process_port", 29777, "--gradient_clipping", 1, "--debug"],
+        ["--deepspeed_exclusion_filter", "a:0", "--deepspeed_multinode_launcher", "slurm"],
+        ["--deepspeed_inclusion_filter", "a", "--module", "--zero3_init_flag", "true"],
+        ["--no_python", "--deepspeed_config_file", "ds.json", "--mixed_precision", "bf16"],
+        ["--deepspeed_multinode_launcher", "nossh", "--machine_rank", 1],
+    ],
+)
+def test_the_command_of_deepspeeds_launcher_is_the_originals(
+    script: Path, monkeypatch: pytest.MonkeyPatch, words: list[object]
+) -> None:
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setattr(original, "compare_versions", lambda *_: False)  # which DeepSpeed is installed
+    (script.parent / "hosts").write_text("a slots=2\nb slots=2\n")
+    words = ["--num_machines", 2, "--num_processes", 4, "--deepspeed_hostfile", "hosts", *words, script, "--lr", 1]
+    (theirs, environment, _), (ours, own_environment, args) = both_prepared(*words)
+    if "nossh" in words:  # the original's scripts get an argument there that they may not know
+        theirs.insert(theirs.index("--no_ssh") + 1, "--no_local_rank")
+    assert ours == theirs
+    assert own_environment.items() >= environment.items()
+    assert args.main_process_port == int(theirs[theirs.index("--master_port") + 1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--num_processes", 2, "--zero_stage", 1],
+        ["--num_machines", 2, "--num_processes", 4, "--machine_rank", 1, "--main_process_ip", "a", "--same_network"],
+        ["--num_machines", 2, "--num_processes", 4, "--main_process_ip", "127.0.0.1"],
+    ],
+)
+def test_without_its_launcher_torchrun_is_told_what_the_original_tells_it(script: Path, words: list[object]) -> None:
+    words = ["--deepspeed_multinode_launcher", "standard", "--main_process_port", host_resources.free_port(), *words]
+    (theirs, environment, told), (ours, own_environment, args) = both_prepared(*words, script)
+    assert (ours, theirs) == (None, None)
+    assert own_environment.items() >= environment.items()
+    names = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
+    expected = {name: getattr(told, name) for name in names if hasattr(told, name)}
+    assert {name: getattr(args, name) for name in names if hasattr(args, name)} == expected
+    assert not own_environment.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 
 
 @pytest.mark.parametrize(

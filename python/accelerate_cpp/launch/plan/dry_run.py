@@ -20,9 +20,12 @@ def render(plan: LaunchPlan) -> str:
         if launchers.count > 1
         else f"{group.world_size} process{'es' if group.world_size > 1 else ''} on this machine",
     ]
-    if launchers.count > 1:
+    if launchers.count > 1 and plan.deepspeed is None:
         lines.append(f"rank 0 is at {group.master_addr}, port {group.master_port}")
-    if plan.agent is not None:
+    if plan.deepspeed is not None:
+        lines = [f"on the machines of {plan.deepspeed.hostfile}, by DeepSpeed's launcher:"]
+        command, told = plan.deepspeed_command, plan.deepspeed.environment(group)
+    elif plan.agent is not None:
         lines.append(f"watched by torch's agent, which meets the others through {plan.agent.rdzv_backend}:")
         command, told = agent_command(plan, plan.agent), group_environment(group, os.environ)
     else:

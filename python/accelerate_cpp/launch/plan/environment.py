@@ -21,6 +21,7 @@ _OF_ANOTHER_GROUP = (
     env_table.WORLD_SIZE,
     env_table.LOCAL_RANK,
     env_table.LOCAL_WORLD_SIZE,
+    env_table.LOCAL_SIZE,
     env_table.RENDEZVOUS_FD,
     env_table.BOARD,
     env_table.JOINING,

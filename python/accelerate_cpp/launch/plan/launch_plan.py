@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.libraries import has_code
 from accelerate_cpp.devices.affinity import shares_of_launch
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.launch.plan import host_resources
+from accelerate_cpp.launch.plan.deepspeed_launcher import WITHOUT_RANKS, DeepSpeedLauncher, deepspeed_launcher
 from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import (
     ALONE,
@@ -123,6 +125,7 @@ class LaunchPlan:
         report: the file for the report.
         mpirun: the file with the machines on which MPI has to start this launch first.
         agent: torch's agent, if it supervises the workers instead of this launcher.
+        deepspeed: DeepSpeed's launcher, if it starts the workers instead of this one, by ``deepspeed_command``.
         ends_with_stdin: whether the run ends when standard input ends, which the workers then do not get.
         monitor: whether the progress of the workers is shown.
     """
@@ -135,6 +138,8 @@ class LaunchPlan:
     report: Path | None = None
     mpirun: Path | None = None
     agent: Agent | None = None
+    deepspeed: DeepSpeedLauncher | None = None
+    deepspeed_command: tuple[str, ...] = ()
     ends_with_stdin: bool = False
     monitor: bool = False
 
@@ -149,7 +154,8 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         _require_deepspeed(options, os.environ if environ is None else environ)
     logs = _logs(options, group.num_processes)
     report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
-    agent = _agent(options, group.launchers, settings)
+    theirs = deepspeed_launcher(settings) if group.trains_through_deepspeed else None
+    agent = _agent(options, group.launchers, settings) if theirs is None else None
     if options.monitor and agent is not None:
         raise InvalidArgument(
             "--monitor only shows workers that this launcher supervises, but here torch's agent supervises them "
@@ -164,6 +170,8 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         report=report,
         mpirun=_mpirun(settings, os.environ if environ is None else environ),
         agent=agent,
+        deepspeed=theirs,
+        deepspeed_command=() if theirs is None else _deepspeed_command(theirs, group, options, command),
         ends_with_stdin=options.ends_with_stdin,
         monitor=options.monitor,
     )
@@ -177,6 +185,24 @@ def _require_alias_file() -> None:
             f"--alias needs {_ALIAS_FILE} in one of {', '.join(folders)}; pip installs it with this package: install "
             "the package there, or put `import accelerate_cpp.compat` at the beginning of the script"
         )
+
+
+def _deepspeed_command(
+    launcher: DeepSpeedLauncher, group: WorkerGroup, options: LaunchOptions, command: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The command of DeepSpeed's launcher, whose workers run ``command``."""
+    if launcher.way in WITHOUT_RANKS:
+        from accelerate_cpp.launch.workers import exec_with_rank  # here, as few launches go this way
+
+        return tuple(launcher.command(group.master_port, (exec_with_rank.__file__, *command)))
+    return tuple(
+        launcher.command(
+            group.master_port,
+            (options.training_script, *options.training_script_args),
+            module=options.module,
+            no_python=options.no_python,
+        )
+    )
 
 
 def _require_deepspeed(options: LaunchOptions, environ: Mapping[str, str]) -> None:
@@ -224,22 +250,24 @@ def resolve_group(
     cpu = said["cpu"] and not options.multi_gpu
     gpu_ids = _gpu_ids(said["gpu_ids"], cpu)
     visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
-    launchers = _launchers(settings, environ)
-    workers = _workers_of_launcher(settings, launchers, cpu, visible)
+    sharded = sharding(environ, file, options.sharding, settings)
+    theirs = deepspeed_launcher(settings) if sharded.get(env_table.USE_DEEPSPEED) else None
+    launchers = _launchers(settings, environ) if theirs is None else theirs.launchers
+    workers = _workers_of_launcher(settings, launchers, cpu, visible) if theirs is None else theirs.most
     shares = shares_of_launch(workers, visible, on_gpus=not cpu) if said["enable_cpu_affinity"] else ()
     group = WorkerGroup(
         num_processes=workers,
         cpu=cpu,
         mixed_precision=said["mixed_precision"],
         num_threads=threads_per_worker(workers, said["num_cpu_threads_per_process"], environ, shares),
-        master_addr=str(launchers.address),
+        master_addr=launchers.address or "",
         master_port=said["main_process_port"] or launchers.port or host_resources.free_port(),
         debug=said["debug"],
         gradient_accumulation_steps=said["gradient_accumulation_steps"],
         gpu_ids=gpu_ids,
         shares=shares,
         fp8=fp8_recipe(environ, file, options.fp8) if said["mixed_precision"] == "fp8" else {},
-        sharding=sharding(environ, file, options.sharding, settings),
+        sharding=sharded,
         compiler=compiler(settings),
         launchers=launchers,
         alias=options.alias,
@@ -383,9 +411,27 @@ def remarks(plan: LaunchPlan, options: LaunchOptions) -> Iterator[str]:
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and name in _ONLY_OF_LAUNCHES and not _is_named_in(Path(script), name):
             yield f"{flag} stands after {script}, so the script gets it; if the launch is meant, put it before {script}"
+    yield from _remarks_on_deepspeed(plan, options)
     workers, cores = plan.group.num_processes, host_resources.usable_cores()
     if workers > cores and not plan.settings["enable_cpu_affinity"].value:  # which has a sentence of its own
         yield f"{workers} processes share {cores} core{'s' * (cores > 1)}: each is slower than it would be alone"
+
+
+def _remarks_on_deepspeed(plan: LaunchPlan, options: LaunchOptions) -> Iterator[str]:
+    if plan.deepspeed is None:
+        if options.deepspeed_hostfile is not None and plan.group.trains_through_deepspeed:
+            yield (
+                "--deepspeed_hostfile has no effect: this launcher starts the workers, as there is one machine or "
+                "--deepspeed_multinode_launcher is standard"
+            )
+        return
+    of_own_workers = ("log_dir", "report", "monitor", "max_restarts", "rdzv_backend")
+    names = [name for name in of_own_workers if getattr(options, name)] + ["tee"] * (options.tee != "0")
+    if names:
+        yield (
+            f"{', '.join(f'--{name}' for name in names)}: no effect, as DeepSpeed's launcher starts the workers; with "
+            "--deepspeed_multinode_launcher standard, one of this package on each machine does"
+        )
 
 
 def _is_named_in(script: Path, flag: str) -> bool:

@@ -37,7 +37,12 @@ def is_carried(name: str) -> bool:
 
     All users of a machine can see the command lines on which variables travel.
     """
-    return _CARRIED.match(name) is not None and _SECRET.search(name) is None
+    return _CARRIED.match(name) is not None and not is_secret(name)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the environment variable ``name`` holds what other users of a machine must not see."""
+    return _SECRET.search(name) is not None
 
 
 @dataclass(frozen=True)

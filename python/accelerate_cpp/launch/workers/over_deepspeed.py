@@ -1,0 +1,162 @@
+"""Workers that DeepSpeed's own launcher starts on the machines of a file: ``--deepspeed_hostfile``."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate_cpp.launch.plan import host_resources
+from accelerate_cpp.launch.plan.deepspeed_launcher import (
+    DEFAULT_WAY,
+    ON_EACH_MACHINE,
+    THROUGH_SLURM,
+    DeepSpeedLauncher,
+)
+from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
+from accelerate_cpp.launch.workers.child import ChildSetup
+from accelerate_cpp.launch.workers.failure import describe, shell_status
+from accelerate_cpp.launch.workers.over_ssh import is_secret
+from accelerate_cpp.launch.workers.program import STDIN, start_program
+from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
+from accelerate_cpp.launch.workers.supervisor import Supervisor
+
+_ENVIRONMENT_FILE = "DS_ENV_FILE"
+_DEFAULT_FILE = ".deepspeed_env"
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_AS_IT_IS = re.compile(r"[\w@%+=:,./-]*")  # what DeepSpeed puts no quotes around
+# What is true of this machine and this session only.
+_OF_THIS_MACHINE = re.compile(
+    "_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|HOST|HOSTNAME|TERM|COLUMNS|LINES|DISPLAY|LS_COLORS|"
+    "(SSH|XDG|DBUS|PDSH)_.*|DS_ENV_FILE"
+)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The variables for workers elsewhere.
+
+    Attributes:
+        lines: of DeepSpeed's file.
+        secret: names that are left out, as all users of a machine can see command lines.
+        unfit: names that are left out, as their texts would not arrive as they are.
+    """
+
+    lines: tuple[str, ...]
+    secret: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+
+    def sentences(self) -> Iterator[str]:
+        """Says what is left out."""
+        if self.secret:
+            yield (
+                f"workers on the machines of the file do not get {', '.join(self.secret)}, as command lines would show "
+                f"it to all users; a line in ~/{_DEFAULT_FILE} passes it nevertheless"
+            )
+        if self.unfit:
+            yield (
+                f"workers on the machines of the file do not get {', '.join(self.unfit)}, as DeepSpeed's launcher "
+                "would change the text"
+            )
+
+
+def passed_variables(environment: Mapping[str, str], way: str, by_user: Sequence[str] = ()) -> Passed:
+    """What of ``environment`` DeepSpeed's launcher has to be told to pass on, if it starts workers in this ``way``.
+
+    Args:
+        by_user: lines of the same form, which come before those of the result.
+    """
+    if way in (ON_EACH_MACHINE, THROUGH_SLURM):  # they get the whole environment anyway
+        return Passed(tuple(by_user))
+    lines, secret, unfit = [], [], []
+    for name, text in sorted(environment.items()):
+        if text == "" or _OF_THIS_MACHINE.fullmatch(name):
+            continue
+        written = _written(text, way)
+        if is_secret(name):
+            secret.append(name)
+        elif written is None or not _NAME.fullmatch(name):
+            unfit.append(name)
+        else:
+            lines.append(f"{name}={written}\n")
+    said = {line.partition("=")[0].strip() for line in by_user}
+    left_out = [tuple(name for name in names if name not in said) for names in (secret, unfit)]
+    return Passed((*by_user, *lines), *left_out)
+
+
+def _written(text: str, way: str) -> str | None:
+    """``text`` in the form that arrives as ``text``; ``None`` if none does.
+
+    DeepSpeed puts quotes around all that has other characters than names and paths have. pdsh gives that to a shell,
+    after it has replaced what begins with a percent sign; the others take the quotes for a part of the text.
+    """
+    if way != DEFAULT_WAY:
+        return text if _AS_IT_IS.fullmatch(text) else None
+    if "\n" in text or text != text.strip():
+        return None
+    return re.sub(r'(["$`\\])', r"\\\1", text).replace("%", "%%")
+
+
+def users_lines(environ: Mapping[str, str], places: Sequence[Path] | None = None) -> Iterator[str]:
+    """The lines of the files that DeepSpeed would read if it were not told another one."""
+    name = environ.get(_ENVIRONMENT_FILE, _DEFAULT_FILE)
+    for place in (Path.home(), Path.cwd()) if places is None else places:
+        if (place / name).is_file():
+            yield from (f"{line}\n" for line in (place / name).read_text().splitlines() if "=" in line)
+
+
+def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool = False) -> int:
+    """Runs DeepSpeed's launcher until it has ended, and returns its exit status; 128 + n for signal n.
+
+    Its file of variables is in memory, and vanishes with it. ``quiet``: no sentences on standard error.
+
+    Raises:
+        InvalidArgument: processes cannot be watched here.
+    """
+    host_resources.require_supervision(plan.group.world_size)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    environment = launcher.environment(plan.group)
+    passed = passed_variables(environment, launcher.way, [*users_lines(os.environ)])
+    for sentence in () if quiet else passed.sentences():
+        print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
+    command = (sys.executable, "-m", "deepspeed.launcher.runner", *plan.deepspeed_command[1:])
+    lifeline = STDIN if plan.ends_with_stdin else None
+    with (
+        _memory_file("".join(passed.lines)) as variables,
+        caught_signals(INTERRUPTS) as signals,
+        Supervisor(signals, lifeline=lifeline) as supervisor,
+    ):
+        worker = start_program(
+            command,
+            0,
+            ChildSetup(),
+            {},
+            environment=environment | {_ENVIRONMENT_FILE: f"/proc/self/fd/{variables}"},
+            stdin=None if lifeline is None else subprocess.DEVNULL,
+            inherited=[variables],
+        )
+        supervisor.add(worker)
+        end = supervisor.run()
+    if end.interrupted_by is not None:
+        return shell_status(-end.interrupted_by)
+    code = end.workers[0].exit_code
+    if code != 0 and not quiet:
+        print(f"DeepSpeed's launcher failed: {describe(code)}", file=sys.stderr, flush=True)
+    return shell_status(code)
+
+
+@contextmanager
+def _memory_file(text: str) -> Iterator[int]:
+    """Yields the descriptor of a file that has ``text`` and no name."""
+    descriptor = os.memfd_create("accelerate-cpp-variables")
+    try:
+        os.write(descriptor, text.encode())
+        yield descriptor
+    finally:
+        os.close(descriptor)
