@@ -1,8 +1,8 @@
 """A training step through engines of DeepSpeed, its collectives over shared memory and over Gloo.
 
-The model is the transformer of 25 million parameters of ``benchmarks/step.py``. "torch alone" is the
-limit: plain torch, whose processes do not communicate at all. Times are of the processor, as processes that wait leave it to others on a
-machine with few cores.
+The model is the transformer of 25 million parameters of ``benchmarks/step.py``. "torch alone" is the limit: plain
+torch, whose processes do not communicate at all. Times are of the processor, as processes that wait leave it to others
+on a machine with few cores.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class PartialState(Processes):
     def distributed_type(self) -> DistributedType:
         """The kind of run: ``NO`` for one process, otherwise according to the kind of device."""
         session = self._session
-        if session.config.uses_deepspeed:
+        if session.config.uses_deepspeed or env_table.USE_DEEPSPEED.get():
             return DistributedType.DEEPSPEED
         return (
             DistributedType.NO if session.topology.world_size == 1 else TYPE_OF_SEVERAL_PROCESSES[session.device.type]

@@ -19,7 +19,7 @@ NAMES: dict[str, dict[str, str]] = {
         "state": "PartialState",
         "tracking": "LOGGER_TYPE_TO_CLASS",
         "utils": (
-            "DeepSpeedPlugin FullyShardedDataParallelPlugin MODEL_NAME MegatronLMPlugin SAFE_WEIGHTS_INDEX_NAME "
+            "FullyShardedDataParallelPlugin MODEL_NAME MegatronLMPlugin SAFE_WEIGHTS_INDEX_NAME "
             "SAFE_WEIGHTS_NAME SAFE_WEIGHTS_PATTERN_NAME SCALER_NAME TorchTensorParallelPlugin WEIGHTS_INDEX_NAME "
             "WEIGHTS_NAME WEIGHTS_PATTERN_NAME apply_fp8_autowrap check_os_kernel "
             "clean_state_dict_for_safetensors compare_versions compile_regions compile_regions_deepspeed "

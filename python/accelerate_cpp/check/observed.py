@@ -97,7 +97,7 @@ class Observed:
     @property
     def steps_in_backward(self) -> bool:
         """Whether engines of another library step, on gradients and parameters of their own."""
-        return any(one._session.strategy.steps_in_backward for one in self.accelerators)
+        return any(getattr(one, "deepspeed_plugin", None) is not None for one in self.accelerators)
 
     def prepared(self, kind: str) -> list[Any]:
         """The prepared objects of a kind: ``models``, ``optimizers``, ``dataloaders`` or ``schedulers``."""

@@ -227,6 +227,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "retie_parameters",
         "set_module_tensor_to_device",
     ),
+    "parallel.deepspeed.regions": ("compile_regions_deepspeed",),
     "utils.not_yet": ("compile_regions_fsdp2",),
     "placement.offload": (
         "OffloadedWeightsLoader",
@@ -269,7 +270,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "utils.other": (
         "check_os_kernel",
         "clean_state_dict_for_safetensors",
-        "compile_regions_deepspeed",
         "convert_bytes",
         "extract_model_from_parallel",
         "get_model_tp_size",

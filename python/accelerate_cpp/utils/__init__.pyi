@@ -115,7 +115,7 @@ from accelerate_cpp.utils.memory import clear_device_cache as clear_device_cache
 from accelerate_cpp.utils.environment import clear_environment as clear_environment
 from accelerate_cpp.utils.versions import compare_versions as compare_versions
 from accelerate_cpp.prepare.compile_regions import compile_regions as compile_regions
-from accelerate_cpp.utils.other import compile_regions_deepspeed as compile_regions_deepspeed
+from accelerate_cpp.parallel.deepspeed.regions import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate_cpp.utils.not_yet import compile_regions_fsdp2 as compile_regions_fsdp2
 from accelerate_cpp.utils.modeling import compute_module_sizes as compute_module_sizes
 from accelerate_cpp.utils.operations import concatenate as concatenate

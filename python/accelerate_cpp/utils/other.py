@@ -22,7 +22,6 @@ from accelerate_cpp.checkpoint.files import read_pickle, replacing
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.parallel.compilation import inside_compiler
-from accelerate_cpp.parallel.deepspeed.regions import compile_regions_in_place
 from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.precision import forward
 from accelerate_cpp.prepare.compile_regions import compile_regions as compile_regions
@@ -35,8 +34,6 @@ from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.operations import process_index, world_size
 
 __getattr__ = lending("utils.other")
-
-compile_regions_deepspeed = compile_regions_in_place
 
 _logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from accelerate_cpp.parallel.registry import STRATEGIES, strategy_for
 from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
-from accelerate_cpp.utils.dataclasses import FullyShardedDataParallelPlugin
+from accelerate_cpp.utils.dataclasses import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
 CPU = torch.device("cpu")
 
@@ -49,6 +49,15 @@ def test_several_processes_mean_data_parallelism_in_shards_where_a_plugin_says_s
     assert type(strategy_for(config_of(shards), CPU, mesh)) is kind
 
 
-def test_every_entry_makes_a_strategy() -> None:
+def test_every_entry_makes_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed's would be exported
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     mesh = mesh_of({}, 0, 8, shards=True)
     assert all(isinstance(make(config_of(True), CPU, mesh), Strategy) for make in STRATEGIES.values())
+
+
+def test_a_plugin_of_deepspeed_makes_engines_of_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    config = SessionConfig(deepspeed_plugins=DeepSpeedPlugin())
+    assert type(strategy_for(config, CPU, mesh_of({}, 0, 1, shards=False))).__name__ == "DeepSpeedStrategy"

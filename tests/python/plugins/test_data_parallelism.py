@@ -20,6 +20,7 @@ from accelerate_cpp.plugins.data_parallelism import (
     chosen_fsdp_plugin,
     rank_along,
     require_data_parallel,
+    split_sequences,
     withdraw_sharding,
 )
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -58,7 +59,6 @@ def test_one_copy_per_process_is_accepted(copies: int) -> None:
     [
         ({"tp_size": 2}, r"\(tp_size=2\)"),
         ({"dp_shard_size": 2, "cp_size": 2}, r"\(cp_size=2\)"),
-        ({"sp_size": 2}, r"\(sp_size=2\)"),
     ],
     ids=str,
 )
@@ -67,6 +67,19 @@ def test_other_kinds_are_refused_by_their_sizes(sizes: dict[str, int], found: st
         InvalidArgument, match=f"^parallelism_config=ParallelismConfig{found}: a mesh of more than copies and shards"
     ):
         plain(ParallelismConfig(**sizes))
+
+
+def test_sequences_are_split_through_deepspeed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ParallelismConfig(sp_size=2)
+    with pytest.raises(InvalidArgument, match=r"^parallelism_config: sp_size=2 .* pass deepspeed_plugin"):
+        plain(config)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert require_data_parallel(config, shards=False, through_deepspeed=True) is config
+    assert split_sequences(config) == (2, config.sp_handler)
+    assert split_sequences(None) is split_sequences(ParallelismConfig()) is None
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InvalidArgument, match="sp_size is 2, but there are 3 processes"):
+        require_data_parallel(config, shards=False, through_deepspeed=True)
 
 
 def test_another_number_of_copies_is_refused_before_processes_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.scheduler import AcceleratedScheduler
-from accelerate_cpp.utils import deepspeed
+from accelerate_cpp.utils import compile_regions_deepspeed, deepspeed
 
 
 class Engine:
@@ -104,3 +104,24 @@ def test_one_plugin_alone_and_the_first_of_several_need_not_be_selected() -> Non
 def test_without_a_plugin_there_is_none(plugins: Any) -> None:
     with pytest.raises(InvalidArgument, match="does not use DeepSpeed"):
         deepspeed.get_active_deepspeed_plugin(SimpleNamespace(deepspeed_plugins=plugins))
+
+
+def test_optimizers_that_deepspeed_has_no_form_of_are_told() -> None:
+    model = torch.nn.Linear(2, 1)
+    for optimizer in (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.AdamW(model.parameters(), amsgrad=True),
+        torch.optim.Adagrad(model.parameters(), lr_decay=0.1),
+    ):
+        message = f"no optimizer for the host that steps as this {type(optimizer).__name__}"
+        with pytest.raises(InvalidArgument, match=message):
+            deepspeed.map_pytorch_optim_to_deepspeed(optimizer)
+
+
+def test_blocks_are_compiled_in_place() -> None:
+    model = torch.nn.Sequential()
+    model.blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    model.head = torch.nn.Linear(2, 1)
+    compile_regions_deepspeed(model, backend="eager")
+    compiled = [one for one in model.modules() if one._compiled_call_impl is not None]
+    assert compiled == [*model.blocks, model.head]

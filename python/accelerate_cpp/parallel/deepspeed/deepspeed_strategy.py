@@ -29,7 +29,7 @@ from accelerate_cpp.parallel.deepspeed.engines import (
     members_of,
 )
 from accelerate_cpp.parallel.deepspeed.library import joined_library
-from accelerate_cpp.parallel.deepspeed.regions import compile_regions_in_place
+from accelerate_cpp.parallel.deepspeed.regions import compile_regions_deepspeed
 from accelerate_cpp.parallel.deepspeed.sequences import sequence_groups, split_loader
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.step_weights import PassWeights
@@ -166,7 +166,7 @@ class DeepSpeedStrategy(SingleStrategy):
         if self._sequences is not None:
             options["mpu"] = sequence_groups(model, *self._sequences, config["train_micro_batch_size_per_gpu"])
         made = make_engine(self._library, config, model, optimizer, scheduler, **options)
-        compile_engine(made.engine, steps.dynamo, compile_regions_in_place)
+        compile_engine(made.engine, steps.dynamo, compile_regions_deepspeed)
         mark_outputs(made.engine)
         keep_norm(made.engine, self._keep_norm)
         self._engines.append(weakref.ref(made.engine, self._engines.remove))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummySchedule
 
 __all__ = ["Made", "compile_engine", "depends_on", "keep_norm", "make_engine", "mark_outputs", "members_of"]
 
-_log = logging.getLogger(__name__)
 _MARK = "accelerate_cpp.engine"
 
 

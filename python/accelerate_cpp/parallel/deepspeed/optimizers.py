@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import Any
 
 import torch
 
 __all__ = ["cpu_form_of"]
 
-_log = logging.getLogger(__name__)
 _UNSUPPORTED = ("amsgrad", "maximize", "capturable", "differentiable")
 
 

@@ -8,10 +8,10 @@ import torch
 
 from accelerate_cpp.parallel.compilation import has_repeated_blocks, is_repeated_blocks
 
-__all__ = ["compile_regions_in_place"]
+__all__ = ["compile_regions_deepspeed"]
 
 
-def compile_regions_in_place(module: torch.nn.Module, **compile_kwargs: Any) -> None:
+def compile_regions_deepspeed(module: torch.nn.Module, **compile_kwargs: Any) -> None:
     """Compiles each block of lists of blocks of one class, and what has no such list as a whole.
 
     Args:
@@ -22,6 +22,6 @@ def compile_regions_in_place(module: torch.nn.Module, **compile_kwargs: Any) -> 
             block.compile(**compile_kwargs)
     elif has_repeated_blocks(module):
         for child in module.children():
-            compile_regions_in_place(child, **compile_kwargs)
+            compile_regions_deepspeed(child, **compile_kwargs)
     else:
         module.compile(**compile_kwargs)
