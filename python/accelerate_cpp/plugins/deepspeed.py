@@ -21,6 +21,7 @@ from accelerate_cpp.plugins.fsdp import get_module_class_from_name
 
 __all__ = ["DeepSpeedPlugin", "active_plugin"]
 
+_INTEGRATION = "transformers.integrations.deepspeed"
 _LEVELS = ("O1", "O2")
 # Fields, and their entries in a configuration that the user passes.
 _PLACES: Mapping[str, str] = {
@@ -197,12 +198,27 @@ class DeepSpeedPlugin:
     def set_deepspeed_weakref(self) -> None:
         """Makes the configuration known to transformers, as long as this plugin exists.
 
+        Transformers shards every model that it builds in stage 3, so without ``zero3_init_flag`` it knows nothing until
+        one is prepared. In the original, which always tells it, the flag has no effect.
+
         Raises:
             MissingLibrary: transformers is not installed.
         """
         if not is_installed("transformers"):
             raise MissingLibrary("DeepSpeedPlugin.set_deepspeed_weakref needs transformers; pip install transformers")
-        integration = importlib.import_module("transformers.integrations.deepspeed")
+        if self.is_zero3_init_enabled() or not self.hf_ds_config.is_zero3():
+            self._make_known()
+        else:
+            importlib.import_module(_INTEGRATION).unset_hf_deepspeed_config()
+            self.dschf = None
+
+    def make_engine_known(self) -> None:
+        """Lets transformers, if it is installed, know that models are sharded: it then generates on all processes."""
+        if is_installed("transformers") and not self.is_zero3_init_enabled():
+            self._make_known()
+
+    def _make_known(self) -> None:
+        integration = importlib.import_module(_INTEGRATION)
         config = copy.deepcopy(self.deepspeed_config)
         for name in ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu"):
             if config.get(name, "auto") == "auto":

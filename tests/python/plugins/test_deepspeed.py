@@ -80,15 +80,16 @@ PRECISIONS = ["fp16", "bf16", "fp8", "no", None]
 
 
 @pytest.fixture
-def transformers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The configurations that transformers, here a stand-in, was told last, one after another."""
-    told: list[dict[str, Any]] = []
+def transformers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | None]:
+    """The configurations that transformers, here a stand-in, was told; ``None`` where the one before was withdrawn."""
+    told: list[dict[str, Any] | None] = []
     module = ModuleType("transformers.integrations.deepspeed")
-    module.unset_hf_deepspeed_config = lambda: None  # type: ignore[attr-defined]
+    module.unset_hf_deepspeed_config = lambda: told.append(None)  # type: ignore[attr-defined]
 
     class Held:
         def __init__(self, config: dict[str, Any]) -> None:
             told.append(config)
+            self.config = config
 
     module.HfDeepSpeedConfig = Held  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers.integrations.deepspeed", module)
@@ -252,10 +253,14 @@ def test_the_precision_of_the_run_is_written_into_the_configuration(
         assert own.deepspeed_config == theirs.deepspeed_config
 
 
-def test_transformers_is_told_a_configuration_without_open_batch_sizes(transformers: list[dict[str, Any]]) -> None:
+def test_transformers_is_told_a_configuration_without_open_batch_sizes(
+    transformers: list[dict[str, Any] | None],
+) -> None:
     plugin = plugin_of(train_batch_size=AUTO, gradient_accumulation_steps=AUTO, x=AUTO)
     plugin.set_deepspeed_weakref()
-    (told,) = transformers
+    withdrawn, told = transformers
+    assert withdrawn is None
+    assert told is not None
     assert (told["gradient_accumulation_steps"], told["train_micro_batch_size_per_gpu"], told["x"]) == (1, 1, AUTO)
     assert "train_batch_size" not in told
     assert plugin.deepspeed_config["train_batch_size"] == AUTO
@@ -271,18 +276,36 @@ def test_without_transformers_there_is_nobody_to_tell(monkeypatch: pytest.Monkey
         assert plugin.is_zero3_init_enabled()
 
 
-def test_initialisation_in_shards_is_switched_for_a_while(transformers: list[dict[str, Any]]) -> None:
+def test_initialisation_in_shards_is_switched_for_a_while(transformers: list[dict[str, Any] | None]) -> None:
     plugin = DeepSpeedPlugin(zero_stage=3)
     with plugin.zero3_init_context_manager(enable=True):
         assert not transformers
     with pytest.raises(KeyError), plugin.zero3_init_context_manager():
         assert not plugin.is_zero3_init_enabled()
+        assert transformers == [None]
+        assert plugin.dschf is None
         raise KeyError
     assert plugin.is_zero3_init_enabled()
-    assert len(transformers) == 2
+    assert transformers[1:] == [None, plugin.dschf.config]
 
 
-def test_only_the_state_selects_a_plugin(transformers: list[dict[str, Any]]) -> None:
+def test_transformers_knows_of_engines_in_shards_also_if_models_are_not_built_so(
+    transformers: list[dict[str, Any] | None],
+) -> None:
+    plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
+    plugin.set_deepspeed_weakref()
+    assert transformers == [None]
+    plugin.make_engine_known()
+    assert transformers[-1] is not None
+    assert plugin.dschf is not None
+    told = DeepSpeedPlugin(zero_stage=3)
+    told.set_deepspeed_weakref()
+    count = len(transformers)
+    told.make_engine_known()
+    assert len(transformers) == count
+
+
+def test_only_the_state_selects_a_plugin(transformers: list[dict[str, Any] | None]) -> None:
     plugin = DeepSpeedPlugin()
     assert not plugin.selected
     with pytest.raises(InvalidArgument, match=r"select_deepspeed_plugin\(name\), which"):
@@ -291,7 +314,7 @@ def test_only_the_state_selects_a_plugin(transformers: list[dict[str, Any]]) -> 
         plugin.selected = True
     plugin.select(_from_accelerator_state=True)
     assert plugin.selected
-    assert len(transformers) == 1
+    assert transformers[1:] == [plugin.dschf.config]
     plugin._unselect()
     assert not plugin.selected
 
