@@ -18,8 +18,10 @@ from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
 __all__ = ["sequence_groups", "split_loader"]
 
 _MODULE = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+_GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
 # Of transformers: layers that carry a state from one position to the next, which a part of a sequence does not have.
 _RECURRENT = ("mamba", "rwkv", "recurrent", "linear_attention", "gateddeltanet", "retnet", "xlstm")
+_whole_attention: dict[str, Any] = {}  # of transformers, by the names under which DeepSpeed puts its own
 
 
 def sequence_groups(
@@ -43,10 +45,12 @@ def sequence_groups(
             f"prepare: sequences are split (sp_size={size}), but {', '.join(recurrent)} of {type(model).__name__} "
             "needs all positions before its own; use sp_size=1"
         )
+    kind = options.sp_attn_implementation or own._attn_implementation
+    _undo(kind)
     attention = importlib.import_module(_MODULE).UlyssesSPAttentionHF
     given: dict[str, Any] = {
         "model_name_or_path": model,
-        "core_attn_implementation": options.sp_attn_implementation or own._attn_implementation,
+        "core_attn_implementation": kind,
         "sequence_parallel_size": size,
         "micro_batch_size": micro_batch,
         "seq_length": options.sp_seq_length,
@@ -57,11 +61,31 @@ def sequence_groups(
     return attention.register_with_transformers(**given)
 
 
+def _undo(kind: str) -> None:
+    """Undoes what was done for an earlier model: DeepSpeed would not make groups twice, and would split what is split.
+
+    Both are the same for all models of a process, which therefore need the same numbers of heads.
+    """
+    held = importlib.import_module(_GROUPS)
+    held._SEQUENCE_PARALLEL_GROUP = held._SEQUENCE_DATA_PARALLEL_GROUP = None  # type: ignore[attr-defined]
+    functions = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    if kind in functions:
+        functions[kind] = _whole_attention.setdefault(kind, functions[kind])
+
+
 def split_loader(loader: Any, device: torch.device) -> Any:
-    """``loader``, whose batches are gathered from the processes of a group and given to each as its part of "
-    "sequences."""
+    """``loader``, whose batches are gathered from the processes of a group and given to each as its part of each
+    sequence."""
     groups = importlib.import_module("deepspeed.utils.groups")
-    return importlib.import_module(_MODULE).UlyssesSPDataLoaderAdapter(
+    adapter: Any = importlib.import_module(_MODULE).UlyssesSPDataLoaderAdapter
+
+    class Parts(adapter):  # type: ignore[misc]
+        def __next__(self) -> dict[str, Any]:
+            """The parts as tensors of their own, which they are on accelerators: losses of transformers need that."""
+            parts = super().__next__().items()
+            return {name: one.contiguous() if isinstance(one, torch.Tensor) else one for name, one in parts}
+
+    return Parts(
         loader,
         sp_rank=groups._get_sequence_parallel_rank(),
         sp_group=groups._get_sequence_parallel_group(),
