@@ -1008,7 +1008,7 @@ class Accelerator(PreparationSteps):
                 "by weights; pass a mean, without weight"
             )
         whole, _ = self._accumulation.weighted(loss, None) if scale_wrt_gas else (loss, None)
-        self._session.strategy.backward_and_step(whole, self.sync_gradients, **kwargs)
+        self._session.strategy.backward_and_step(whole, self.sync_gradients, self._models, **kwargs)
         if self.sync_gradients and self._session.progress is not None:
             self._session.progress.step_ended(self._accumulation.reading)
 

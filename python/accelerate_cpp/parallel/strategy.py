@@ -98,11 +98,14 @@ class Strategy(ABC):
         """Whether ``scheduler`` advances in the backward pass, so that its own step does nothing."""
         return False
 
-    def backward_and_step(self, loss: torch.Tensor, completes: bool, **kwargs: Any) -> None:
+    def backward_and_step(
+        self, loss: torch.Tensor, completes: bool, models: Sequence[torch.nn.Module] = (), **kwargs: Any
+    ) -> None:
         """``loss.backward(**kwargs)``, and if it ``completes`` a step the step of the models that ``loss`` depends on.
 
         Args:
             loss: divided by the micro-batches of a step already.
+            models: those that may step; all, if none of them can.
         """
         raise NotImplementedError(f"{type(self).__name__} does not step in the backward pass")
 

@@ -37,7 +37,8 @@ class RunOfDeepSpeed:
 
     Attributes:
         num_processes: all of them.
-        replicas: the processes, or groups of such, that train on different samples.
+        replicas: the processes, or groups of such that split sequences, whose samples DeepSpeed counts. It also counts
+            those whose layers it splits, which have the same samples.
         split_batches: whether a batch of a loader is divided among the processes.
     """
 

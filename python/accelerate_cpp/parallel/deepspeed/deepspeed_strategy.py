@@ -27,6 +27,7 @@ from accelerate_cpp.parallel.deepspeed.engines import (
     make_engine,
     mark_outputs,
     members_of,
+    passed,
 )
 from accelerate_cpp.parallel.deepspeed.library import joined_library
 from accelerate_cpp.parallel.deepspeed.regions import compile_regions_deepspeed
@@ -46,8 +47,19 @@ from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
 __all__ = ["DeepSpeedStrategy"]
 
 
-def _yes() -> bool:
-    return True
+def _notices_backward(engine: Any) -> bool:
+    """Whether ``engine`` does what is due in a backward pass also if another engine's has been called."""
+    return bool(engine._support_torch_style_backward)
+
+
+def _refuse_others(engines: Sequence[Any]) -> None:
+    """Raises ``InvalidArgument`` if a loss gives gradients to ``engines``, which another Accelerator steps."""
+    for engine in engines:
+        raise InvalidArgument(
+            f"accelerator.backward: the loss also depends on {type(engine.module).__name__}, which another Accelerator "
+            "trains, and DeepSpeed would add these gradients to those of its next step; call requires_grad_(False) of "
+            "that model while this loss is computed, or prepare both models with one Accelerator, which steps both"
+        )
 
 
 def _trains(model: torch.nn.Module) -> bool:
@@ -77,15 +89,15 @@ class DeepSpeedStrategy(SingleStrategy):
         self._mesh = mesh
         self._sequences = sequences
         self._library = joined_library(device)
-        self._run = RunOfDeepSpeed(mesh.world_size, mesh.data_size // (sequences[0] if sequences else 1), False)
+        self._run = RunOfDeepSpeed(mesh.world_size, mesh.world_size // (sequences[0] if sequences else 1), False)
         self._engines: list[weakref.ref[Any]] = []  # in the order in which they were prepared
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # which engines step
         self._trained: list[weakref.ref[Any]] = []  # those of the engines that step
         self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._not_synchronised: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._norm: Any = math.nan  # of the gradients of the last step
-        self._asked_for_norm = True  # since the step before
+        self._norms: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of the last gradients of each
+        self._measured: weakref.WeakSet[Any] = weakref.WeakSet()  # engines whose next norm the program wants to know
         self._told: set[str] = set()
 
     @property
@@ -166,9 +178,11 @@ class DeepSpeedStrategy(SingleStrategy):
         if self._sequences is not None:
             options["mpu"] = sequence_groups(model, *self._sequences, config["train_micro_batch_size_per_gpu"])
         made = make_engine(self._library, config, model, optimizer, scheduler, **options)
+        plugin.make_engine_known()
         compile_engine(made.engine, steps.dynamo, compile_regions_deepspeed)
         mark_outputs(made.engine)
-        keep_norm(made.engine, self._keep_norm)
+        keep_norm(made.engine, self._norms)
+        self._measured.add(made.engine)
         self._engines.append(weakref.ref(made.engine, self._engines.remove))
         if steps_itself:
             self._trained.append(weakref.ref(made.engine, self._trained.remove))
@@ -214,40 +228,48 @@ class DeepSpeedStrategy(SingleStrategy):
     def backward(self, loss: torch.Tensor, weights: PassWeights | None = None, **kwargs: Any) -> None:
         self.backward_and_step(loss, completes=True, **kwargs)
 
-    def backward_and_step(self, loss: torch.Tensor, completes: bool, **kwargs: Any) -> None:
-        known = [engine for engine in (reference() for reference in self._trained) if engine is not None]
+    def backward_and_step(
+        self, loss: torch.Tensor, completes: bool, models: Sequence[torch.nn.Module] = (), **kwargs: Any
+    ) -> None:
+        trained = self._trained_engines()
+        known = [engine for engine in trained if any(engine is model for model in models)] or trained
         if not known:
             raise InvalidArgument(
                 "accelerator.backward: no model has been prepared with an optimizer, so DeepSpeed has no engine; pass "
                 "both to one prepare"
             )
-        engines = known if len(known) == 1 else depends_on(loss, known) or known[:1]
-        first, *others = engines
-        for engine in others:
-            if not getattr(engine, "_support_torch_style_backward", False):
-                raise InvalidArgument(
-                    f"a loss of {len(engines)} models, of which {type(engine.module).__name__} is trained in stage "
-                    f"{engine.zero_optimization_stage()} of ZeRO: DeepSpeed needs stage 1 or higher for that; set "
-                    "zero_optimization.stage, or call backward for each model"
-                )
+        reached = trained if len(trained) == 1 else depends_on(loss, trained)
+        engines = [engine for engine in reached if engine in known] or known[:1]
+        _refuse_others([engine for engine in reached if engine not in known])
         stepping = [engine for engine in engines if completes and engine not in self._not_synchronised]
         for engine in engines:
-            if getattr(engine, "managed_gradient_accumulation", _yes)():  # else its step is the boundary
+            if engine.managed_gradient_accumulation():  # else its step is the boundary
                 engine.set_gradient_accumulation_boundary(engine in stepping)
-        first.backward(loss, scale_wrt_gas=False, **kwargs)  # which has been divided
+        first, *others = engines
+        managed = [engine for engine in self.engines() if engine is not first and not _notices_backward(engine)]
+        with passed(managed):
+            first.backward(loss, scale_wrt_gas=False, **kwargs)  # which has been divided
+            for engine in others:
+                if not _notices_backward(engine):
+                    engine._backward_epilogue()
         for engine in stepping:
             self._step(engine)
 
+    def _trained_engines(self) -> list[Any]:
+        return [engine for engine in (reference() for reference in self._trained) if engine is not None]
+
     def _step(self, engine: Any) -> None:
         """The step of ``engine``; the norm of its gradients is kept, if it or the program wants it."""
-        self._norm = math.nan
-        if self._asked_for_norm and engine.optimizer is engine.basic_optimizer and not engine.gradient_clipping():
+        self._norms.pop(engine, None)
+        asked = engine in self._measured
+        self._measured.discard(engine)
+        if asked and engine.optimizer is engine.basic_optimizer and not engine.gradient_clipping():
             gradients = [one.grad for one in engine.module.parameters() if one.grad is not None]
-            self._norm = torch.nn.utils.get_total_norm(gradients)
-        self._asked_for_norm = False
+            self._norms[engine] = torch.nn.utils.get_total_norm(gradients)
         engine.step()
         norm = engine.get_global_grad_norm()
-        self._norm = self._norm if norm is None else norm
+        if norm is not None:
+            self._norms[engine] = norm
 
     @contextmanager
     def _local(self, engine: Any) -> Iterator[None]:
@@ -266,9 +288,6 @@ class DeepSpeedStrategy(SingleStrategy):
     def can_join(self) -> bool:
         return False
 
-    def _keep_norm(self, norm: Any) -> None:
-        self._norm = norm
-
     def clip_grad_norm(
         self,
         parameters: Iterable[torch.Tensor],
@@ -277,8 +296,9 @@ class DeepSpeedStrategy(SingleStrategy):
         measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """The norm of the last step's gradients, which its engine has clipped; NaN if it does not measure it."""
-        self._asked_for_norm = True
-        held = {float(engine.gradient_clipping()) for engine in self.engines()}
+        owners = self._owners_of(parameters)
+        self._measured.update(owners)
+        held = {float(engine.gradient_clipping()) for engine in owners}
         if held - {float(max_norm)} and f"{max_norm}" not in self._told:
             self._told.add(f"{max_norm}")
             used = ", ".join(f"{one:g}" for one in sorted(held))
@@ -288,7 +308,15 @@ class DeepSpeedStrategy(SingleStrategy):
                 "them equal",
                 stacklevel=4,
             )
-        return torch.as_tensor(self._norm, dtype=torch.float32).detach().reshape(())
+        norms = [torch.as_tensor(self._norms.get(engine, math.nan), dtype=torch.float32) for engine in owners]
+        joint: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.detach().reshape(()) for norm in norms]))
+        return joint
+
+    def _owners_of(self, parameters: Iterable[torch.Tensor]) -> list[Any]:
+        """The engines that step one of ``parameters``; all of those that step where it is none."""
+        asked, trained = {id(parameter) for parameter in parameters}, self._trained_engines()
+        own = [one for one in trained if any(id(parameter) in asked for parameter in one.module.parameters())]
+        return own or trained
 
     # Checkpoints and answers
 
@@ -296,19 +324,20 @@ class DeepSpeedStrategy(SingleStrategy):
         return super().unwrap(model.module if model in self.engines() else model)  # type: ignore[arg-type]
 
     def in_shards(self, model: torch.nn.Module) -> bool:
-        return model in self.engines() and bool(model.zero_optimization_partition_weights())  # type: ignore[operator]
+        engine: Any = model
+        return model in self.engines() and (engine.zero_optimization_partition_weights() or engine.autotp_size() > 1)
 
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         engine: Any = model
         if not self.in_shards(model):
             return {name: _own(value) for name, value in self.unwrap(model).state_dict().items()}
-        if not engine.zero_gather_16bit_weights_on_model_save():
+        if engine.zero_optimization_partition_weights() and not engine.zero_gather_16bit_weights_on_model_save():
             raise InvalidArgument(
                 "get_state_dict: the configuration of DeepSpeed has stage3_gather_16bit_weights_on_model_save=False in "
                 "zero_optimization, so the weights of stage 3 are not gathered; set it to true (zero3_save_16bit_model "
                 "of the plugin), or call save_state and run zero_to_fp32.py in the folder"
             )
-        state = engine._zero3_consolidated_16bit_state_dict()
+        state = engine._consolidated_16bit_state_dict()
         live = {parameter.data_ptr() for parameter in engine.module.parameters() if parameter.numel()}
         return (
             {name: value.clone() if value.data_ptr() in live else value for name, value in (state or {}).items()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.parallel.deepspeed.optimizers import cpu_form_of
 from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 
-__all__ = ["Made", "compile_engine", "depends_on", "keep_norm", "make_engine", "mark_outputs", "members_of"]
+__all__ = ["Made", "compile_engine", "depends_on", "keep_norm", "make_engine", "mark_outputs", "members_of", "passed"]
 
 _MARK = "accelerate_cpp.engine"
 
@@ -95,12 +96,12 @@ def compile_engine(engine: Any, dynamo: DynamoConfig | None, compile_regions: Ca
         engine.compile(backend=options.pop("backend"), compile_kwargs=options)
 
 
-def keep_norm(engine: Any, keep: Callable[[Any], None]) -> None:
-    """Gives ``keep`` the norms of the gradients that ``engine`` clips itself, in fp32 without ZeRO, and forgets."""
+def keep_norm(engine: Any, norms: MutableMapping[Any, Any]) -> None:
+    """Keeps in ``norms`` those of the gradients that ``engine`` clips itself, in fp32 without ZeRO, and forgets."""
 
     def clip() -> None:
         parameters = [one for one in engine.module.parameters() if one.grad is not None]
-        keep(torch.nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping()))
+        norms[engine] = torch.nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
 
     if engine.optimizer is engine.basic_optimizer and engine.mpu is None:
         engine.clip_fp32_gradients = clip
@@ -128,15 +129,36 @@ def _parameters_in(entry: Any) -> Iterator[Any]:
 
 
 def mark_outputs(engine: Any) -> None:
-    """Lets :func:`depends_on` know what ``engine`` has computed, also where activations are computed again."""
+    """Lets :func:`depends_on` know what ``engine`` has computed, also where activations are computed again.
+
+    What a model computes while all of its parameters are frozen, as that which judges another one, gives it no
+    gradients.
+    """
 
     def mark(module: Any, _: Any, output: Any) -> None:
-        for one in tree_leaves(output):
+        trains = any(parameter.requires_grad for parameter in module.parameters())
+        for one in tree_leaves(output) if trains else ():
             if isinstance(one, torch.Tensor) and one.grad_fn is not None:
                 node: Any = one.grad_fn
                 node.metadata[_MARK] = id(module)
 
     engine.register_forward_hook(mark)
+
+
+@contextmanager
+def passed(engines: Sequence[Any]) -> Iterator[None]:
+    """A block in which gradients may flow through ``engines`` though another one's backward has been called.
+
+    In stage 0 of ZeRO, and where nothing is trained, they would take it for a ``loss.backward()`` of the program.
+    """
+    before = [engine._running_engine_backward for engine in engines]
+    for engine in engines:
+        engine._running_engine_backward = True
+    try:
+        yield
+    finally:
+        for engine, running in zip(engines, before, strict=True):
+            engine._running_engine_backward = running
 
 
 def depends_on(loss: torch.Tensor, engines: Sequence[Any]) -> list[Any]:

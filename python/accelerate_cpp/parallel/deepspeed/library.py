@@ -15,7 +15,7 @@ from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 __all__ = ["OLDEST", "joined_library", "require_library"]
 
-OLDEST = "0.16.4"
+OLDEST = "0.19"
 """The oldest version of DeepSpeed that is used."""
 _SHARED_MEMORY_OPERATOR = "deepspeed_shm_comm"
 
