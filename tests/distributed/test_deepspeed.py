@@ -405,7 +405,7 @@ def test_a_killed_rank_is_named_by_the_backward_of_the_other(number: int) -> Non
     assert second.exit_code == -signal.SIGKILL
     kind, message = first.value
     assert kind == "PeerLost"
-    assert re.search(r"at .*test_deepspeed\.py:\d+ on rank 0 waited for rank 1", message), message
+    assert re.search(r"at .*distributed/test_\w+\.py:\d+ on rank 0 waited for rank 1", message), message
 
 
 ALONE = """

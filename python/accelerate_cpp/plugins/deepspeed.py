@@ -92,6 +92,11 @@ class DeepSpeedPlugin:
         _resolve_msamp(self)
         self._selected = False
 
+    @property
+    def leaves_accumulation_open(self) -> bool:
+        """Whether a configuration was passed that does not say how many micro-batches a step has."""
+        return bool(self.hf_ds_config.leaves_accumulation_open)
+
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
         """The entry ``"section.key"`` of the configuration, or ``default``."""
         return self.hf_ds_config.get_value(ds_key_long, default)
@@ -312,6 +317,7 @@ def _adopt(plugin: DeepSpeedPlugin, given: Mapping[str, Any]) -> None:
     held = plugin.hf_ds_config
     if "zero_optimization" not in held.config:
         raise InvalidArgument("hf_ds_config: the configuration of DeepSpeed has no zero_optimization; add it")
+    held.leaves_accumulation_open = "gradient_accumulation_steps" not in held.config
     held.config.setdefault("gradient_accumulation_steps", 1)
     for name, place in _PLACES.items():
         node, key = held.find_config_node(place)

@@ -31,6 +31,9 @@ class HfDeepSpeedConfig:
     config: dict[str, Any]
     """The configuration, which may be changed; :meth:`set_stage_and_offload` then reads it again."""
 
+    leaves_accumulation_open = False
+    """Whether a program passed a configuration that does not say how many micro-batches a step has."""
+
     def __init__(self, config_file_or_dict: str | os.PathLike[str] | dict[str, Any]) -> None:
         if isinstance(config_file_or_dict, Mapping):
             self.config = copy.deepcopy(dict(config_file_or_dict))

@@ -51,7 +51,7 @@ def settle_accumulation(plugin: DeepSpeedPlugin, steps: int) -> int:
     """The micro-batches per step: of the configuration, if it says how many, else ``steps``, which is filled in."""
     config = plugin.deepspeed_config
     said = config.get(_ACCUMULATION, "auto")
-    if said == "auto":
+    if said == "auto" or (said == 1 and plugin.leaves_accumulation_open):
         said = config[_ACCUMULATION] = steps
     if said != steps and steps != 1:
         _warn(_ACCUMULATION, said, f"the Accelerator has {steps}")

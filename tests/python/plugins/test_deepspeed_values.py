@@ -310,3 +310,12 @@ REFUSED = {
 def test_a_program_and_a_configuration_have_to_complete_each_other(message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         REFUSED[message].own()
+
+
+def test_a_configuration_that_says_nothing_of_accumulation_leaves_it_to_the_program() -> None:
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}})
+    assert settle_accumulation(plugin, 4) == 4
+    assert plugin.deepspeed_config["gradient_accumulation_steps"] == 4
+    said = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 1})
+    with pytest.warns(UserWarning, match="gradient_accumulation_steps is 1 in the configuration .* Accelerator has 4"):
+        assert settle_accumulation(said, 4) == 1
