@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
-from interleaved import run, serve
+from interleaved import run
+from parallel import OPTIMIZERS, our_step, serve_steps, sharding, torch_step
 from step import transformer
 
 NAMES = (
@@ -22,22 +21,6 @@ NAMES = (
     *(f"stage {stage} over {backend}" for stage in (0, 1, 2, 3) for backend in ("gloo", "shm")),
     "accelerate_cpp, ZeRO 2",
 )
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
-STEPS = 2  # per turn
-
-
-def torch_step(optimizer: str) -> Callable[[], None]:
-    """Steps in plain torch on one process."""
-    torch.manual_seed(0)
-    model, batch = transformer()
-    stepping = OPTIMIZERS[optimizer](model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        model(batch).square().mean().backward()
-        stepping.step()
-        stepping.zero_grad()
-
-    return step
 
 
 def engine_step(stage: int, backend: str) -> Callable[[str], Callable[[], None]]:
@@ -67,39 +50,17 @@ def engine_step(stage: int, backend: str) -> Callable[[str], Callable[[], None]]
     return prepare
 
 
-def own_zero_step() -> Callable[[str], Callable[[], None]]:
-    """Steps of this package's own ZeRO 2."""
-    from parallel import our_step, sharding
-
-    return our_step(sharding(zero_stage=2))
-
-
 def worker(name: str) -> None:
     """One rank of a contestant."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     if name == NAMES[0]:
-        prepare = torch_step
+        prepare = torch_step(None, "none")
     elif name == NAMES[-1]:
-        prepare = own_zero_step()
+        prepare = our_step(sharding(zero_stage=2))
     else:
         _, stage, _, backend = name.split()
         prepare = engine_step(int(stage), backend)
-    prepared: dict[str, Callable[[], None]] = {}
-
-    def measure(optimizer: str) -> list[float]:
-        """Seconds of processor time of this process."""
-        if optimizer not in prepared:
-            prepared[optimizer] = prepare(optimizer)
-        seconds = []
-        for _ in range(STEPS):
-            begin = time.process_time()
-            prepared[optimizer]()
-            seconds.append(time.process_time() - begin)
-        return seconds
-
-    serve(measure)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    serve_steps(prepare)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,11 @@ def worker(name: str) -> None:
         NAMES[9]: lambda: our_step(sharding(zero_stage=3)),
         NAMES[10]: lambda: our_step(None),
     }[name]()
+    serve_steps(prepare)
+
+
+def serve_steps(prepare: Callable[[str], Callable[[], None]]) -> None:
+    """Measures the processor time of steps with each optimizer, which ``prepare`` makes, until nobody asks any more."""
     prepared: dict[str, Callable[[], None]] = {}
 
     def measure(optimizer: str) -> list[float]:

@@ -591,8 +591,12 @@ class Accelerator(PreparationSteps):
     @property
     def deepspeed_engine_wrapped(self) -> DeepSpeedEngineWrapper | None:
         """The first engine of DeepSpeed that :meth:`prepare` made, in the original's wrapper; ``None`` without one."""
-        engines = self._session.strategy.engines()
+        engines = self._engines()
         return DeepSpeedEngineWrapper(engines[0]) if engines else None
+
+    def _engines(self) -> list[Any]:
+        """Those of this Accelerator; others may share its strategy."""
+        return [one for one in self._session.strategy.engines() if any(one is model for model in self._models)]
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:
@@ -603,7 +607,7 @@ class Accelerator(PreparationSteps):
         """
         if self.deepspeed_plugin is None:
             raise AttributeError("deepspeed_config: this run does not use DeepSpeed")
-        engines = self._session.strategy.engines()
+        engines = self._engines()
         return cast(dict[str, Any], engines[-1].config) if engines else self.deepspeed_plugin.deepspeed_config
 
     def maybe_context_parallel(
@@ -1594,9 +1598,9 @@ class Accelerator(PreparationSteps):
             >>> print(model, optimizer)
             None None
         """
+        self._session.strategy.release(self._models)
         self._prepared = Bundle()
         self._has_stepped = False
-        self._session.strategy.release()
         self._checkpoints.release_memory()
         self.step = 0
         freed = [None] * len(objects)

@@ -20,7 +20,7 @@ import pytest
 
 from processes import run_processes, start_processes
 from scenarios import failures_of
-from test_sharded_training import STEPS, adamw, decoder, loss_of, one_process, same, sgd, words
+from test_sharded_training import STEPS, adamw, decoder, loss_of, one_process, same, sgd, sharded, words
 
 pytest.importorskip("deepspeed")
 
@@ -64,25 +64,6 @@ def prepared(run: Any, make_optimizer: Callable[[Any], Any] = adamw, seed: int =
     return model, optimizer
 
 
-def trained(
-    run: Any, model: Any, optimizer: Any, micro_batches: int = 1, max_norm: float | None = None, first: int = 0
-) -> tuple[list[float], list[float]]:
-    losses, norms = [], []
-    for step in range(first, STEPS):
-        total = 0.0
-        for m in range(micro_batches):
-            with run.accumulate(model):
-                loss = loss_of(model, words(micro_batches * step + m, run.process_index))
-                run.backward(loss)
-                if max_norm is not None and run.sync_gradients:
-                    norms.append(run.clip_grad_norm_(model.parameters(), max_norm).item())
-                optimizer.step()
-                optimizer.zero_grad()
-                total += run.reduce(loss.detach(), "mean").item() / micro_batches
-        losses.append(total)
-    return losses, norms
-
-
 def plain_weights(run: Any, model: Any) -> dict[str, Any]:
     """Those of ``model``, on rank 0."""
     state: dict[str, Any] = run.get_state_dict(model)
@@ -104,7 +85,7 @@ def equals_one_process(make_optimizer: Callable[[Any], Any], micro_batches: int,
     model, optimizer = prepared(run, make_optimizer)
     alone = decoder(0)
     expected = one_process(alone, make_optimizer, run.num_processes, micro_batches, max_norm or None)
-    found = trained(run, model, optimizer, micro_batches, max_norm or None)
+    found = sharded(run, model, optimizer, micro_batches, max_norm or None)
     same(found[0], expected[0], rtol=2e-5)
     same(found[1], expected[1], rtol=2e-5)
     weights = plain_weights(run, model)
@@ -197,7 +178,7 @@ def a_step_may_be_the_boundary_of_accumulation_itself() -> None:
     run = accelerator(configuration(managed_gradient_accumulation=False), gradient_accumulation_steps=2)
     model, optimizer = prepared(run, sgd)
     expected, _ = one_process(decoder(0), sgd, run.num_processes, 2)
-    same(trained(run, model, optimizer, 2)[0], expected, rtol=2e-5)
+    same(sharded(run, model, optimizer, 2)[0], expected, rtol=2e-5)
 
 
 @scenario
@@ -206,7 +187,7 @@ def bf16_follows_full_precision() -> None:
     run = accelerator(mixed_precision="bf16")
     model, optimizer = prepared(run)
     assert (run.mixed_precision, run.native_amp) == ("bf16", False)
-    found, _ = trained(run, model, optimizer)
+    found, _ = sharded(run, model, optimizer)
     same(found, expected, rtol=0.03)
 
 
@@ -260,7 +241,7 @@ def a_run_goes_on_from_its_checkpoint_as_if_it_had_not_been_interrupted() -> Non
     run = accelerator(fields={"gradient_clipping": 1.0})
     model, optimizer = prepared(run)
     with common_folder(run) as folder:
-        trained(run, model, optimizer, first=STEPS - 3)
+        sharded(run, model, optimizer, first=STEPS - 3)
         run.save_state(folder)
         manifest = read_manifest(folder)
         assert manifest is not None
@@ -268,12 +249,12 @@ def a_run_goes_on_from_its_checkpoint_as_if_it_had_not_been_interrupted() -> Non
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         assert files == {"accelerate_cpp.json", *manifest.files}
         assert {"latest", "pytorch_model/mp_rank_00_model_states.pt"} <= files or stage() == 3
-        expected = trained(run, model, optimizer)[0], plain_weights(run, model)
+        expected = sharded(run, model, optimizer)[0], plain_weights(run, model)
 
         again = accelerator(fields={"gradient_clipping": 1.0})
         other, stepping = prepared(again, seed=7)
         again.load_state(folder)
-        losses = trained(again, other, stepping)[0]
+        losses = sharded(again, other, stepping)[0]
         weights = plain_weights(again, other)
     assert losses == expected[0]
     assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
@@ -452,7 +433,7 @@ def offloaded(number: int) -> list[float]:
     model, optimizer = prepared(run)
     inner: Any = optimizer.optimizer
     assert type(getattr(inner, "optimizer", inner)).__name__ == "DeepSpeedCPUAdam"
-    losses, _ = trained(run, model, optimizer, 2, 1.0)
+    losses, _ = sharded(run, model, optimizer, 2, 1.0)
     expected, _ = one_process(decoder(0), adamw, run.num_processes, 2, 1.0)
     same(losses, expected, rtol=1e-4)
     return losses
@@ -462,3 +443,45 @@ def offloaded(number: int) -> list[float]:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_states_of_the_optimizer_may_be_offloaded(number: int) -> None:
     run_processes(offloaded, 2, number, timeout=400)
+
+
+def killed_while_it_saves(folder: Path) -> str | None:
+    run = accelerator()
+    model, _ = prepared(run)
+    run.backward(loss_of(model, words(0, 0)))
+    run.save_state(folder / "first")
+    before = plain_weights(run, model)
+    run.backward(loss_of(model, words(1, 0)))
+    if run.process_index == 1:
+        model.save_checkpoint = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        run.save_state(folder / "second")
+    except Exception as error:
+        torch_save(before, folder / "weights.pt")
+        return type(error).__name__
+    return None
+
+
+def torch_save(state: Any, path: Path) -> None:
+    import torch
+
+    torch.save(state, path)
+
+
+def resumed(folder: Path) -> bool:
+    import torch
+
+    run = accelerator()
+    model, _ = prepared(run, seed=3)
+    run.load_state(folder / "first")
+    weights, expected = plain_weights(run, model), torch.load(folder / "weights.pt")
+    return not run.is_main_process or all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    environment = {"STAGE": "2"}
+    first, second = start_processes(killed_while_it_saves, 2, tmp_path, environment=environment)
+    assert second.exit_code == -signal.SIGKILL
+    assert first.value == "PeerLost", first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "weights.pt"]
+    assert run_processes(resumed, 2, tmp_path, environment=environment) == [True, True]

@@ -112,10 +112,10 @@ def one_process(
 
 
 def sharded(
-    run: Any, model: Any, optimizer: Any, micro_batches: int = 1, max_norm: float | None = None
+    run: Any, model: Any, optimizer: Any, micro_batches: int = 1, max_norm: float | None = None, first: int = 0
 ) -> tuple[list[float], list[float]]:
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(first, STEPS):
         total = 0.0
         for m in range(micro_batches):
             with run.accumulate(model):

@@ -242,8 +242,8 @@ class Strategy(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no engines")
 
-    def release(self) -> None:
-        """Frees what prepared models hold besides themselves; nobody uses them any more."""
+    def release(self, models: Sequence[torch.nn.Module]) -> None:
+        """Frees what prepared ``models``, which nobody uses any more, hold besides themselves."""
         return
 
     def local_state(self, model: torch.nn.Module) -> dict[str, Any]:

@@ -183,9 +183,9 @@ class DeepSpeedStrategy(SingleStrategy):
         mark_outputs(made.engine)
         keep_norm(made.engine, self._norms)
         self._measured.add(made.engine)
-        self._engines.append(weakref.ref(made.engine, self._engines.remove))
+        self._engines.append(weakref.ref(made.engine))
         if steps_itself:
-            self._trained.append(weakref.ref(made.engine, self._trained.remove))
+            self._trained.append(weakref.ref(made.engine))
         if made.optimizer is not None:
             self._optimizers.add(made.optimizer)
         stepped = made.scheduler if steps_itself else None
@@ -213,11 +213,11 @@ class DeepSpeedStrategy(SingleStrategy):
     def is_thawed(self, model: torch.nn.Module) -> bool:
         return model in self._frozen and _trains(model)
 
-    def release(self) -> None:
-        for engine in self.engines():
+    def release(self, models: Sequence[Any]) -> None:
+        for engine in [one for one in self.engines() if any(one is model for model in models)]:
             engine.destroy()
-        self._engines.clear()
-        self._trained.clear()
+            self._engines[:] = [one for one in self._engines if one() is not engine]
+            self._trained[:] = [one for one in self._trained if one() is not engine]
 
     # Training
 
