@@ -24,6 +24,7 @@ from accelerate_cpp.parallel.deepspeed.engines import (
     depends_on,
     for_evaluation,
     keep_norm,
+    let_gradients_through,
     make_engine,
     mark_outputs,
     members_of,
@@ -186,6 +187,8 @@ class DeepSpeedStrategy(SingleStrategy):
         self._engines.append(weakref.ref(made.engine))
         if steps_itself:
             self._trained.append(weakref.ref(made.engine))
+        else:
+            let_gradients_through(made.engine)
         if made.optimizer is not None:
             self._optimizers.add(made.optimizer)
         stepped = made.scheduler if steps_itself else None

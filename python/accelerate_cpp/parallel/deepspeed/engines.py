@@ -18,7 +18,18 @@ from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.parallel.deepspeed.optimizers import cpu_form_of
 from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 
-__all__ = ["Made", "compile_engine", "depends_on", "keep_norm", "make_engine", "mark_outputs", "members_of", "passed"]
+__all__ = [
+    "Made",
+    "compile_engine",
+    "depends_on",
+    "for_evaluation",
+    "keep_norm",
+    "let_gradients_through",
+    "make_engine",
+    "mark_outputs",
+    "members_of",
+    "passed",
+]
 
 _MARK = "accelerate_cpp.engine"
 
@@ -83,6 +94,11 @@ def _offloaded(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> torc
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the engine of a model that is not trained."""
     return {name: copy.deepcopy(value) for name, value in config.items() if name not in ("optimizer", "scheduler")}
+
+
+def let_gradients_through(engine: Any) -> None:
+    """Lets a model that is not trained judge one that is: DeepSpeed would prepare its optimizer, which it has not."""
+    engine._backward_prologue = lambda: None
 
 
 def compile_engine(engine: Any, dynamo: DynamoConfig | None, compile_regions: Callable[..., None]) -> None:
