@@ -333,7 +333,7 @@ class DeepSpeedStrategy(SingleStrategy):
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         engine: Any = model
         if not self.in_shards(model):
-            return {name: _own(value) for name, value in self.unwrap(model).state_dict().items()}
+            return _on_their_own(self.unwrap(model).state_dict())
         if engine.zero_optimization_partition_weights() and not engine.zero_gather_16bit_weights_on_model_save():
             raise InvalidArgument(
                 "get_state_dict: the configuration of DeepSpeed has stage3_gather_16bit_weights_on_model_save=False in "
@@ -341,12 +341,7 @@ class DeepSpeedStrategy(SingleStrategy):
                 "of the plugin), or call save_state and run zero_to_fp32.py in the folder"
             )
         state = engine._consolidated_16bit_state_dict()
-        live = {parameter.data_ptr() for parameter in engine.module.parameters() if parameter.numel()}
-        return (
-            {name: value.clone() if value.data_ptr() in live else value for name, value in (state or {}).items()}
-            if here
-            else {}
-        )
+        return _on_their_own(state or {}, engine.module.parameters()) if here else {}
 
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Those that the optimizer of its engine holds: in ZeRO, parts of long tensors without names."""
@@ -378,7 +373,27 @@ class DeepSpeedStrategy(SingleStrategy):
         return model in self.engines() and any(engine() is model for engine in self._trained)
 
 
-def _own(value: Any) -> Any:
-    """A copy of a tensor that shares memory with others, so that saving it does not save them."""
-    shares = isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.nbytes
-    return value.detach().clone() if shares else value
+def _on_their_own(state: Mapping[str, Any], live: Iterable[torch.Tensor] = ()) -> dict[str, Any]:
+    """``state`` with copies of tensors that are parts of longer ones, which would be saved whole, or that are trained
+    on.
+
+    What is tied stays tied.
+
+    Args:
+        live: parameters that go on changing.
+    """
+    changing = {parameter.data_ptr() for parameter in live if parameter.numel()}
+    copies: dict[Any, torch.Tensor] = {}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_part = value.untyped_storage().nbytes() > value.nbytes
+        if not is_part and value.data_ptr() not in changing:
+            return value
+        place = value.data_ptr(), value.dtype, value.shape, value.stride()
+        if place not in copies:
+            copies[place] = value.detach().clone()
+        return copies[place]
+
+    return {name: own(value) for name, value in state.items()}
