@@ -37,7 +37,10 @@ sys.path.insert(0, str(DOCS))
 import command_reference  # noqa: E402
 import example_gallery  # noqa: E402
 
-GUIDES = ("quicktour", "accumulation", "checkpoints", "precision", "parallelism", "trackers", "notebooks", "machines")
+GUIDES = (
+    *("quicktour", "accumulation", "checkpoints", "precision", "parallelism", "deepspeed", "trackers", "notebooks"),
+    "machines",
+)
 PAGES = [*REPOSITORY.glob("*.md"), *sorted(DOCS.glob("*.md")), EXAMPLES / "README.md"]
 BOX = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"-?\d+\.\d+")
