@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from processes import run_processes, start_processes
 from scenarios import failures_of
 from test_sharded_training import STEPS, adamw, decoder, loss_of, one_process, same, sgd, sharded, words
 
-pytest.importorskip("deepspeed")
+# Not imported here: that sets variables of this process, with which tests can no longer be forks.
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from processes import run_processes
 
-pytest.importorskip("deepspeed")
+# Not imported here: that sets variables of this process, with which tests can no longer be forks.
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 # Torch and transformers are imported inside the functions, which run in processes of their own.
 

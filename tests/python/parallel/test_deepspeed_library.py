@@ -30,7 +30,7 @@ def _group() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _variables_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it exports is gone afterwards."""
-    for name in ("DS_ACCELERATOR", "LOCAL_RANK"):
+    for name in ("DS_ACCELERATOR", "LOCAL_RANK", "PYTORCH_NVML_BASED_CUDA_CHECK"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 

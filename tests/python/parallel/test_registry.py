@@ -49,15 +49,18 @@ def test_several_processes_mean_data_parallelism_in_shards_where_a_plugin_says_s
     assert type(strategy_for(config_of(shards), CPU, mesh)) is kind
 
 
+def _set_what_deepspeed_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("LOCAL_RANK", "0"), ("DS_ACCELERATOR", "cpu"), ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")):
+        monkeypatch.setenv(name, text)
+
+
 def test_every_entry_makes_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed's would be exported
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    _set_what_deepspeed_exports(monkeypatch)
     mesh = mesh_of({}, 0, 8, shards=True)
     assert all(isinstance(make(config_of(True), CPU, mesh), Strategy) for make in STRATEGIES.values())
 
 
 def test_a_plugin_of_deepspeed_makes_engines_of_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    _set_what_deepspeed_exports(monkeypatch)
     config = SessionConfig(deepspeed_plugins=DeepSpeedPlugin())
     assert type(strategy_for(config, CPU, mesh_of({}, 0, 1, shards=False))).__name__ == "DeepSpeedStrategy"
