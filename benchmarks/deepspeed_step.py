@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 from interleaved import run
 from parallel import OPTIMIZERS, our_step, serve_steps, sharding, torch_step
-from step import transformer
 
 NAMES = (
     "torch alone",
@@ -26,28 +25,13 @@ NAMES = (
 def engine_step(stage: int, backend: str) -> Callable[[str], Callable[[], None]]:
     """Steps of engines, through ``Accelerator``."""
     logging.disable(logging.INFO)
-    from accelerate_cpp import Accelerator, DeepSpeedPlugin
+    from accelerate_cpp import DeepSpeedPlugin
     from accelerate_cpp.utils import InitProcessGroupKwargs
 
     plugin = DeepSpeedPlugin(zero_stage=stage, gradient_clipping=0.0)
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-    accelerator = Accelerator(
-        cpu=True, deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend=backend)]
-    )
-
-    def prepare(optimizer: str) -> Callable[[], None]:
-        torch.manual_seed(0)
-        model, batch = transformer()
-        engine, stepping = accelerator.prepare(model, OPTIMIZERS[optimizer](model.parameters(), lr=1e-4))
-
-        def step() -> None:
-            accelerator.backward(engine(batch).square().mean())
-            stepping.step()
-            stepping.zero_grad()
-
-        return step
-
-    return prepare
+    group = InitProcessGroupKwargs(backend=backend)
+    return our_step(deepspeed_plugin=plugin, kwargs_handlers=[group])
 
 
 def worker(name: str) -> None:
@@ -56,7 +40,7 @@ def worker(name: str) -> None:
     if name == NAMES[0]:
         prepare = torch_step(None, "none")
     elif name == NAMES[-1]:
-        prepare = our_step(sharding(zero_stage=2))
+        prepare = our_step(fsdp_plugin=sharding(zero_stage=2))
     else:
         _, stage, _, backend = name.split()
         prepare = engine_step(int(stage), backend)

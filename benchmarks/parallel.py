@@ -84,11 +84,11 @@ def sharding(**options: Any) -> FullyShardedDataParallelPlugin:
     )
 
 
-def our_step(plugin: FullyShardedDataParallelPlugin | None) -> Callable[[str], Callable[[], None]]:
-    """Steps through ``Accelerator``."""
+def our_step(**options: Any) -> Callable[[str], Callable[[], None]]:
+    """Steps through ``Accelerator``, which takes ``options``."""
     from accelerate_cpp import Accelerator
 
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator = Accelerator(cpu=True, **options)
 
     def prepare(optimizer: str) -> Callable[[], None]:
         torch.manual_seed(0)
@@ -114,12 +114,12 @@ def worker(name: str) -> None:
         NAMES[2]: lambda: torch_step("gloo", "fsdp"),
         NAMES[3]: lambda: torch_step("shm", "fsdp"),
         NAMES[4]: lambda: torch_step("gloo", "zero"),
-        NAMES[5]: lambda: our_step(sharding()),
-        NAMES[6]: lambda: our_step(sharding(weights_once_per_host=True)),
-        NAMES[7]: lambda: our_step(sharding(zero_stage=1)),
-        NAMES[8]: lambda: our_step(sharding(zero_stage=2)),
-        NAMES[9]: lambda: our_step(sharding(zero_stage=3)),
-        NAMES[10]: lambda: our_step(None),
+        NAMES[5]: lambda: our_step(fsdp_plugin=sharding()),
+        NAMES[6]: lambda: our_step(fsdp_plugin=sharding(weights_once_per_host=True)),
+        NAMES[7]: lambda: our_step(fsdp_plugin=sharding(zero_stage=1)),
+        NAMES[8]: lambda: our_step(fsdp_plugin=sharding(zero_stage=2)),
+        NAMES[9]: lambda: our_step(fsdp_plugin=sharding(zero_stage=3)),
+        NAMES[10]: lambda: our_step(),
     }[name]()
     serve_steps(prepare)
 

@@ -32,6 +32,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.placement.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
 from accelerate_cpp.state import PartialState
+from accelerate_cpp.utils.deepspeed import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
 
 if TYPE_CHECKING:
@@ -231,10 +232,10 @@ def _participants(accelerator: PreparationSteps) -> Participants:
 
 def _bundle(accelerator: PreparationSteps) -> Bundle:
     """What is saved; of optimizers and schedules that an engine steps, it saves the states itself."""
-    prepared, strategy = accelerator._prepared, accelerator._session.strategy
+    prepared = accelerator._prepared
     return replace(
         prepared,
-        optimizers=[one for one in prepared.optimizers if not strategy.steps_optimizer(one.optimizer)],
-        schedulers=[one for one in prepared.schedulers if not strategy.steps_scheduler(one.scheduler)],
+        optimizers=[one for one in prepared.optimizers if not isinstance(one, DeepSpeedOptimizerWrapper)],
+        schedulers=[one for one in prepared.schedulers if not isinstance(one, DeepSpeedSchedulerWrapper)],
         scaler=accelerator.scaler,
     )

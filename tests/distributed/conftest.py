@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults import end_zygote
+from launched import STARTED
 from network_namespaces import Host, Unavailable, two_hosts
 from rank_process import end_zygotes
 
@@ -25,6 +26,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _no_process_outlives_these_tests() -> Iterator[None]:
     yield
     end_zygote()
+
+
+@pytest.fixture
+def no_launcher_is_left() -> Iterator[None]:
+    yield
+    for launcher in STARTED:
+        launcher.kill()
+        launcher.communicate()
+    STARTED.clear()
 
 
 @pytest.fixture(scope="module")

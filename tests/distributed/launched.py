@@ -6,6 +6,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+STARTED: list[subprocess.Popen[str]] = []
+"""The launchers of a test, which ``no_launcher_is_left`` ends after it."""
+
 
 def lives(pid: int) -> bool:
     """Whether process ``pid`` has not ended; one that nobody has reaped yet has."""

@@ -1,5 +1,4 @@
-"""Engines of DeepSpeed train as one process on the whole batch does, and their checkpoints are the same to the last "
-"bit."""
+"""Engines of DeepSpeed train as one process on the whole batch does, and go on from checkpoints to the last bit."""
 
 from __future__ import annotations
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from launched import lives
+from launched import STARTED, lives
 from network_namespaces import Unavailable
 from ssh_hosts import SshHosts, two_hosts_with_ssh
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.usefixtures("no_launcher_is_left"),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed"),
 ]
 
@@ -66,18 +67,6 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
             yield found
     except Unavailable as reason:
         pytest.skip(str(reason))
-
-
-STARTED: list[subprocess.Popen[str]] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
-    for launcher in STARTED:
-        launcher.kill()
-        launcher.communicate()
-    STARTED.clear()
 
 
 def start(hosts: SshHosts, folder: Path, *words: str, host: int = 0) -> subprocess.Popen[str]:

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.launch.plan.host_resources import free_port
-from launched import lives
+from launched import STARTED, lives
 from network_namespaces import Host, Unavailable, two_hosts
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("no_launcher_is_left")
 
 PATIENCE_SECONDS = 300.0
 LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu"]
@@ -40,18 +42,6 @@ accelerator.end_training()
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "meets.py").write_text(MEETS)
     return tmp_path
-
-
-STARTED: list[subprocess.Popen[str]] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
-    for launcher in STARTED:
-        launcher.kill()
-        launcher.communicate()
-    STARTED.clear()
 
 
 def _start(folder: Path, flags: list[str], variables: Mapping[str, str], *prefix: str) -> subprocess.Popen[str]:

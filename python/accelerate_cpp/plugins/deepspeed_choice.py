@@ -63,8 +63,7 @@ def adopt_precision(plugins: Plugins, precision: str) -> None:
 
 
 def precision_in(plugins: Plugins, asked: str | None) -> str | None:
-    """The precision in which the selected plugin trains; ``"fp8"`` and a precision that is not known yet as "
-    "``asked``."""
+    """The precision in which the selected plugin trains; ``asked`` if that is ``"fp8"`` or not known yet."""
     if asked in (None, "fp8"):
         return asked
     plugin = active_plugin(plugins)

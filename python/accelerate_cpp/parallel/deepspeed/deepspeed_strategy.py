@@ -31,7 +31,6 @@ from accelerate_cpp.parallel.deepspeed.engines import (
     passed,
 )
 from accelerate_cpp.parallel.deepspeed.library import joined_library
-from accelerate_cpp.parallel.deepspeed.regions import compile_regions_deepspeed
 from accelerate_cpp.parallel.deepspeed.sequences import sequence_groups, split_loader
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.step_weights import PassWeights
@@ -87,13 +86,12 @@ class DeepSpeedStrategy(SingleStrategy):
         super().__init__()
         self._device = device
         self._plugins = plugins
-        self._mesh = mesh
         self._sequences = sequences
         self._library = joined_library(device)
         self._run = RunOfDeepSpeed(mesh.world_size, mesh.world_size // (sequences[0] if sequences else 1), False)
         self._engines: list[weakref.ref[Any]] = []  # in the order in which they were prepared
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # which engines step
-        self._trained: list[weakref.ref[Any]] = []  # those of the engines that step
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the engines that step
         self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._not_synchronised: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -180,13 +178,13 @@ class DeepSpeedStrategy(SingleStrategy):
             options["mpu"] = sequence_groups(model, *self._sequences, config["train_micro_batch_size_per_gpu"])
         made = make_engine(self._library, config, model, optimizer, scheduler, **options)
         plugin.make_engine_known()
-        compile_engine(made.engine, steps.dynamo, compile_regions_deepspeed)
+        compile_engine(made.engine, steps.dynamo)
         mark_outputs(made.engine)
         keep_norm(made.engine, self._norms)
         self._measured.add(made.engine)
         self._engines.append(weakref.ref(made.engine))
         if steps_itself:
-            self._trained.append(weakref.ref(made.engine))
+            self._trained.add(made.engine)
         else:
             let_gradients_through(made.engine)
         if made.optimizer is not None:
@@ -220,7 +218,7 @@ class DeepSpeedStrategy(SingleStrategy):
         for engine in [one for one in self.engines() if any(one is model for model in models)]:
             engine.destroy()
             self._engines[:] = [one for one in self._engines if one() is not engine]
-            self._trained[:] = [one for one in self._trained if one() is not engine]
+            self._trained.discard(engine)
 
     # Training
 
@@ -259,7 +257,7 @@ class DeepSpeedStrategy(SingleStrategy):
             self._step(engine)
 
     def _trained_engines(self) -> list[Any]:
-        return [engine for engine in (reference() for reference in self._trained) if engine is not None]
+        return [engine for engine in self.engines() if engine in self._trained]
 
     def _step(self, engine: Any) -> None:
         """The step of ``engine``; the norm of its gradients is kept, if it or the program wants it."""
@@ -317,7 +315,10 @@ class DeepSpeedStrategy(SingleStrategy):
 
     def _owners_of(self, parameters: Iterable[torch.Tensor]) -> list[Any]:
         """The engines that step one of ``parameters``; all of those that step where it is none."""
-        asked, trained = {id(parameter) for parameter in parameters}, self._trained_engines()
+        trained = self._trained_engines()
+        if len(trained) == 1:
+            return trained
+        asked = {id(parameter) for parameter in parameters}
         own = [one for one in trained if any(id(parameter) in asked for parameter in one.module.parameters())]
         return own or trained
 
@@ -357,20 +358,19 @@ class DeepSpeedStrategy(SingleStrategy):
         return "engines"
 
     def save_engines(self, models: Sequence[Any], folder: Path, tags: Sequence[str], **options: Any) -> None:
-        trained = [(model, tag) for model, tag in zip(models, tags, strict=True) if self._is_saved(model)]
+        trained = self._saved(models, tags)
         for engine, tag in trained:
             save_engine(engine, folder, tag, is_first=tag == trained[0][1], **options)
 
     def load_engines(
         self, models: Sequence[Any], folder: Path, tags: Sequence[str], read: Callable[..., Any], **options: Any
     ) -> None:
-        for model, tag in zip(models, tags, strict=True):
-            if self._is_saved(model):
-                load_engine(model, folder, tag, read, **options)
+        for engine, tag in self._saved(models, tags):
+            load_engine(engine, folder, tag, read, **options)
 
-    def _is_saved(self, model: Any) -> bool:
-        """Engines of models that are not trained have nothing to save, and DeepSpeed refuses it."""
-        return model in self.engines() and any(engine() is model for engine in self._trained)
+    def _saved(self, models: Sequence[Any], tags: Sequence[str]) -> list[tuple[Any, str]]:
+        """Engines with their tags; those of models that are not trained have nothing to save, and refuse it."""
+        return [(model, tag) for model, tag in zip(models, tags, strict=True) if model in self._trained]
 
 
 def _on_their_own(state: Mapping[str, Any], live: Iterable[torch.Tensor] = ()) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from accelerate_cpp.config.session_config import DynamoConfig
 from accelerate_cpp.parallel.deepspeed.optimizers import cpu_form_of
+from accelerate_cpp.parallel.deepspeed.regions import compile_regions_deepspeed
 from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 
 __all__ = [
@@ -101,13 +102,13 @@ def let_gradients_through(engine: Any) -> None:
     engine._backward_prologue = lambda: None
 
 
-def compile_engine(engine: Any, dynamo: DynamoConfig | None, compile_regions: Callable[..., None]) -> None:
-    """Compiles the module of ``engine`` in place, as a whole or by ``compile_regions``."""
+def compile_engine(engine: Any, dynamo: DynamoConfig | None) -> None:
+    """Compiles the module of ``engine`` in place, as a whole or block by block, if that is asked for."""
     if dynamo is None:
         return
     options = dict(dynamo.options)
     if dynamo.by_region:
-        compile_regions(engine.module, **options)
+        compile_regions_deepspeed(engine.module, **options)
     else:
         engine.compile(backend=options.pop("backend"), compile_kwargs=options)
 
