@@ -1,5 +1,4 @@
 // What communicators and backends ask of the Python program around them.
-#include <ATen/ThreadLocalPythonObjects.h>
 #include <pybind11/gil_safe_call_once.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "bindings/interrupt_watch.h"
 #include "core/base/background.h"
 #include "core/base/error.h"
+#include "core/base/threads.h"
 #include "torch_bridge/c10d_backend.h"
 
 namespace accelerate_cpp::bindings {
@@ -135,21 +135,16 @@ void leave_groups(const py::object& error) {
   await_background_threads();
 }
 
-// Where Python keeps the exception that ended the program.
-void leave_groups_at_exit() {
-  leave_groups(py::getattr(py::module_::import("sys"), "last_value", py::none()));
+// A thread of Gloo lets go of an operation, and with it of Python objects, after it has told that the operation is
+// done. One that is then still about to ask for the interpreter ends the process by SIGABRT.
+void await_threads_of_gloo() {
+  const py::gil_scoped_release release;
+  await_sleep_of_threads("pt_gloo_runloop", std::chrono::seconds(5));
 }
 
-// torch keeps a Python object with each backward pass, and Gloo's work of the pass refers to it. If a thread of Gloo
-// holds the last reference while the interpreter is ending, releasing it ends the process with SIGABRT. So a pass gives
-// the object to this function, which holds it until nothing else does.
-void hold_object_of_pass() {
-  using Objects = at::impl::ThreadLocalPythonObjects;
-  static auto* const held = new std::vector<std::shared_ptr<c10::SafePyObject>>;  // the interpreter ends before these
-  std::erase_if(*held, [](const auto& object) { return object.use_count() == 1; });
-  if (const std::string key = "context"; Objects::get_state().contains(key)) {
-    held->push_back(Objects::get(key));
-  }
+void leave_at_exit() {
+  leave_groups(py::getattr(py::module_::import("sys"), "last_value", py::none()));  // what ended the program
+  await_threads_of_gloo();
 }
 
 }  // namespace
@@ -183,12 +178,10 @@ c10::intrusive_ptr<C10dBackend> make_backend(std::shared_ptr<comm::Communicator>
 }
 
 void bind_hooks(py::module_& module) {
-  py::module_::import("atexit").attr("register")(py::cpp_function(leave_groups_at_exit));
+  py::module_::import("atexit").attr("register")(py::cpp_function(leave_at_exit));
   module.def("leave_groups", leave_groups, py::arg("error"),
              "Tells the other ranks of all groups that this one takes part no more, as its program has ended: with "
              "`error`, or in good order if it is None.");
-  module.def("hold_object_of_pass", hold_object_of_pass,
-             "Holds the object that torch keeps with this backward pass until nothing else does.");
 }
 
 }  // namespace accelerate_cpp::bindings

@@ -8,8 +8,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <fstream>
-#include <string>
+
+#include "core/base/threads.h"
 
 namespace accelerate_cpp::bindings {
 namespace {
@@ -41,19 +41,6 @@ int answer(void*) {
 bool python_is_in_charge() {
   const py::module_ signals = py::module_::import("signal");
   return signals.attr("getsignal")(SIGINT).is(signals.attr("default_int_handler"));
-}
-
-// The main thread has the number of its process, also in a process that another thread has forked.
-bool main_thread_sleeps() {
-#if defined(__linux__)
-  std::ifstream file("/proc/self/task/" + std::to_string(::getpid()) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const std::size_t name_end = line.rfind(") ");
-  return name_end != std::string::npos && line.compare(name_end + 2, 1, "S") == 0;
-#else
-  return true;
-#endif
 }
 
 // Translated by torch and by us in the thread that waited, where the signal that is now answered would otherwise raise
@@ -94,7 +81,7 @@ void check_unanswered_interrupt() {
     Py_AddPendingCall(answer, nullptr);
   }
   if (Clock::now().time_since_epoch().count() - pressed_at.load() < Clock::duration(kPatience).count() ||
-      !main_thread_sleeps()) {
+      !thread_sleeps(::getpid())) {  // the main thread's number, also in a process that another thread has forked
     return;
   }
   const py::gil_scoped_acquire gil;

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from faults import connect, run_job
+import time
+from typing import Any
 
-PASSES = 40
+from processes import start_processes
+
+HELD: list[Any] = []
 
 
-def train_over_gloo() -> tuple[int, int]:
-    """How often objects that torch keeps with a backward pass ended with a thread of Gloo, and how often at all."""
-    import contextvars
-    import threading
-    from types import SimpleNamespace
+class Kept:
+    """What needs the interpreter for a while when it ends, and tells so."""
 
+    begun = False
+
+    def __del__(self) -> None:
+        Kept.begun = True
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            pass
+        print("let go", flush=True)
+
+
+def end_while_a_thread_of_gloo_lets_go_of_a_tensor() -> None:
     import torch
+    import torch.distributed as dist
 
-    from accelerate_cpp import Accelerator
+    from accelerate_cpp import PartialState
 
-    connect(backend="gloo")
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(torch.nn.Linear(2, 1))
-    ended_by: list[int] = []
-
-    class Kept:
-        def __del__(self) -> None:
-            ended_by.append(threading.get_ident())
-
-    torch.autograd.graph.contextvars = SimpleNamespace(copy_context=Kept)  # type: ignore[attr-defined]
-    try:
-        for _ in range(PASSES):
-            accelerator.backward(model(torch.ones(1, 2)).sum())
-            accelerator.wait_for_everyone()
-    finally:
-        torch.autograd.graph.contextvars = contextvars  # type: ignore[attr-defined]
-    return sum(thread != threading.main_thread().ident for thread in ended_by), len(ended_by)
+    state = PartialState(cpu=True, backend="gloo")
+    group = dist.new_group()
+    HELD.append(group)  # else its end awaits its threads
+    tensor: Any = torch.ones(1)
+    if state.process_index == 0:
+        tensor.kept = Kept()
+        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        del tensor, work  # the thread has the last reference
+    state.wait_for_everyone()
+    if state.process_index == 1:
+        dist.all_reduce(tensor, group=group)
+    while state.process_index == 0 and not Kept.begun:
+        time.sleep(0.001)
 
 
-def test_no_thread_of_gloo_needs_the_interpreter_after_a_backward_pass() -> None:
-    for by_others, all_ended in run_job(train_over_gloo, 2):
-        assert by_others == 0
-        assert PASSES / 2 < all_ended < PASSES  # what the last passes had is kept, that of others is not
+def test_the_end_of_a_program_awaits_what_threads_of_gloo_let_go_of() -> None:
+    first, _ = start_processes(end_while_a_thread_of_gloo_lets_go_of_a_tensor, 2)
+    assert (first.exit_code, first.stdout) == (0, "let go\n"), first.stderr

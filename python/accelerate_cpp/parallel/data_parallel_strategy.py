@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_cpp._native import hold_object_of_pass
 from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.bundle import Bundle
@@ -108,8 +107,6 @@ class DataParallelStrategy(SingleStrategy):
             model.expect_backward()
             if model in totals:
                 model.set_weight(totals[model])
-        if loss.requires_grad and self._device.type == "cpu" and self._of_torch:
-            loss.register_hook(_hold_object)
         try:
             loss.backward(**kwargs)
             for model in models:
@@ -236,11 +233,6 @@ class DataParallelStrategy(SingleStrategy):
 
 
 _COPIES = SingleStrategy()
-
-
-def _hold_object(_: torch.Tensor) -> None:
-    """A hook at the beginning of a backward pass."""
-    hold_object_of_pass()
 
 
 def _is_trained(model: torch.nn.Module) -> bool:
