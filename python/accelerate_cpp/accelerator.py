@@ -29,7 +29,7 @@ from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.data_parallel_strategy import synchronising
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.plugins.configurations import chosen_dynamo_plugin
-from accelerate_cpp.plugins.data_parallelism import rank_along
+from accelerate_cpp.plugins.data_parallelism import rank_along, with_tensor_plugin
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.plugins.deepspeed_choice import one_argument
 from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
@@ -37,7 +37,7 @@ from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
 from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.plan import PrecisionPlan
-from accelerate_cpp.prepare.metrics import all_tensors, drop_repeated, rows_of_last_batch
+from accelerate_cpp.prepare.metrics import all_tensors, drop_repeated, one_per_batch, rows_of_last_batch
 from accelerate_cpp.prepare.order import (
     autocast_options,
     evaluated,
@@ -144,7 +144,8 @@ class Accelerator(PreparationSteps):
         deepspeed_plugin: trains through DeepSpeed, which has to be installed; also a dict of several plugins by name,
             of which the first is selected until ``state.select_deepspeed_plugin`` selects another.
         deepspeed_plugins: the same.
-        torch_tp_plugin, megatron_lm_plugin: not supported yet; only ``None`` is accepted.
+        torch_tp_plugin: the old form of ``parallelism_config=ParallelismConfig(tp_size=...)``.
+        megatron_lm_plugin: not supported yet; only ``None`` is accepted.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -180,12 +181,7 @@ class Accelerator(PreparationSteps):
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
-        unsupported.refuse_given(
-            {
-                "torch_tp_plugin": torch_tp_plugin,
-                "megatron_lm_plugin": megatron_lm_plugin,
-            }
-        )
+        unsupported.refuse_given({"megatron_lm_plugin": megatron_lm_plugin})
         if split_batches is not _split_batches:
             warnings.warn(
                 "Accelerator(split_batches=...) has no effect; pass "
@@ -211,7 +207,7 @@ class Accelerator(PreparationSteps):
             handlers,
             dynamo,
             fsdp_plugin,
-            parallelism_config,
+            with_tensor_plugin(parallelism_config, torch_tp_plugin),
             one_argument(deepspeed_plugin, deepspeed_plugins),
         )
         self._accumulation = begin_accumulation(accumulation)
@@ -560,7 +556,7 @@ class Accelerator(PreparationSteps):
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Which part of layers this process has: 0; ``InvalidArgument`` without a ``parallelism_config``."""
+        """Which part of split layers this process has; ``InvalidArgument`` without a ``parallelism_config``."""
         return rank_along(self.parallelism_config, self.torch_device_mesh, "tp")
 
     @property
@@ -1215,8 +1211,9 @@ class Accelerator(PreparationSteps):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gathers, and removes the samples that were repeated to fill up the last batch of the current loader.
 
-        Only tensors with one row per sample of the global batch are cut; scalars, and tensors whose rows were filtered
-        or repeated, are returned as they are.
+        Of processes that compute with the same batches, as they split the layers of a model, one is gathered. Only
+        tensors with one row per sample of the global batch are cut; scalars, and tensors whose rows were filtered or
+        repeated, are returned as they are.
 
         Args:
             input_data: tensors in nested containers; anything else is gathered by pickling, as a list of samples.
@@ -1239,8 +1236,10 @@ class Accelerator(PreparationSteps):
                 "their last one, which is no sample for metrics; gather after the block, or use mode='stop'"
             )
         pickled = use_gather_object or not all_tensors(input_data)
-        gathered = gather_object(input_data) if pickled else gather(input_data)
-        rows = rows_of_last_batch(self.gradient_state, self._session.topology.mesh.data_size)
+        mesh, gathered = self._session.topology.mesh, input_data
+        if self.num_processes > 1:
+            gathered = one_per_batch(gather_object([input_data]) if pickled else gather(input_data), pickled, mesh)
+        rows = rows_of_last_batch(self.gradient_state, mesh.data_size)
         return gathered if rows is None else drop_repeated(gathered, input_data, pickled, *rows)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

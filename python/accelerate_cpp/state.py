@@ -28,10 +28,11 @@ from accelerate_cpp.plugins.data_parallelism import (
     PluginViews,
     announce_sharding,
     chosen_fsdp_plugin,
-    data_axes,
+    chosen_parallelism,
+    mesh_axes,
     num_processes,
-    require_data_parallel,
     split_sequences,
+    with_tensor_plugin,
     withdraw_sharding,
 )
 from accelerate_cpp.plugins.deepspeed_choice import (
@@ -272,7 +273,8 @@ class AcceleratorState(PluginViews, PartialState):
             ``ACCELERATE_USE_DEEPSPEED`` makes one from the variables ``ACCELERATE_DEEPSPEED_*``.
         fsdp_plugin: shards models; ``None`` keeps the current one, or with ``ACCELERATE_USE_FSDP`` makes one from the
             variables ``FSDP_*``.
-        parallelism_config: the numbers of copies and shards; ``None`` keeps the current one.
+        torch_tp_plugin: splits layers, where there is no ``parallelism_config``.
+        parallelism_config: the mesh of processes; ``None`` keeps the current one.
         kwargs: as for :class:`PartialState`.
 
     Raises:
@@ -304,12 +306,7 @@ class AcceleratorState(PluginViews, PartialState):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
-        unsupported.refuse_given(
-            {
-                "torch_tp_plugin": torch_tp_plugin,
-                "megatron_lm_plugin": megatron_lm_plugin,
-            }
-        )
+        unsupported.refuse_given({"megatron_lm_plugin": megatron_lm_plugin})
         running = None if current.session is None else current.session.config
         has_state = running is not None and running.mixed_precision is not None
         engines = chosen_deepspeed_plugins(
@@ -321,12 +318,12 @@ class AcceleratorState(PluginViews, PartialState):
                 "DeepSpeed and FSDP are both asked for (deepspeed_plugin or ACCELERATE_USE_DEEPSPEED, fsdp_plugin or "
                 "ACCELERATE_USE_FSDP), and each shards the model; leave one of them out"
             )
-        parallelism = require_data_parallel(
-            parallelism_config,
-            shards=sharding is not None and sharding.shards,
+        parallelism = chosen_parallelism(
+            with_tensor_plugin(parallelism_config, torch_tp_plugin),
+            sharding if sharding is not None and sharding.shards else None,
             through_deepspeed=engines is not None,
         )
-        axes = data_axes(sharding, parallelism) if engines is None else tensor_axes(engines, num_processes())
+        axes = mesh_axes(sharding, parallelism) if engines is None else tensor_axes(engines, num_processes())
         plugin = dynamo_plugin or self._shared_state.get("dynamo_plugin") or TorchDynamoPlugin()
         if running is not None:
             self._require_agreement(current.session, mixed_precision, cpu, kwargs)
@@ -346,6 +343,7 @@ class AcceleratorState(PluginViews, PartialState):
                     deepspeed_plugins=engines,
                     sequences=None if engines is None else split_sequences(parallelism),
                     axes=freeze(axes),
+                    parallelism=parallelism,
                 )
             )
         elif running is not None and sharding is not running.fsdp_plugin:
@@ -397,6 +395,7 @@ class AcceleratorState(PluginViews, PartialState):
                 deepspeed_plugins=None,
                 sequences=None,
                 axes=freeze(None),
+                parallelism=None,
             )
             current.session = replace(current.session, config=config)
         if reset_partial_state:

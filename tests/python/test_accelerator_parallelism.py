@@ -22,17 +22,21 @@ from accelerate_cpp.utils import (
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-@pytest.mark.parametrize(
-    ("argument", "kind"),
-    [
-        ("megatron_lm_plugin", MegatronLMPlugin),
-        ("torch_tp_plugin", TorchTensorParallelPlugin),
-    ],
-)
-def test_a_plugin_is_refused_with_one_sentence(argument: str, kind: type) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^{argument}={kind.__name__}\(\.\.\.\): [^.]* does not work [^.]*$"):
-        Accelerator(cpu=True, **{argument: kind()})
+def test_a_plugin_is_refused_with_one_sentence() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^megatron_lm_plugin=MegatronLMPlugin\(\.\.\.\): [^.]* does not work [^.]*$"
+    ):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
     assert current.session is None
+
+
+def test_the_plugin_for_tensor_parallelism_asks_for_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True, torch_tp_plugin=TorchTensorParallelPlugin())
+    assert accelerator.parallelism_config == ParallelismConfig()
+    assert accelerator.state.torch_tp_plugin is None
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InvalidArgument, match="tp_size is 2, but there are 3 processes"):
+        Accelerator(torch_tp_plugin=TorchTensorParallelPlugin(tp_size=2))
 
 
 def test_plugins_that_cannot_be_followed_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

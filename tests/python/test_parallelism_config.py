@@ -91,8 +91,6 @@ def test_variables_fill_what_no_argument_says(variables: dict[str, str], monkeyp
         ({"cp_size": "2"}, "cp_size='2'"),
         ({"sp_size": 1.5}, "sp_size=1.5"),
         ({"cp_size": 2, "sp_size": 2}, "cp_size=2 and sp_size=2 would both split sequences"),
-        ({"dp_replicate_size": 2, "tp_size": 2}, "dp_replicate_size=2 with dp_shard_size=1 is plain data parallelism"),
-        ({"dp_replicate_size": 2, "cp_size": 2}, "make dp_shard_size larger than 1"),
         ({"cp_backend": "deepspeed"}, "cp_backend='deepspeed'; expected 'torch'"),
         ({"sp_backend": "torch"}, "sp_backend='torch'; expected 'deepspeed'"),
         ({"tp_size": 2, "tp_handler": 3}, "tp_handler=3; expected a TorchTensorParallelConfig"),

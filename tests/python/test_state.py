@@ -223,7 +223,7 @@ def test_on_the_cpu_the_device_is_what_it_is() -> None:
 def test_what_is_refused_is_none() -> None:
     state = AcceleratorState(cpu=True)
     assert [state.parallelism_config, state.device_mesh, state.torch_tp_plugin] == [None] * 3
-    for name in ("parallelism_config", "torch_tp_plugin"):
+    for name in ("parallelism_config", "torch_tp_plugin", "megatron_lm_plugin"):
         with pytest.raises(InvalidArgument, match=name):
             AcceleratorState(**{name: object()})
 

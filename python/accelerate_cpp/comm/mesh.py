@@ -49,6 +49,11 @@ class Mesh:
         """The index among those of this process, or of its group."""
         return self.place("dp_replicate") * self.size("dp_shard") + self.place("dp_shard")
 
+    def one_rank_per_batch(self) -> list[int]:
+        """The ranks that compute with something else than a lower one: the first of those that split a model."""
+        places = [Mesh(rank, self.sizes) for rank in range(self.world_size)]
+        return [one.rank for one in places if one.place("pp") == one.place("tp") == 0]
+
 
 def mesh_of(sizes: Mapping[str, int], rank: int, world_size: int, shards: bool) -> Mesh:
     """The mesh of ``world_size`` processes.

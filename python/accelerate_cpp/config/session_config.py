@@ -69,6 +69,7 @@ class SessionConfig:
         deepspeed_plugins: one plugin of DeepSpeed, or several by name; ``None`` trains without it.
         sequences: the number of processes over which DeepSpeed splits sequences, and how; ``None`` where it does not.
         axes: the sizes of the mesh that the user asked for; none for data parallelism over all processes.
+        parallelism: the ``ParallelismConfig`` that the user passed, for the options of its axes.
         debug: compare the shapes of collectives over the ranks before running them.
         fork_launched: this process was forked by a notebook launcher.
         cpu_affinity: pin this process to its share of the cores of its host.
@@ -86,6 +87,7 @@ class SessionConfig:
     deepspeed_plugins: Any = None
     sequences: tuple[int, Any] | None = None
     axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    parallelism: Any = None
     debug: bool = False
     fork_launched: bool = False
     cpu_affinity: bool = False

@@ -32,9 +32,7 @@ _PLAIN = "leave it out: plain data parallelism over all processes is used"
 
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("fsdp_local_state", "LOCAL_STATE_DICT", "choose SHARDED_STATE_DICT or FULL_STATE_DICT"),
-    Unsupported("torch_tp_plugin", "tensor parallelism", _PLAIN),
     Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
-    Unsupported("parallelism_config", "a mesh of more than copies and shards", "leave out its other sizes"),
     Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
     Unsupported(
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
@@ -48,7 +46,7 @@ METHODS: tuple[Unsupported, ...] = (
 # Steps of the original's ``prepare`` that programs call or replace, by their private names.
 STEPS: tuple[Unsupported, ...] = (
     Unsupported("_prepare_cp", "context parallelism", "call prepare"),
-    Unsupported("_prepare_tp", "tensor parallelism", "call prepare"),
+    Unsupported("_prepare_tp", "tensor parallelism in a step of its own", "call prepare"),
     Unsupported("_prepare_fsdp2", "sharding parameters over the processes", "call prepare"),
     Unsupported("_prepare_megatron_lm", "training through Megatron-LM", "call prepare"),
 )

@@ -25,6 +25,16 @@ def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     return ZeroStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
 
 
+def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
+
+    plugin = config.fsdp_plugin if config.shards else None
+    options = config.parallelism and config.parallelism.tp_handler
+    return TensorParallelStrategy(
+        device, plugin, mesh, config.mixed_precision not in (None, "no"), options and options.plan
+    )
+
+
 def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.deepspeed.deepspeed_strategy import DeepSpeedStrategy
 
@@ -36,12 +46,13 @@ STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] =
     "data_parallel": lambda config, device, mesh: DataParallelStrategy(device, config.ddp_kwargs),
     "fully_sharded": _fully_sharded,
     "zero": _zero,
+    "tensor_parallel": _tensor_parallel,
     "deepspeed": _deepspeed,
 }
 
 
 def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
-    """The strategy of a run: with more than one process, data parallelism, sharded if the user asks for it.
+    """The strategy of a run: with more than one process, data parallelism, sharded or split if the user asks for it.
 
     Args:
         device: of this process.
@@ -49,6 +60,8 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
     """
     if config.uses_deepspeed:
         return STRATEGIES["deepspeed"](config, device, mesh)
+    if mesh.size("tp") > 1:
+        return STRATEGIES["tensor_parallel"](config, device, mesh)
     plugin = config.fsdp_plugin if config.shards else None
     stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
     several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"

@@ -1,4 +1,4 @@
-"""The parallelism that runs support, copies and shards of models, and the answers of their state about all kinds."""
+"""The parallelism of a run, as its plugins ask for it, and the answers of its state about all kinds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from accelerate_cpp.comm.topology import world_size
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.plugins.combinations import require_legal
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin, active_plugin
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
-from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
+from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig, TorchTensorParallelPlugin
 from accelerate_cpp.plugins.parallelism_config import ParallelismConfig
 
 if TYPE_CHECKING:
@@ -21,25 +22,27 @@ __all__ = [
     "PluginViews",
     "announce_sharding",
     "chosen_fsdp_plugin",
-    "data_axes",
+    "chosen_parallelism",
+    "mesh_axes",
     "num_processes",
     "rank_along",
-    "require_data_parallel",
     "split_sequences",
+    "with_tensor_plugin",
     "withdraw_sharding",
 ]
 
 
-def require_data_parallel(config: Any, shards: bool, through_deepspeed: bool = False) -> ParallelismConfig | None:
-    """``config``, or with ``ACCELERATE_USE_PARALLELISM_CONFIG`` one of variables, if it only has copies and shards.
+def chosen_parallelism(
+    config: Any, sharding: FullyShardedDataParallelPlugin | None, through_deepspeed: bool = False
+) -> ParallelismConfig | None:
+    """``config``, or with ``ACCELERATE_USE_PARALLELISM_CONFIG`` one of variables, if a run can train on its mesh.
 
     Args:
-        shards: whether parameters are sharded; if not, there are copies alone, one in all or one per process.
+        sharding: how parameters are sharded; ``None`` where they are not.
         through_deepspeed: whether DeepSpeed trains, which can also split sequences.
 
     Raises:
-        InvalidArgument: it requests another kind of parallelism, or is not for the number of processes, or no
-            configuration.
+        InvalidArgument: it is no configuration, or one that is not for the number of processes or cannot be combined.
     """
     if config is None and env_table.USE_PARALLELISM_CONFIG.get():
         config = ParallelismConfig()
@@ -47,36 +50,19 @@ def require_data_parallel(config: Any, shards: bool, through_deepspeed: bool = F
         return None
     if not isinstance(config, ParallelismConfig):
         raise InvalidArgument(f"parallelism_config={config!r}: expected a ParallelismConfig")
-    sizes = {f"{name}_size": getattr(config, f"{name}_size") for name in config.active_mesh_dims}
-    copies, parts, processes = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1), num_processes()
-    if through_deepspeed and not sizes.keys() - {"sp_size"}:
-        sequences = sizes.get("sp_size", 1)
-        if copies * parts * sequences != processes and (copies * parts != 1 or processes % sequences):
-            raise InvalidArgument(
-                f"parallelism_config: dp_replicate_size × dp_shard_size × sp_size is {copies * parts * sequences}, but "
-                f"there are {processes} processes; make the product their number"
-            )
-        return config
-    if sizes.keys() == {"sp_size"}:
-        raise InvalidArgument(
-            f"parallelism_config: sp_size={sizes['sp_size']} splits sequences by the attention of DeepSpeed, which a "
-            "deepspeed_plugin has to ask for; pass deepspeed_plugin=DeepSpeedPlugin(...), too"
-        )
-    if sizes:
-        found = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        unsupported.refuse("parallelism_config", f"parallelism_config=ParallelismConfig({found})")
-    if parts > 1 and not shards:
-        raise InvalidArgument(
-            f"parallelism_config: dp_shard_size={parts} shards parameters, which an fsdp_plugin has to describe; pass "
-            "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), too"
-        )
-    if copies * parts not in (1, processes):
-        expected = "dp_replicate_size × dp_shard_size" if shards else "dp_replicate_size"
-        raise InvalidArgument(
-            f"parallelism_config: {expected} is {copies * parts}, but there are {processes} processes; expected "
-            f"{processes}, or leave it out"
-        )
+    require_legal(config, num_processes(), sharding, through_deepspeed)
     return config
+
+
+def with_tensor_plugin(config: Any, plugin: Any) -> Any:
+    """``config``, or without one what a ``TorchTensorParallelPlugin`` asks for.
+
+    Raises:
+        InvalidArgument: ``plugin`` is none.
+    """
+    if plugin is not None and not isinstance(plugin, TorchTensorParallelPlugin):
+        raise InvalidArgument(f"torch_tp_plugin={plugin!r}: expected a TorchTensorParallelPlugin")
+    return ParallelismConfig(tp_size=plugin.tp_size) if config is None and plugin is not None else config
 
 
 def chosen_fsdp_plugin(
@@ -96,8 +82,8 @@ def chosen_fsdp_plugin(
     return argument
 
 
-def data_axes(plugin: FullyShardedDataParallelPlugin | None, config: ParallelismConfig | None) -> dict[str, int] | None:
-    """The axes of copies and shards: those of ``config``, or of a hybrid strategy of ``plugin``, with a copy per host.
+def mesh_axes(plugin: FullyShardedDataParallelPlugin | None, config: ParallelismConfig | None) -> dict[str, int] | None:
+    """The axes of the mesh: those of ``config``, or of a hybrid strategy of ``plugin``, with a copy per host.
 
     Returns:
         ``None`` if nobody asks for any.
@@ -110,7 +96,7 @@ def data_axes(plugin: FullyShardedDataParallelPlugin | None, config: Parallelism
     if plugin is not None and plugin.keeps_local_states and processes > 1:
         unsupported.refuse("fsdp_local_state", "FullyShardedDataParallelPlugin(state_dict_type='LOCAL_STATE_DICT')")
     if config is not None:
-        return config.data_axes()
+        return config.axes()
     if plugin is None or not plugin.has_copies:
         return None
     shards = env_table.LOCAL_WORLD_SIZE.get() or processes
@@ -180,7 +166,7 @@ class PluginViews:
     parallelism_config: ParallelismConfig | None
     """The configuration that was passed, if any."""
     device_mesh: DeviceMesh | None
-    """The mesh, if ``parallelism_config`` explicitly requests copies or shards."""
+    """The mesh of ``parallelism_config``, if one of its dimensions has several processes."""
 
     def _keep_parallelism(self, config: ParallelismConfig | None) -> None:
         """Stores ``config``, or keeps the previous one, and creates its mesh, if any, which is a collective."""
@@ -226,7 +212,7 @@ class PluginViews:
 
     @property
     def torch_tp_plugin(self) -> None:
-        """Always ``None``: tensor parallelism is refused."""
+        """Always ``None``, as in the original: what such a plugin asks for is in ``parallelism_config``."""
         return None
 
     @property

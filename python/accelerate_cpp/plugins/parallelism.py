@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_cpp.config import plugin_variables
@@ -90,12 +91,18 @@ class TorchTensorParallelConfig:
 
     Attributes:
         enable_async_tp: without effect; a warning says so.
+        plan: how layers are split: by the names of modules, in which ``*`` stands for a number, ``"colwise"``
+            (``nn.Linear`` by its outputs), ``"rowwise"`` (by its inputs), ``"colwise_gather_output"``,
+            ``"embedding_rowwise"`` (``nn.Embedding`` by its entries) or a ``ParallelStyle`` of torch. ``None`` takes
+            the plan of a model of Transformers, and splits attention and feed-forward layers of other models. Not in
+            the original.
 
     Raises:
         InvalidArgument: the installed transformers is older than 4.52, whose models cannot be split.
     """
 
     enable_async_tp: bool = False
+    plan: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         oldest = BETA_TP_AVAILABLE_TRANSFORMERS_VERSION

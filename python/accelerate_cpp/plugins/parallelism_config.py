@@ -127,12 +127,6 @@ class ParallelismConfig:
                 f"ParallelismConfig: cp_size={self.cp_size} and sp_size={self.sp_size} would both split sequences; "
                 "leave one of them at 1"
             )
-        if self.dp_replicate_enabled and not self.dp_shard_enabled and (self.tp_enabled or self.cp_enabled):
-            raise InvalidArgument(
-                f"ParallelismConfig: dp_replicate_size={self.dp_replicate_size} with dp_shard_size=1 is plain data "
-                f"parallelism, which cannot be combined with tp_size={self.tp_size} and cp_size={self.cp_size}; make "
-                "dp_shard_size larger than 1, or dp_replicate_size 1"
-            )
 
     def _size_of(self, dimension: str) -> int:
         return int(getattr(self, f"{dimension}_size"))
@@ -185,9 +179,9 @@ class ParallelismConfig:
         """The dimensions with more than one process."""
         return [*self.dp_dim_names, *self.non_dp_dim_names]
 
-    def data_axes(self) -> dict[str, int]:
-        """The active dimensions along which batches differ, with their sizes."""
-        return {name: self._size_of(name) for name in self.dp_dim_names}
+    def axes(self) -> dict[str, int]:
+        """The active dimensions with their sizes."""
+        return {name: self._size_of(name) for name in self.active_mesh_dims}
 
     @property
     def dp_dim_names(self) -> list[str]:

@@ -1,4 +1,5 @@
-"""Removes from gathered metrics the rows that were repeated to complete the last batch of a loader."""
+"""Removes from gathered metrics what counts no sample: the rows that were repeated to complete the last batch of a
+loader, and those of processes that compute with the same batch as another one."""
 
 from __future__ import annotations
 
@@ -8,10 +9,27 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.tree import honor_type, recursively_apply
 from accelerate_cpp.runtime.gradient_state import GradientState
 
-__all__ = ["all_tensors", "drop_repeated", "rows_of_last_batch"]
+__all__ = ["all_tensors", "drop_repeated", "one_per_batch", "rows_of_last_batch"]
+
+
+def one_per_batch(gathered: Any, pickled: bool, mesh: Mesh) -> Any:
+    """Of the ranks that compute with the same batches, keeps what the first one gave.
+
+    Args:
+        gathered: tensors with equally many rows of each rank in nested containers, or if ``pickled`` the items
+            that each rank gave.
+        mesh: of all ranks.
+    """
+    ranks = mesh.one_rank_per_batch()
+    if pickled:
+        return [item for rank in ranks for item in gathered[rank]]
+    if len(ranks) == mesh.world_size:
+        return gathered
+    return recursively_apply(lambda rows: rows.unflatten(0, (mesh.world_size, -1))[ranks].flatten(0, 1), gathered)
 
 
 def all_tensors(data: Any) -> bool:

@@ -18,8 +18,8 @@ from accelerate_cpp.plugins import data_parallelism
 from accelerate_cpp.plugins.data_parallelism import (
     announce_sharding,
     chosen_fsdp_plugin,
+    chosen_parallelism,
     rank_along,
-    require_data_parallel,
     split_sequences,
     withdraw_sharding,
 )
@@ -37,8 +37,12 @@ def _third_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def shards() -> FullyShardedDataParallelPlugin:
+    return FullyShardedDataParallelPlugin(fsdp_version=2)
+
+
 def plain(config: Any) -> Any:
-    return require_data_parallel(config, shards=False)
+    return chosen_parallelism(config, None)
 
 
 def test_nothing_and_one_copy_are_accepted() -> None:
@@ -54,32 +58,17 @@ def test_one_copy_per_process_is_accepted(copies: int) -> None:
     assert plain(config) is config
 
 
-@pytest.mark.parametrize(
-    ("sizes", "found"),
-    [
-        ({"tp_size": 2}, r"\(tp_size=2\)"),
-        ({"dp_shard_size": 2, "cp_size": 2}, r"\(cp_size=2\)"),
-    ],
-    ids=str,
-)
-def test_other_kinds_are_refused_by_their_sizes(sizes: dict[str, int], found: str) -> None:
-    with pytest.raises(
-        InvalidArgument, match=f"^parallelism_config=ParallelismConfig{found}: a mesh of more than copies and shards"
-    ):
-        plain(ParallelismConfig(**sizes))
-
-
 def test_sequences_are_split_through_deepspeed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ParallelismConfig(sp_size=2)
     with pytest.raises(InvalidArgument, match=r"^parallelism_config: sp_size=2 .* pass deepspeed_plugin"):
         plain(config)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert require_data_parallel(config, shards=False, through_deepspeed=True) is config
+    assert chosen_parallelism(config, None, through_deepspeed=True) is config
     assert split_sequences(config) == (2, config.sp_handler)
     assert split_sequences(None) is split_sequences(ParallelismConfig()) is None
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InvalidArgument, match="sp_size is 2, but there are 3 processes"):
-        require_data_parallel(config, shards=False, through_deepspeed=True)
+        chosen_parallelism(config, None, through_deepspeed=True)
 
 
 def test_another_number_of_copies_is_refused_before_processes_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +81,17 @@ def test_another_number_of_copies_is_refused_before_processes_are_connected(monk
 @pytest.mark.usefixtures("_third_of_four")
 def test_shards_need_a_plugin_and_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-    assert require_data_parallel(config, shards=True) is config
-    assert config.data_axes() == {"dp_replicate": 2, "dp_shard": 2}
+    assert chosen_parallelism(config, shards()) is config
+    assert config.axes() == {"dp_replicate": 2, "dp_shard": 2}
     with pytest.raises(
         InvalidArgument, match="dp_shard_size=2 shards parameters, which an fsdp_plugin has to describe"
     ):
         plain(config)
     with pytest.raises(InvalidArgument, match="dp_replicate_size × dp_shard_size is 6, but there are 4 processes"):
-        require_data_parallel(ParallelismConfig(dp_replicate_size=2, dp_shard_size=3), shards=True)
+        chosen_parallelism(ParallelismConfig(dp_replicate_size=2, dp_shard_size=3), shards())
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "4")
-    found = require_data_parallel(None, shards=True)
+    found = chosen_parallelism(None, shards())
     assert found is not None
     assert found.dp_shard_size == 4
 

@@ -135,8 +135,9 @@ class FullyShardedStrategy(ShardedStrategy):
 
     def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
         """Nothing is placed: units are moved to the device one by one, when they are sharded."""
-        if is_sharded(model):
+        if self._is_taken_over(model):
             return super()._prepare(model, steps)
+        self._split(model)
         model = steps.cast(model)
         plugin = self._plugin
         policy = policy_for(plugin, model)
@@ -149,11 +150,16 @@ class FullyShardedStrategy(ShardedStrategy):
         return_free_memory()  # what the process had of the model is not needed any more
         return steps.compile(self._distribute(model))
 
+    def _is_taken_over(self, model: torch.nn.Module) -> bool:
+        """Whether the program has sharded ``model``, so that nothing is left to share out."""
+        return is_sharded(model)
+
+    def _split(self, model: torch.nn.Module) -> None:
+        """Splits layers of ``model``, where processes do."""
+
     def _shard(
         self, model: torch.nn.Module, units: Sequence[torch.nn.Module], ignored: set[torch.nn.Parameter]
     ) -> None:
-        from torch.distributed.fsdp import fully_shard
-
         first = FirstValues(model, self._device)
         options = self._options()
         options["ignored_params"] = ignored
@@ -166,13 +172,18 @@ class FullyShardedStrategy(ShardedStrategy):
             tensors = [one for one in (*unit.parameters(), *unit.buffers()) if id(one) not in taken]
             first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of)
             root = {} if unit is not model else {"reshard_after_forward": None}  # torch keeps those of the root
-            fully_shard(unit, **{**options, **root})
+            self._share_out(unit, {**options, **root})
             self._replaced.note(before, places_of(unit))
             taken |= {id(one) for one in (*unit.parameters(), *unit.buffers())}
         if self._device.type == "cpu":
-            keep_buffers([*units, model], self._torch_mesh().get_group("dp_shard"))
+            keep_buffers([*units, model], self._torch_mesh().get_group(-1))
         self._share_on_host(model)
         widening.tell()
+
+    def _share_out(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(unit, **options)
 
     def _share_on_host(self, model: torch.nn.Module) -> None:
         """Puts the weights of ``model`` once per host, if that is asked for and they have values."""
@@ -212,13 +223,21 @@ class FullyShardedStrategy(ShardedStrategy):
         }
 
     def _torch_mesh(self) -> DeviceMesh:
+        """Of the processes that share out parameters in its last dimension, and that have copies of them in another."""
         if self._device_mesh is None:
-            from torch.distributed.device_mesh import init_device_mesh
-
-            sizes = {axis: self._mesh.size(axis) for axis in ("dp_replicate", "dp_shard")}
-            axes = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
-            self._device_mesh = init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+            self._device_mesh = self._made_mesh(self._data_axes())
         return self._device_mesh
+
+    def _data_axes(self) -> dict[str, int]:
+        """Processes that split sequences share out parameters, too."""
+        shards = {"dp_shard": self._mesh.size("dp_shard") * self._mesh.size("cp")}
+        copies = self._mesh.size("dp_replicate")
+        return {"dp_replicate": copies, **shards} if copies > 1 else shards
+
+    def _made_mesh(self, axes: Mapping[str, int]) -> DeviceMesh:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def dtypes_on_the_way(
         self, model: torch.nn.Module, parameter: torch.nn.Parameter

@@ -1,0 +1,207 @@
+"""Which layers of a model are split, and how: as the user says, as Transformers says of its models, or by shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.tensor.styles import COLUMNS, ROWS, require_fit
+
+Styles = dict[str, Any]
+
+# Layers of attention that are split by their outputs, and those that take the outputs of all of them.
+_ATTENTION = (
+    {"q_proj", "k_proj", "v_proj", "query", "key", "value", "wq", "wk", "wv", "to_q", "to_k", "to_v", "q_lin", "k_lin"}
+    | {"v_lin", "q", "k", "v"},
+    {"o_proj", "out_proj", "wo", "to_out", "out_lin", "o", "proj", "dense", "out"},
+)
+_FEED_FORWARD = (
+    {"gate_proj", "up_proj", "w1", "w3", "fc1", "linear1", "lin1", "c_fc", "dense_h_to_4h", "wi", "wi_0", "wi_1"}
+    | {"fc_in", "up", "gate"},
+    {"down_proj", "w2", "fc2", "linear2", "lin2", "c_proj", "dense_4h_to_h", "wo", "fc_out", "down"},
+)
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
+_HEADS_OF_KEYS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_kv_head")
+# Between two layers of an nn.Sequential: what treats each feature alone.
+_ELEMENTWISE = (
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.Hardswish),
+    *(nn.ReLU6, nn.SELU, nn.Dropout, nn.Identity),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is split.
+
+    Attributes:
+        styles: by the names of modules.
+        attention: modules that compute with fewer heads then, of which they have to be told the number.
+    """
+
+    styles: Mapping[str, Any]
+    attention: Sequence[str] = ()
+
+
+def plan_for(model: nn.Module, given: Mapping[str, Any] | None, processes: int) -> Plan:
+    """How ``model`` is split over ``processes``.
+
+    Args:
+        given: styles by names of modules, in which ``*`` stands for any number; ``None`` chooses.
+
+    Raises:
+        InvalidArgument: a name fits no module, a layer cannot be split as the plan says, or there is no plan for this
+            model.
+    """
+    own = getattr(model, "_tp_plan", None)
+    if given is not None:
+        plan = Plan(_expanded(model, given))
+        _refuse_ties(model, plan.styles)
+    elif own:
+        plan = Plan(_without_ties(model, _expanded(model, own, strict=False)))
+        _require_whole_heads(model, plan.styles, processes)
+    else:
+        plan = _by_shapes(model, processes)
+    modules = dict(model.named_modules())
+    for name, style in plan.styles.items():
+        require_fit(name, modules[name], style, processes)
+    if not plan.styles:
+        raise InvalidArgument(
+            f"tensor parallelism: {type(model).__name__} has no layer that tp_size={processes} could split: expected "
+            "attention (q_proj, k_proj, v_proj, o_proj, or other usual names) or feed-forward layers (up_proj, "
+            "down_proj, ...) of nn.Linear. Pass TorchTensorParallelConfig(plan={'layers.*.fc1': 'colwise', "
+            "'layers.*.fc2': 'rowwise'}) as the tp_handler"
+        )
+    return plan
+
+
+def _expanded(model: nn.Module, patterns: Mapping[str, Any], strict: bool = True) -> Styles:
+    names = [name for name, _ in model.named_modules() if name]
+    plan: Styles = {}
+    for pattern, style in patterns.items():
+        expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        found = [name for name in names if expression.fullmatch(name)]
+        if strict and not found:
+            raise InvalidArgument(
+                f"tensor parallelism: the plan has {pattern!r}, but {type(model).__name__} has no such module; its "
+                f"modules are {', '.join(names[:5])}, ... A * stands for a number"
+            )
+        plan |= dict.fromkeys(found, style)
+    return plan
+
+
+def _ties(model: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Modules of the plan that share a parameter with another one which is split otherwise, or not at all."""
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(name)
+    for names in holders.values():
+        for name in names[1:]:
+            if names[0] in plan or name in plan:
+                yield names[0], name
+
+
+def _refuse_ties(model: nn.Module, plan: Mapping[str, Any]) -> None:
+    for first, second in _ties(model, plan):
+        raise InvalidArgument(
+            f"tensor parallelism: {first!r} and {second!r} share a parameter, so that neither can be split; leave both "
+            "out of the plan, or untie them"
+        )
+
+
+def _without_ties(model: nn.Module, plan: Styles) -> Styles:
+    """What shares parameters stays whole on every process."""
+    tied = {name for first, second in _ties(model, plan) for name in (first, second)}
+    return {name: style for name, style in plan.items() if name not in tied}
+
+
+def _require_whole_heads(model: nn.Module, plan: Mapping[str, Any], processes: int) -> None:
+    """Layers of Transformers' attention are cut into heads of ``head_dim`` features, of which each process has some."""
+    modules = dict(model.named_modules())
+    for name, style in plan.items():
+        parent = modules[name.rpartition(".")[0]]
+        head_dim, features = getattr(parent, "head_dim", None), getattr(modules[name], "out_features", None)
+        if style == COLUMNS and head_dim and features and features // head_dim % processes:
+            raise _odd_heads(name, features // head_dim, processes)
+
+
+def _odd_heads(name: str, heads: int, processes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"tensor parallelism: {name!r} computes {heads} heads, which cannot be shared out over tp_size={processes}; "
+        "choose a tp_size that divides them"
+    )
+
+
+def _by_shapes(model: nn.Module, processes: int) -> Plan:
+    styles: Styles = {}
+    attention: list[str] = []
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(module, nn.Sequential):
+            styles |= {f"{prefix}{own}": style for own, style in _of_sequence(module).items()}
+            continue
+        linear = {own: one for own, one in module.named_children() if isinstance(one, nn.Linear)}
+        for kind in (_ATTENTION, _FEED_FORWARD):
+            columns, rows = ([own for own in linear if own in names] for names in kind)
+            if len(rows) != 1 or not _fits([linear[own] for own in columns], linear[rows[0]]):
+                continue
+            if kind is _ATTENTION:
+                if len(columns) != 3 or not _head_dim(module, linear[columns[0]]):
+                    continue
+                _require_heads(prefix, module, {own: linear[own] for own in columns}, processes)
+                attention.append(name)
+            styles |= {f"{prefix}{own}": COLUMNS for own in columns} | {f"{prefix}{rows[0]}": ROWS}
+    whole = _without_ties(model, styles)
+    return Plan(whole, [name for name in attention if any(one.startswith(f"{name}.") for one in whole)])
+
+
+def _of_sequence(module: nn.Sequential) -> dict[str, str]:
+    """Two linear layers with nothing but elementwise functions between them."""
+    plan: dict[str, str] = {}
+    before: str | None = None
+    for own, one in module.named_children():
+        if isinstance(one, nn.Linear):
+            if before is not None and _fits([module.get_submodule(before)], one):  # type: ignore[list-item]
+                plan |= {before: COLUMNS, own: ROWS}
+                before = None
+            else:
+                before = own
+        elif not isinstance(one, _ELEMENTWISE):
+            before = None
+    return plan
+
+
+def _fits(columns: Sequence[nn.Linear], rows: nn.Linear) -> bool:
+    """Whether ``rows`` takes what the first of ``columns`` computes, and the others as much or a part of that."""
+    return bool(columns) and (
+        columns[0].out_features == rows.in_features
+        and all(one.in_features == columns[0].in_features for one in columns)
+        and all(rows.in_features % one.out_features == 0 for one in columns)
+    )
+
+
+def _head_dim(attention: nn.Module, queries: nn.Linear) -> int | None:
+    """The features of a head, from an attribute of ``attention``; ``None`` if none says so."""
+    heads = [getattr(attention, name) for name in _HEADS if isinstance(getattr(attention, name, None), int)]
+    return queries.out_features // heads[0] if heads else getattr(attention, "head_dim", None)
+
+
+def _require_heads(prefix: str, attention: nn.Module, columns: Mapping[str, nn.Linear], processes: int) -> None:
+    head_dim = _head_dim(attention, next(iter(columns.values())))
+    assert head_dim is not None  # the caller has looked
+    for own, layer in columns.items():
+        if layer.out_features // head_dim % processes:
+            raise _odd_heads(f"{prefix}{own}", layer.out_features // head_dim, processes)
+
+
+def tell_heads(attention: nn.Module, processes: int) -> None:
+    """Divides the numbers of heads that ``attention`` reads by ``processes``, each of which has its share of them."""
+    for attribute in (*_HEADS, *_HEADS_OF_KEYS):
+        found = attention.__dict__.get(attribute)
+        if isinstance(found, int) and found % processes == 0:
+            setattr(attention, attribute, found // processes)

@@ -1,0 +1,44 @@
+"""Splits the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from accelerate_cpp.parallel.tensor.plans import plan_for, tell_heads
+from accelerate_cpp.parallel.tensor.styles import split
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def split_layers(
+    model: nn.Module,
+    given: Mapping[str, Any] | None,
+    mesh: DeviceMesh,
+    bring: Callable[[Iterable[torch.Tensor]], None],
+) -> None:
+    """Splits layers of ``model`` in place: their parameters become ``DTensor`` s.
+
+    Args:
+        given: how; ``None`` chooses.
+        mesh: of one dimension, the processes that split layers.
+        bring: gives tensors the values that all processes start from; called for one layer after the other, so that no
+            process needs more than one whole layer that it has not been given.
+
+    Raises:
+        InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.plans.plan_for`.
+    """
+    plan = plan_for(model, given, mesh.size())
+    for name, style in plan.styles.items():
+        module = model.get_submodule(name)
+        bring([*module.parameters(), *module.buffers()])
+        split(model.get_submodule(name), style, mesh)
+    for name in plan.attention:
+        tell_heads(model.get_submodule(name), mesh.size())
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # its shortcut in evaluation takes its layers apart

@@ -1,0 +1,133 @@
+"""Training models whose layers are split over processes, with copies or shards of what each of these has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelerate_cpp.comm.mesh import Mesh
+from accelerate_cpp.devices.shards import is_sharded_tensor
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.sharded.first_values import FirstValues
+from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
+from accelerate_cpp.parallel.sharded.given_models import take_over
+from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
+from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
+from accelerate_cpp.parallel.sharded_models import is_sharded
+from accelerate_cpp.parallel.tensor.split import split_layers
+from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class TensorParallelStrategy(FullyShardedStrategy):
+    """Splits the layers of a model first, then shares out or copies what each process has of it.
+
+    Args:
+        device: of this process.
+        plugin: how parameters are sharded; ``None`` where the processes with other batches have copies.
+        mesh: of the run.
+        low_precision: as for :class:`FullyShardedStrategy`.
+        plan: how layers are split; ``None`` chooses.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        plugin: FullyShardedDataParallelPlugin | None,
+        mesh: Mesh,
+        low_precision: bool,
+        plan: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__(device, plugin or FullyShardedDataParallelPlugin(fsdp_version=2), mesh, low_precision)
+        self._copies = plugin is None
+        self._plan = plan
+        self._root: DeviceMesh | None = None
+
+    @property
+    def processes_per_batch(self) -> int:
+        """The mesh says which processes get the same batches, so that loaders are prepared for it."""
+        return 1
+
+    def _is_taken_over(self, model: torch.nn.Module) -> bool:
+        split = _split_over(model)
+        if split is None:
+            return False
+        if split.size() != self._mesh.size("tp") and split.size() != self._mesh.world_size:
+            raise InvalidArgument(
+                f"prepare: {type(model).__name__} is split over {split.size()} processes, but tp_size is "
+                f"{self._mesh.size('tp')}; load it with as many"
+            )
+        return split.ndim > 1 or self._num_data_ranks == 1
+
+    @property
+    def _num_data_ranks(self) -> int:
+        return self._mesh.world_size // self._mesh.size("tp")
+
+    def _split(self, model: torch.nn.Module) -> None:
+        split = _split_over(model)
+        if split is not None:  # by the program that loaded it
+            self._root = _root_of(split, model)
+            return
+        before, first = places_of(model), FirstValues(model, self._device)
+        widening = WidenedWeights(model, self._low_precision)
+        split_layers(
+            model,
+            self._plan,
+            self._root_mesh()["tp"],
+            lambda tensors: first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of),
+        )
+        self._replaced.note(before, places_of(model))
+        widening.tell()
+
+    def _shard(
+        self, model: torch.nn.Module, units: Sequence[torch.nn.Module], ignored: set[torch.nn.Parameter]
+    ) -> None:
+        if self._num_data_ranks > 1:
+            super()._shard(model, units, ignored)
+        else:
+            self._ignored[model] = take_over(model, self._device)
+
+    def _share_out(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
+        if not self._copies:
+            super()._share_out(unit, options)
+            return
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        kept = ("mesh", "mp_policy", "offload_policy", "ignored_params")
+        replicate(unit, **{name: options[name] for name in kept})
+
+    def _torch_mesh(self) -> DeviceMesh:
+        root = self._root_mesh()
+        return root[tuple(name for name in root.mesh_dim_names or () if name not in ("pp", "tp"))]
+
+    def _data_axes(self) -> dict[str, int]:
+        if not self._copies:
+            return super()._data_axes()
+        return {"dp_replicate": self._mesh.size("dp_replicate") * self._mesh.size("cp")}
+
+    def _root_mesh(self) -> DeviceMesh:
+        if self._root is None:
+            self._root = self._made_mesh({**self._data_axes(), "tp": self._mesh.size("tp")})
+        return self._root
+
+
+def _split_over(model: torch.nn.Module) -> DeviceMesh | None:
+    """The mesh of a parameter of ``model`` that the program has split; ``None`` if there is none."""
+    if not is_sharded(model):
+        return None
+    found: Any = next((one for one in model.parameters() if is_sharded_tensor(one)), None)
+    return None if found is None else found.device_mesh
+
+
+def _root_of(mesh: DeviceMesh, model: torch.nn.Module) -> DeviceMesh:
+    root: DeviceMesh = mesh._get_root_mesh()
+    if root.ndim == 1:
+        raise InvalidArgument(
+            f"prepare: {type(model).__name__} is split over a mesh of its own, which does not say which processes have "
+            "copies or shards of its parts; load it with device_mesh=accelerator.torch_device_mesh['tp']"
+        )
+    return root

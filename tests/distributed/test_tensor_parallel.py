@@ -1,0 +1,342 @@
+"""Models whose layers are split over processes train as one process on the whole batch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import run_processes
+from scenarios import failures_of
+
+# Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
+
+MESHES = {
+    "split": {"tp_size": 2},
+    "copies of split layers": {"dp_replicate_size": 2, "tp_size": 2},
+    "shards of split layers": {"dp_shard_size": 2, "tp_size": 2},
+    "copies of shards of split layers": {"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2},
+}
+ROWS, TOKENS, STEPS = 8, 6, 10
+SCENARIOS: dict[str, Callable[..., None]] = {}
+
+
+def scenario(function: Callable[..., None]) -> Callable[..., None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def block_of(width: int, heads: int, kv_heads: int) -> Any:
+    """A causal transformer block with usual names, whose attention has an attribute for its heads."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.num_kv_heads, self.head_dim = heads, kv_heads, width // heads
+            self.q_proj = nn.Linear(width, width)
+            self.k_proj = nn.Linear(width, kv_heads * self.head_dim)
+            self.v_proj = nn.Linear(width, kv_heads * self.head_dim)
+            self.o_proj = nn.Linear(width, width)
+
+        def forward(self, hidden: Any) -> Any:
+            def cut(layer: Any, number: int) -> Any:
+                return layer(hidden).view(*hidden.shape[:2], number, self.head_dim).transpose(1, 2)
+
+            queries = cut(self.q_proj, self.num_heads)
+            keys, values = cut(self.k_proj, self.num_kv_heads), cut(self.v_proj, self.num_kv_heads)
+            found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            return self.o_proj(found.transpose(1, 2).flatten(2))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm = Attention(), nn.LayerNorm(width)
+            self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, hidden: Any) -> Any:
+            hidden = hidden + self.attention(self.norm(hidden))
+            return hidden + self.fc2(torch.tanh(self.fc1(hidden)))
+
+    return Block()
+
+
+def network() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 16),
+        block_of(16, 4, 2),
+        block_of(16, 2, 2),
+        nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 2)),
+    )
+
+
+def accelerator(sizes: dict[str, int], plan: Any = None, **arguments: Any) -> Any:
+    from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate_cpp.state import AcceleratorState, GradientState
+    from accelerate_cpp.utils import TorchTensorParallelConfig
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    config = ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(plan=plan))
+    if "dp_shard_size" in sizes:
+        arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+    return Accelerator(cpu=True, parallelism_config=config, **arguments)
+
+
+def sgd(model: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batches(begin: int = 0, steps: int = STEPS) -> list[tuple[Any, Any]]:
+    """Those of all processes together."""
+    import torch
+
+    generators = [torch.Generator().manual_seed(begin + number) for number in range(steps)]
+    return [(torch.randn(ROWS, TOKENS, 3, generator=g), torch.randn(ROWS, TOKENS, 2, generator=g)) for g in generators]
+
+
+def share_of(run: Any, rows: Any) -> Any:
+    mesh = run._session.topology.mesh
+    return rows.tensor_split(mesh.data_size)[mesh.data_rank]
+
+
+def loss_of(model: Any, inputs: Any, targets: Any) -> Any:
+    return (model(inputs) - targets).square().mean()
+
+
+def one_process(model: Any, data: list[Any], optimizer: Any = None, max_norm: float = 1e9) -> tuple[list[Any], Any]:
+    """Plain torch: losses and norms of the gradients."""
+    import torch
+
+    optimizer = optimizer or sgd(model)
+    found = []
+    for batch in data:
+        loss = loss_of(model, *batch)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((loss.item(), norm.item()))
+    return found, optimizer
+
+
+def several(run: Any, model: Any, optimizer: Any, data: list[Any], max_norm: float = 1e9) -> list[Any]:
+    """The same on all processes."""
+    found = []
+    for inputs, targets in data:
+        loss = loss_of(model, share_of(run, inputs), share_of(run, targets))
+        run.backward(loss)
+        norm = run.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((run.reduce(loss.detach(), "mean").item(), norm.item()))
+    return found
+
+
+def same(found: list[Any], expected: list[Any]) -> None:
+    import torch
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+
+
+def same_weights(run: Any, model: Any, expected: Any) -> None:
+    import torch
+
+    state = run.get_state_dict(model)
+    if run.is_main_process:
+        assert state.keys() == expected.state_dict().keys()
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(
+                state[name], value, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
+            )
+
+
+@scenario
+def trains_and_clips_as_one_process(sizes: dict[str, int], folder: str) -> None:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    run = accelerator(sizes)
+    assert run.tensor_parallel_rank == run.process_index % 2
+    model, expected = network(), network()
+    if not run.is_main_process:
+        torch.nn.init.zeros_(model[0].weight)  # all start from rank 0
+        torch.nn.init.zeros_(model[1].fc1.weight)
+    model, optimizer = run.prepare(model, sgd(model))
+    weight = model[1].attention.q_proj.weight
+    assert isinstance(weight, DTensor)
+    assert weight.to_local().numel() * run.num_processes // sizes.get("dp_replicate_size", 1) == weight.numel()
+    plain, _ = one_process(expected, batches(), max_norm=0.4)
+    assert max(norm for _, norm in plain) > 0.4
+    same(several(run, model, optimizer, batches(), max_norm=0.4), plain)
+    same_weights(run, model, expected)
+
+
+@scenario
+def accumulates_as_one_process(sizes: dict[str, int], folder: str) -> None:
+    run = accelerator(sizes, gradient_accumulation_steps=2)
+    expected = network()
+    model, optimizer = run.prepare(model := network(), sgd(model))
+    plain = sgd(expected)
+    for number, (inputs, targets) in enumerate(batches(steps=6), 1):
+        (loss_of(expected, inputs, targets) / 2).backward()
+        if number % 2 == 0:
+            plain.step()
+            plain.zero_grad()
+        with run.accumulate(model):
+            run.backward(loss_of(model, share_of(run, inputs), share_of(run, targets)))
+            optimizer.step()
+            optimizer.zero_grad()
+    same_weights(run, model, expected)
+
+
+@scenario
+def loaders_give_the_same_batches_to_processes_that_split_layers(sizes: dict[str, int], folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes)
+    data = torch.arange(16).reshape(16, 1)
+    loader = run.prepare(torch.utils.data.DataLoader(data, batch_size=2))
+    found = [batch.flatten().tolist() for batch in loader]
+    mesh = run._session.topology.mesh
+    whole = data.flatten().reshape(-1, mesh.data_size, 2)
+    assert found == whole[:, mesh.data_rank].tolist()
+    gathered = torch.cat([run.gather_for_metrics(batch) for batch in loader])
+    assert gathered.flatten().tolist() == list(range(16))
+    assert run.gather_for_metrics([str(mesh.data_rank)]) == [str(rank) for rank in range(mesh.data_size)]
+
+
+@scenario
+def goes_on_from_checkpoints_also_as_copies(sizes: dict[str, int], folder: str) -> None:
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.state import AcceleratorState, GradientState
+
+    run = accelerator(sizes)
+    model, optimizer = run.prepare(model := network(), sgd(model))
+    several(run, model, optimizer, batches())
+    run.save_state(f"{folder}/c")
+    expected = network()
+    _, plain = one_process(expected, batches())
+    then, _ = one_process(expected, batches(100, 3), plain)
+    several(run, model, optimizer, batches(50, 2))
+    run.load_state(f"{folder}/c")
+    same(several(run, model, optimizer, batches(100, 3)), then)
+    same_weights(run, model, expected)
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    other = Accelerator(cpu=True)
+    copies, optimizer = other.prepare(copies := network(), sgd(copies))
+    other.load_state(f"{folder}/c")
+    same(several(other, copies, optimizer, batches(100, 3)), then)
+
+
+@scenario
+def trains_in_bf16(sizes: dict[str, int], folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes, mixed_precision="bf16")
+    model, optimizer = run.prepare(model := network(), sgd(model))
+    expected = network()
+    plain = sgd(expected)
+    for inputs, targets in batches(steps=4):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(expected, inputs, targets)
+        loss.backward()
+        plain.step()
+        plain.zero_grad()
+    several(run, model, optimizer, batches(steps=4))
+    state = run.get_state_dict(model)
+    if run.is_main_process:
+        for name, value in expected.state_dict().items():
+            assert state[name].dtype == torch.float32
+            torch.testing.assert_close(state[name], value, rtol=0.05, atol=0.01)
+
+
+@scenario
+def splits_as_a_plan_says(sizes: dict[str, int], folder: str) -> None:
+    run = accelerator(sizes, plan={"*.fc1": "colwise", "*.fc2": "rowwise", "3.2": "colwise_gather_output"})
+    model, optimizer = run.prepare(model := network(), sgd(model))
+    assert model[1].attention.num_heads == 4  # which the plan leaves whole
+    expected = network()
+    plain, _ = one_process(expected, batches())
+    same(several(run, model, optimizer, batches()), plain)
+
+
+@scenario
+def what_does_not_fit_is_refused_with_the_name_of_the_layer(sizes: dict[str, int], folder: str) -> None:
+    import torch
+    from torch import nn
+
+    odd = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"'0' has out_features=3, which is not divisible by tp_size=2"):
+        accelerator(sizes).prepare(odd)
+    three_heads = nn.Sequential(block_of(12, 3, 3))
+    with pytest.raises(ValueError, match=r"'0.attention.q_proj' computes 3 heads, .* tp_size=2"):
+        accelerator(sizes).prepare(three_heads)
+    with pytest.raises(ValueError, match=r"Linear has no layer that tp_size=2 could split"):
+        accelerator(sizes).prepare(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"the plan has 'nothing', but Sequential has no such module"):
+        accelerator(sizes, plan={"nothing": "colwise"}).prepare(network())
+    with pytest.raises(ValueError, match=r"the plan splits '1.norm', a LayerNorm"):
+        accelerator(sizes, plan={"1.norm": "colwise"}).prepare(network())
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"'0' and '2' share a parameter"):
+        accelerator(sizes, plan={"0": "colwise"}).prepare(tied)
+    assert torch.distributed.get_world_size() == run_size(sizes)
+
+
+def run_size(sizes: dict[str, int]) -> int:
+    import math
+
+    return math.prod(sizes.values())
+
+
+@scenario
+def torchs_own_encoder_is_split(sizes: dict[str, int], folder: str) -> None:
+    import torch
+    from torch import nn
+
+    def encoder() -> Any:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        return nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 2))
+
+    run = accelerator(sizes)
+    model, expected = encoder(), encoder()
+    model, optimizer = run.prepare(model, sgd(model))
+    plain, _ = one_process(expected, batches())
+    same(several(run, model, optimizer, batches()), plain)
+    with torch.no_grad():
+        inputs = batches()[0][0]
+        torch.testing.assert_close(model.eval()(inputs), expected.eval()(inputs), rtol=1e-5, atol=1e-6)
+
+
+def run_scenarios(sizes: dict[str, int], backend: str, folder: str) -> dict[str, str]:
+    return failures_of(SCENARIOS, backend, sizes, folder)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "backend"),
+    [
+        ("split", "shm"),
+        pytest.param("split", "gloo", marks=pytest.mark.long),
+        ("copies of split layers", "shm"),
+        ("shards of split layers", "shm"),
+        pytest.param("copies of shards of split layers", "shm", marks=pytest.mark.long),
+    ],
+)
+def test_processes_that_split_layers(mesh: str, backend: str, tmp_path: Path) -> None:
+    sizes = MESHES[mesh]
+    failures = run_processes(run_scenarios, run_size(sizes), sizes, backend, str(tmp_path), timeout=500)
+    assert failures == [{}] * run_size(sizes), "\n".join(text for own in failures for text in own.values())

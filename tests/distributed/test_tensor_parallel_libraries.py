@@ -1,0 +1,139 @@
+"""Models of transformers whose layers are split train as one process does, also by its Trainer."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import run_processes
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
+
+# Torch and transformers are imported inside the functions, which run in processes of their own.
+
+STEPS, VOCABULARY, TOKENS = 6, 64, 12
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def decoder(kind: str, **options: Any) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {**SIZES, **options}
+    if kind == "Qwen3":
+        sizes["head_dim"] = 8
+    config = getattr(transformers, f"{kind}Config")(**sizes, bos_token_id=1, eos_token_id=2)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def batch(step: int) -> dict[str, Any]:
+    import torch
+
+    tokens = torch.randint(0, VOCABULARY, (8, TOKENS), generator=torch.Generator().manual_seed(step))
+    labels = tokens.clone()
+    labels[:, :2] = -100
+    return {"input_ids": tokens, "labels": labels}
+
+
+def trained(kind: str, sizes: dict[str, int], options: dict[str, Any]) -> dict[str, Any]:
+    """Losses and norms of several processes and of one, and how far their weights are apart."""
+    import torch
+
+    from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if "dp_shard_size" in sizes else None
+    run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes), fsdp_plugin=plugin)  # type: ignore[arg-type]
+    model, expected = decoder(kind, **options), decoder(kind, **options)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
+    plain = torch.optim.SGD(expected.parameters(), lr=0.2)
+    mesh = run._session.topology.mesh
+    found, wanted = [], []
+    for step in range(STEPS):
+        whole = batch(step)
+        own = {name: rows.tensor_split(mesh.data_size)[mesh.data_rank] for name, rows in whole.items()}
+        loss = model(**own).loss
+        run.backward(loss)
+        found.append((run.reduce(loss.detach(), "mean").item(), run.clip_grad_norm_(model.parameters(), 1.0).item()))
+        loss = expected(**whole).loss
+        loss.backward()
+        wanted.append((loss.item(), torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0).item()))
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+    state = run.get_state_dict(model)
+    apart = {name: float((state[name] - value).abs().max()) for name, value in expected.state_dict().items() if state}
+    return {"found": found, "wanted": wanted, "apart": max(apart.values(), default=0.0), "names": len(state)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options"),
+    [
+        ("Llama", {"tp_size": 2}, {}),
+        ("Qwen3", {"tp_size": 2}, {}),
+        ("Qwen3", {"dp_shard_size": 2, "tp_size": 2}, {}),
+        ("Llama", {"dp_replicate_size": 2, "tp_size": 2}, {"tie_word_embeddings": True}),
+    ],
+)
+def test_decoders_are_split_by_their_own_plans(kind: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
+    processes = 2 if sizes.keys() == {"tp_size"} else 4
+    for ended in run_processes(trained, processes, kind, sizes, options, timeout=300, environment=OFFLINE):
+        for found, wanted in zip(ended["found"], ended["wanted"], strict=True):
+            assert found == pytest.approx(wanted, rel=1e-5)
+        assert ended["apart"] < 1e-5
+
+
+def run_trainer(folder: str) -> list[tuple[float, float]]:
+    """Losses and norms that the Trainer reports; with two processes, transformers splits the model as it loads it."""
+    from accelerate_cpp.alias.finder import install
+
+    install()
+    import torch
+    from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+    processes = int(os.environ["WORLD_SIZE"])
+    arguments = TrainingArguments(
+        f"{folder}/out{processes}",
+        per_device_train_batch_size=4,
+        max_steps=6,
+        gradient_accumulation_steps=2,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    options = {"tp_plan": "auto", "tp_size": processes} if processes > 1 else {}
+    if processes == 1:
+        decoder("Llama").save_pretrained(f"{folder}/model")
+    model = LlamaForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32, **options)
+    rows = [{"input_ids": row, "labels": row} for step in range(6) for row in batch(step)["input_ids"]]
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    return [(one["loss"], float(one["grad_norm"])) for one in trainer.state.log_history if "grad_norm" in one]
+
+
+def test_the_trainer_trains_a_model_that_transformers_has_split(tmp_path: Path) -> None:
+    (alone,) = run_processes(run_trainer, 1, str(tmp_path), timeout=300, environment=OFFLINE)
+    assert len(alone) == 6
+    for own in run_processes(run_trainer, 2, str(tmp_path), timeout=300, environment=OFFLINE):
+        assert own == [pytest.approx(step, rel=1e-4) for step in alone]
