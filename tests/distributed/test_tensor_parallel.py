@@ -78,14 +78,14 @@ def network() -> Any:
     )
 
 
-def accelerator(sizes: dict[str, int], plan: Any = None, **arguments: Any) -> Any:
+def accelerator(sizes: dict[str, int], plan: Any = None, cuts: bool = False, **arguments: Any) -> Any:
     from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
     from accelerate_cpp.state import AcceleratorState, GradientState
     from accelerate_cpp.utils import TorchTensorParallelConfig
 
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    config = ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(plan=plan))
+    config = ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(plan=plan, sequence_parallel=cuts))
     if "dp_shard_size" in sizes:
         arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
     return Accelerator(cpu=True, parallelism_config=config, **arguments)
@@ -260,6 +260,39 @@ def trains_in_bf16(sizes: dict[str, int], folder: str) -> None:
         for name, value in expected.state_dict().items():
             assert state[name].dtype == torch.float32
             torch.testing.assert_close(state[name], value, rtol=0.05, atol=0.01)
+
+
+@scenario
+def computes_between_split_layers_for_its_tokens(sizes: dict[str, int], folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes, cuts=True, gradient_accumulation_steps=2)
+    model, expected = network(), network()
+    model, optimizer = run.prepare(model, sgd(model))
+    seen: list[Any] = []
+    model[1].norm.register_forward_hook(lambda _, __, output: seen.append(output.shape))
+    plain = sgd(expected)
+    for number, (inputs, targets) in enumerate(batches(), 1):
+        wanted = loss_of(expected, inputs, targets)
+        (wanted / 2).backward()
+        with run.accumulate(model):
+            loss = loss_of(model, share_of(run, inputs), share_of(run, targets))
+            run.backward(loss)
+            norm = run.clip_grad_norm_(model.parameters(), 0.3) if run.sync_gradients else None
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(run.reduce(loss.detach(), "mean"), wanted.detach(), rtol=1e-5, atol=1e-7)
+        if number % 2 == 0:
+            plain_norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.3)
+            torch.testing.assert_close(torch.as_tensor(norm), plain_norm, rtol=1e-5, atol=1e-7)
+            plain.step()
+            plain.zero_grad()
+    assert seen[0][1] == TOKENS // 2
+    same_weights(run, model, expected)
+    with pytest.raises(ValueError, match=r"shape \(2, 5, 16\); expected .* divisible by tp_size=2"):
+        model(torch.ones(2, 5, 3))
+    with pytest.raises(ValueError, match=r"the split layers of Sequential are not in blocks that follow each other"):
+        accelerator(sizes, plan={"1.attention.o_proj": "rowwise", "3.2": "rowwise"}, cuts=True).prepare(network())
 
 
 @scenario

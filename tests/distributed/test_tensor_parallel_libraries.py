@@ -51,14 +51,17 @@ def batch(step: int) -> dict[str, Any]:
     return {"input_ids": tokens, "labels": labels}
 
 
-def trained(kind: str, sizes: dict[str, int], options: dict[str, Any]) -> dict[str, Any]:
+def trained(kind: str, sizes: dict[str, int], options: dict[str, Any], cuts: bool) -> dict[str, Any]:
     """Losses and norms of several processes and of one, and how far their weights are apart."""
     import torch
 
     from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate_cpp.utils import TorchTensorParallelConfig
 
+    layers = TorchTensorParallelConfig(sequence_parallel=cuts)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if "dp_shard_size" in sizes else None
-    run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes), fsdp_plugin=plugin)  # type: ignore[arg-type]
+    config = ParallelismConfig(**sizes, tp_handler=layers)  # type: ignore[arg-type]
+    run = Accelerator(cpu=True, parallelism_config=config, fsdp_plugin=plugin)
     model, expected = decoder(kind, **options), decoder(kind, **options)
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
     plain = torch.optim.SGD(expected.parameters(), lr=0.2)
@@ -82,17 +85,20 @@ def trained(kind: str, sizes: dict[str, int], options: dict[str, Any]) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "options"),
+    ("kind", "sizes", "options", "cuts"),
     [
-        ("Llama", {"tp_size": 2}, {}),
-        ("Qwen3", {"tp_size": 2}, {}),
-        ("Qwen3", {"dp_shard_size": 2, "tp_size": 2}, {}),
-        ("Llama", {"dp_replicate_size": 2, "tp_size": 2}, {"tie_word_embeddings": True}),
+        ("Llama", {"tp_size": 2}, {}, False),
+        ("Llama", {"tp_size": 2}, {}, True),
+        ("Qwen3", {"tp_size": 2}, {}, False),
+        ("Qwen3", {"dp_shard_size": 2, "tp_size": 2}, {}, True),
+        ("Llama", {"dp_replicate_size": 2, "tp_size": 2}, {"tie_word_embeddings": True}, False),
     ],
 )
-def test_decoders_are_split_by_their_own_plans(kind: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
+def test_decoders_are_split_by_their_own_plans(
+    kind: str, sizes: dict[str, int], options: dict[str, Any], cuts: bool
+) -> None:
     processes = 2 if sizes.keys() == {"tp_size"} else 4
-    for ended in run_processes(trained, processes, kind, sizes, options, timeout=300, environment=OFFLINE):
+    for ended in run_processes(trained, processes, kind, sizes, options, cuts, timeout=300, environment=OFFLINE):
         for found, wanted in zip(ended["found"], ended["wanted"], strict=True):
             assert found == pytest.approx(wanted, rel=1e-5)
         assert ended["apart"] < 1e-5

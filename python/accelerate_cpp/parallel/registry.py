@@ -30,9 +30,7 @@ def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) ->
 
     plugin = config.fsdp_plugin if config.shards else None
     options = config.parallelism and config.parallelism.tp_handler
-    return TensorParallelStrategy(
-        device, plugin, mesh, config.mixed_precision not in (None, "no"), options and options.plan
-    )
+    return TensorParallelStrategy(device, plugin, mesh, config.mixed_precision not in (None, "no"), options)
 
 
 def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:

@@ -96,6 +96,8 @@ class TorchTensorParallelConfig:
             ``"embedding_rowwise"`` (``nn.Embedding`` by its entries) or a ``ParallelStyle`` of torch. ``None`` takes
             the plan of a model of Transformers, and splits attention and feed-forward layers of other models. Not in
             the original.
+        sequence_parallel: each process computes norms, residuals and dropout for its part of the tokens, and keeps only
+            these for the backward pass. Not in the original.
 
     Raises:
         InvalidArgument: the installed transformers is older than 4.52, whose models cannot be split.
@@ -103,6 +105,7 @@ class TorchTensorParallelConfig:
 
     enable_async_tp: bool = False
     plan: Mapping[str, Any] | None = field(default=None, repr=False)
+    sequence_parallel: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         oldest = BETA_TP_AVAILABLE_TRANSFORMERS_VERSION

@@ -54,7 +54,7 @@ def test_options_come_to_what_they_come_to_in_the_original(
     environment = {f"PARALLELISM_CONFIG_{variable}": text for variable, text in variables.items()}
     own = comes_to(getattr(parallelism, name), arguments, environment)
     if name == "TorchTensorParallelConfig":
-        assert own.pop("plan") is None  # not in the original
+        assert (own.pop("plan"), own.pop("sequence_parallel")) == (None, False)  # not in the original
     assert own == comes_to(getattr(original, name), arguments, environment)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.parallel.tensor.plans import plan_for, tell_heads
+from accelerate_cpp.parallel.tensor.sequences import region_of, split_tokens
 from accelerate_cpp.parallel.tensor.styles import split
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def split_layers(
     model: nn.Module,
     given: Mapping[str, Any] | None,
+    cuts_sequences: bool,
     mesh: DeviceMesh,
     bring: Callable[[Iterable[torch.Tensor]], None],
 ) -> None:
@@ -25,15 +27,18 @@ def split_layers(
 
     Args:
         given: how; ``None`` chooses.
+        cuts_sequences: whether each process computes for its part of the tokens what lies between split layers.
         mesh: of one dimension, the processes that split layers.
         bring: gives tensors the values that all processes start from; called for one layer after the other, so that no
             process needs more than one whole layer that it has not been given.
 
     Raises:
-        InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.plans.plan_for`.
+        InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.plans.plan_for` and
+            :func:`accelerate_cpp.parallel.tensor.sequences.region_of`.
     """
     plan = plan_for(model, given, mesh.size())
-    for name, style in plan.styles.items():
+    region = region_of(model, plan.styles) if cuts_sequences else None
+    for name, style in (plan if region is None else region).styles.items():
         module = model.get_submodule(name)
         bring([*module.parameters(), *module.buffers()])
         split(model.get_submodule(name), style, mesh)
@@ -42,3 +47,5 @@ def split_layers(
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # its shortcut in evaluation takes its layers apart
+    if region is not None:
+        split_tokens(model, region, mesh.get_group())

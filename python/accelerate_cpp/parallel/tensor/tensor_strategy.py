@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.tensor.split import split_layers
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
+from accelerate_cpp.plugins.parallelism import TorchTensorParallelConfig
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +32,7 @@ class TensorParallelStrategy(FullyShardedStrategy):
         plugin: how parameters are sharded; ``None`` where the processes with other batches have copies.
         mesh: of the run.
         low_precision: as for :class:`FullyShardedStrategy`.
-        plan: how layers are split; ``None`` chooses.
+        options: how layers are split; ``None`` chooses.
     """
 
     def __init__(
@@ -40,11 +41,11 @@ class TensorParallelStrategy(FullyShardedStrategy):
         plugin: FullyShardedDataParallelPlugin | None,
         mesh: Mesh,
         low_precision: bool,
-        plan: Mapping[str, Any] | None,
+        options: TorchTensorParallelConfig | None,
     ) -> None:
         super().__init__(device, plugin or FullyShardedDataParallelPlugin(fsdp_version=2), mesh, low_precision)
         self._copies = plugin is None
-        self._plan = plan
+        self._layers = options or TorchTensorParallelConfig()
         self._root: DeviceMesh | None = None
 
     @property
@@ -76,7 +77,8 @@ class TensorParallelStrategy(FullyShardedStrategy):
         widening = WidenedWeights(model, self._low_precision)
         split_layers(
             model,
-            self._plan,
+            self._layers.plan,
+            self._layers.sequence_parallel,
             self._root_mesh()["tp"],
             lambda tensors: first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of),
         )
