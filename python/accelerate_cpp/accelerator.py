@@ -50,6 +50,7 @@ from accelerate_cpp.prepare.order import (
 from accelerate_cpp.prepare.private_steps import PreparationSteps
 from accelerate_cpp.prepare.uneven_inputs import uneven_inputs
 from accelerate_cpp.prepare.unprepared import warn_of_unprepared
+from accelerate_cpp.prepare.whole_batches import Evaluation, evaluated_batch, loss_of_batch, only_model
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.runtime.reading import OnUneven
@@ -561,13 +562,13 @@ class Accelerator(PreparationSteps):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Not supported: raises ``InvalidArgument``. (In the original, the pipeline stage of this process.)"""
-        unsupported.refuse("pipeline_parallel_rank", "Accelerator.pipeline_parallel_rank")
+        """Which stages of models this process has; ``InvalidArgument`` without a ``parallelism_config``."""
+        return rank_along(self.parallelism_config, self.torch_device_mesh, "pp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Not supported: raises ``InvalidArgument``. (In the original, the part of sequences of this process.)"""
-        unsupported.refuse("context_parallel_rank", "Accelerator.context_parallel_rank")
+        """Which part of split sequences this process has; ``InvalidArgument`` without a ``parallelism_config``."""
+        return rank_along(self.parallelism_config, self.torch_device_mesh, "cp")
 
     @property
     def is_fsdp2(self) -> bool:
@@ -612,23 +613,39 @@ class Accelerator(PreparationSteps):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[torch.Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """Has no effect: context parallelism, which would split sequences inside the block, is not supported.
+        """Splits sequences over the processes along ``cp`` of the mesh inside the block; without any, has no effect.
+
+        Within the block, each of ``buffers`` has the tokens of this process, and
+        ``torch.nn.functional.scaled_dot_product_attention`` computes over all of them, as
+        ``ParallelismConfig.cp_handler`` says (docs/parallelism.md). The loss is over the tokens of this process. The
+        backward pass may run inside the block or after it.
 
         Args:
-            buffers: the tensors to split in place.
+            buffers: the tensors to split in place: inputs, labels, positions, with whole sequences on all processes.
             buffer_seq_dims: the dimension of the sequence of each.
             no_restore_buffers: those that stay split after the block.
 
+        Raises:
+            InvalidArgument: a sequence cannot be divided, or inside the block, attention is not over split sequences.
+
         Example:
             >>> import torch
-            >>> from accelerate_cpp import Accelerator
-            >>> accelerator = Accelerator()
-            >>> tokens = torch.arange(6).reshape(1, 6)
-            >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
-            ...     tokens.shape
-            torch.Size([1, 6])
+            >>> from accelerate_cpp import Accelerator, ParallelismConfig, debug_launcher
+            >>> def work():
+            ...     accelerator = Accelerator(parallelism_config=ParallelismConfig(cp_size=2))
+            ...     tokens = torch.arange(8).reshape(1, 8)
+            ...     with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
+            ...         return tokens.tolist()
+            >>> debug_launcher(work, num_processes=2)
+            [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
         """
-        return nullcontext()
+        mesh, config = self.torch_device_mesh, self.parallelism_config
+        if mesh is None or config is None or not config.cp_enabled:
+            return nullcontext()
+        from accelerate_cpp.parallel.context.context import ContextParallel
+
+        strategy = "allgather" if config.cp_handler is None else str(config.cp_handler.cp_comm_strategy)
+        return ContextParallel(mesh["cp"].get_group(), strategy).split(buffers, buffer_seq_dims, no_restore_buffers)
 
     def deepspeed_ulysses_dl_adapter(self, dl: T, model: Any) -> T:
         """The prepared loader ``dl`` with sequences split over processes, where ``sp_size`` of the mesh says so.
@@ -987,10 +1004,12 @@ class Accelerator(PreparationSteps):
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
-        current.accumulation = self._accumulation
-        if not self._has_stepped:
-            self._has_stepped = True
-            warn_of_unprepared(self._prepared, self._accumulation.reading, self._session.strategy, self.num_processes)
+        self._begin_backward()
+        if self._session.strategy.trains_batches:
+            raise InvalidArgument(
+                "backward: a model in stages computes the gradients of a batch while it computes the loss; call "
+                "accelerator.train_batch(batch, loss_fn, targets) in place of the model, the loss and backward"
+            )
         if self._session.strategy.steps_in_backward:
             self._backward_and_step(loss, weight, **kwargs)
             return
@@ -999,6 +1018,91 @@ class Accelerator(PreparationSteps):
         strategy = self._session.strategy
         with self._accumulation.weights.of_pass(strategy, weight, self.sync_gradients) as weights:
             strategy.backward(scaled, weights, **kwargs)
+
+    def _begin_backward(self) -> None:
+        current.accumulation = self._accumulation
+        if not self._has_stepped:
+            self._has_stepped = True
+            warn_of_unprepared(self._prepared, self._accumulation.reading, self._session.strategy, self.num_processes)
+
+    def train_batch(
+        self,
+        batch: Any,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        targets: Any = None,
+        model: torch.nn.Module | None = None,
+    ) -> torch.Tensor:
+        """Forward pass, loss and backward pass for a batch, on any mesh; models in stages can be trained by it alone.
+
+        Where models are not in stages, this is ``loss = loss_fn(model(batch), targets)`` and ``backward(loss)``. With
+        ``pp_size`` of the mesh, all processes of a pipeline call it with the same batch, as prepared loaders yield it.
+
+        Args:
+            batch: what the model takes, with one row for each sample: a tensor, a tuple of tensors, or a mapping of its
+                named inputs, with ``labels`` for a model of transformers that computes its own loss.
+            loss_fn: called with outputs (``.logits`` if there are such) and targets, or with outputs alone if there are
+                none; returns a mean over samples. By default, the loss that the model returns.
+            targets: with the rows of the batch; of a mapping, by default its ``labels``, or itself without any.
+            model: a prepared one; by default the only one.
+
+        Returns:
+            The loss of the batch, 0-dim, detached.
+
+        Raises:
+            InvalidArgument: there are several models or none, or nothing computes a loss.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> weight = torch.nn.init.ones_(model.weight)
+            >>> model = accelerator.prepare(model)
+            >>> inputs = torch.tensor([[1.0], [3.0]], device=accelerator.device)
+            >>> accelerator.train_batch(inputs, torch.nn.functional.mse_loss, torch.zeros_like(inputs)).item()
+            5.0
+            >>> weight.grad.item()
+            10.0
+        """
+        chosen, strategy = model or only_model(self._models, "train_batch"), self._session.strategy
+        if not strategy.trains_batches:
+            loss = loss_of_batch(chosen, batch, loss_fn, targets)
+            self.backward(loss)
+            return loss.detach()
+        self._begin_backward()
+        share, _ = self._accumulation.weighted(torch.ones((), device=self.device), None)
+        scale = share if self.scaler is None else self.scaler.scale(share)
+        found = strategy.train_batch(chosen, batch, loss_fn=loss_fn, targets=targets, loss_scale=scale.item())
+        if self._session.progress is not None:
+            self._session.progress.saw_loss(found, None)
+        return found
+
+    def eval_batch(
+        self,
+        batch: Any,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        targets: Any = None,
+        model: torch.nn.Module | None = None,
+    ) -> Evaluation:
+        """Loss and outputs for a batch, without gradients, on any mesh; arguments as those of :meth:`train_batch`.
+
+        Returns:
+            ``loss``, or ``None`` if nothing computes one, and ``outputs`` (``.logits`` if there are such); both on all
+            processes.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(1, 1))
+            >>> accelerator.eval_batch(torch.ones(2, 1, device=accelerator.device)).outputs.shape
+            torch.Size([2, 1])
+        """
+        chosen, strategy = model or only_model(self._models, "eval_batch"), self._session.strategy
+        if not strategy.trains_batches:
+            return evaluated_batch(chosen, batch, loss_fn, targets)
+        found: Evaluation = strategy.eval_batch(chosen, batch, loss_fn=loss_fn, targets=targets, gather_outputs=True)
+        return found
 
     def _backward_and_step(self, loss: torch.Tensor, weight: Any, scale_wrt_gas: bool = True, **kwargs: Any) -> None:
         """The backward pass of an engine that steps in it; ``scale_wrt_gas`` says whether the loss is still whole."""

@@ -94,21 +94,16 @@ def test_without_a_configuration_there_are_no_places_in_a_mesh() -> None:
 def test_places_come_from_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mesh:
         def get_local_rank(self, dimension: str) -> int:
-            return {"dp_replicate": 1, "dp_shard": 2, "tp": 3}[dimension]
+            return {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 3}[dimension]
 
     accelerator = Accelerator(cpu=True)
-    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, tp_size=4)
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=4)
     monkeypatch.setattr(accelerator.state, "parallelism_config", config)
     monkeypatch.setattr(accelerator.state, "device_mesh", Mesh())
     assert isinstance(accelerator.torch_device_mesh, Mesh)
     assert (accelerator.data_parallel_rank, accelerator.data_parallel_shard_rank) == (1, 2)
-    assert accelerator.tensor_parallel_rank == 3
-
-
-@pytest.mark.parametrize("name", ["pipeline_parallel_rank", "context_parallel_rank"])
-def test_places_that_cannot_be_are_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^Accelerator\.{name}: .* does not work in accelerate_cpp yet"):
-        getattr(Accelerator(cpu=True), name)
+    assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (3, 1)
+    assert accelerator.pipeline_parallel_rank == 0
 
 
 def test_a_run_is_neither_sharded_nor_deepspeeds() -> None:
@@ -118,7 +113,7 @@ def test_a_run_is_neither_sharded_nor_deepspeeds() -> None:
     assert not hasattr(accelerator.state, "fsdp_plugin")
 
 
-def test_sequences_are_never_split() -> None:
+def test_without_several_processes_sequences_stay_whole() -> None:
     accelerator, batch, loader = Accelerator(cpu=True), torch.arange(4), [1, 2]
     with accelerator.maybe_context_parallel(buffers=[batch], buffer_seq_dims=[0], no_restore_buffers={batch}):
         assert batch.tolist() == [0, 1, 2, 3]

@@ -17,11 +17,15 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallelism_config import ParallelismConfig
 from accelerate_cpp.plugins.parallelism import (
     DeepSpeedSequenceParallelConfig,
+    PipelineParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
 
-PROPERTIES = [name for name, value in vars(ParallelismConfig).items() if isinstance(value, property)]
+PROPERTIES = [
+    name for name, value in vars(ParallelismConfig).items() if isinstance(value, property) and name != "pp_enabled"
+]
+OWN = ("pp_size", "pp_handler")  # not in the original
 SIZES: list[dict[str, int]] = [
     {},
     {"dp_replicate_size": 2},
@@ -50,8 +54,11 @@ def connect() -> Iterator[Callable[[int, int], None]]:
 
 def test_the_fields_are_the_originals() -> None:
     own, theirs = ParallelismConfig(), accelerate.ParallelismConfig()
-    assert [field.name for field in fields(own)] == [field.name for field in fields(theirs)]
-    assert [getattr(own, field.name) for field in fields(own)] == [getattr(theirs, field.name) for field in fields(own)]
+    assert [field.name for field in fields(own)] == [*(field.name for field in fields(theirs)), *OWN]
+    assert [getattr(own, field.name) for field in fields(theirs)] == [
+        getattr(theirs, field.name) for field in fields(theirs)
+    ]
+    assert [getattr(own, name) for name in OWN] == [1, None]
     assert ParallelismConfig(tp_size=2) == ParallelismConfig(tp_size=2) != ParallelismConfig()
 
 
@@ -77,8 +84,8 @@ def test_variables_fill_what_no_argument_says(variables: dict[str, str], monkeyp
     for name, text in variables.items():
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}", text)
     own, theirs = ParallelismConfig(), accelerate.ParallelismConfig()
-    assert [repr(getattr(own, field.name)) for field in fields(own)] == [
-        repr(getattr(theirs, field.name)) for field in fields(own)
+    assert [repr(getattr(own, field.name)) for field in fields(theirs)] == [
+        repr(getattr(theirs, field.name)) for field in fields(theirs)
     ]
     assert ParallelismConfig(dp_replicate_size=5, tp_size=1, cp_size=1).dp_replicate_size == 5
 
@@ -96,12 +103,25 @@ def test_variables_fill_what_no_argument_says(variables: dict[str, str], monkeyp
         ({"tp_size": 2, "tp_handler": 3}, "tp_handler=3; expected a TorchTensorParallelConfig"),
         ({"cp_size": 2, "cp_handler": 3}, "cp_handler=3; expected a TorchContextParallelConfig"),
         ({"sp_size": 2, "sp_handler": 3}, "sp_handler=3; expected a DeepSpeedSequenceParallelConfig"),
+        ({"pp_size": 2, "pp_handler": 3}, "pp_handler=3; expected a PipelineParallelConfig"),
     ],
     ids=str,
 )
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         ParallelismConfig(**arguments)
+
+
+def test_stages_are_the_outermost_dimension_and_get_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ParallelismConfig(pp_size=2, dp_replicate_size=2, tp_size=2)
+    assert config._get_mesh() == (("pp", "dp_replicate", "tp"), (2, 2, 2))
+    assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (8, 2, 4)
+    assert (config.axes(), config.non_dp_dim_names) == ({"dp_replicate": 2, "tp": 2, "pp": 2}, ["tp", "pp"])
+    assert config.pp_handler == PipelineParallelConfig("1f1b")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SIZE", "3")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SCHEDULE", "gpipe")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_MICRO_BATCHES", "4")
+    assert ParallelismConfig().pp_handler == PipelineParallelConfig("gpipe", 4)
 
 
 def test_a_size_that_is_changed_later_counts() -> None:
@@ -115,7 +135,7 @@ def test_a_size_that_is_changed_later_counts() -> None:
 def test_names_and_sizes_of_the_mesh_are_the_originals(sizes: dict[str, int]) -> None:
     ours, theirs = ParallelismConfig(**sizes), accelerate.ParallelismConfig(**sizes)
     assert ours._get_mesh() == theirs._get_mesh()
-    assert ours._sizes == theirs._sizes
+    assert ours._sizes == {**theirs._sizes, "pp": 1}
 
 
 def test_joint_dimensions_are_asked_for_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from accelerate_cpp.checkpoint.names import (
     own_loader_name,
     random_states_name,
 )
-from accelerate_cpp.checkpoint.optimizer_names import is_named, names_of, numbered, parameters_of
+from accelerate_cpp.checkpoint.optimizer_names import Named, elsewhere_in, is_named, names_of, numbered, parameters_of
 from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
 from accelerate_cpp.checkpoint.safetensors_file import (
     place_of,
@@ -345,7 +345,7 @@ def read_optimizer(
     folder: Path,
     index: int,
     optimizer: Any,
-    models: Sequence[Sequence[tuple[str, torch.Tensor]]],
+    models: Sequence[Named],
     map_location: Any = "cpu",
     **load_kwargs: Any,
 ) -> SavedOptimizer:
@@ -357,20 +357,24 @@ def read_optimizer(
     """
     shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
     if (shards / INDEX).is_file():
-        return SavedOptimizer(read_optimizer_shards(shards, optimizer, names_of(optimizer, models)))
+        return SavedOptimizer(
+            read_optimizer_shards(shards, optimizer, names_of(optimizer, models), elsewhere_in(models))
+        )
     path = folder / numbered_name(OPTIMIZER_FILE, index)
     is_mapped = map_location == "cpu" and _can_be_mapped(path)
     options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
     state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
-    return SavedOptimizer(
-        numbered(state, names_of(optimizer, models), str(path)) if is_named(state) else state, is_mapped
-    )
+    if is_named(state):
+        state = numbered(state, names_of(optimizer, models), str(path), elsewhere_in(models))
+    return SavedOptimizer(state, is_mapped)
 
 
-def read_optimizer_shards(folder: Path, optimizer: Any, names: Sequence[str]) -> dict[str, Any]:
+def read_optimizer_shards(
+    folder: Path, optimizer: Any, names: Sequence[str], elsewhere: Collection[str] = ()
+) -> dict[str, Any]:
     """The state of an optimizer in the format of ``torch.distributed.checkpoint``, by numbers.
 
-    Of parameters in shards, this process only reads its part.
+    Of parameters in shards, this process only reads its part; of those that are ``elsewhere``, nothing.
     """
     saved = SavedShards(folder, "optimizer")
     parameters: dict[str, Any] = dict(zip(names, parameters_of(optimizer), strict=True))
@@ -382,8 +386,8 @@ def read_optimizer_shards(folder: Path, optimizer: Any, names: Sequence[str]) ->
             return memory
         return torch.empty(shape, dtype=dtype)
 
-    state = saved.read(target)
-    return numbered({"state": {}, **state}, names, str(folder))
+    state = saved.read(target, lambda steps: steps[1] != "state" or steps[2] in parameters or steps[2] not in elsewhere)
+    return numbered({"state": {}, **state}, names, str(folder), elsewhere)
 
 
 def read_model(folder: Path, index: int, model: torch.nn.Module | None = None) -> dict[str, Any]:

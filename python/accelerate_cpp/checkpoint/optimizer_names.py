@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,18 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 Named = Iterable[tuple[str, torch.Tensor]]
+
+
+class NamedParameters(list[tuple[str, torch.Tensor]]):
+    """The parameters of a model with their names.
+
+    Attributes:
+        elsewhere: names of what only other processes have of the model.
+    """
+
+    def __init__(self, named: Named = (), elsewhere: Collection[str] = ()) -> None:
+        super().__init__(named)
+        self.elsewhere = frozenset(elsewhere)
 
 
 def names_of(optimizer: Any, models: Iterable[Named]) -> list[str]:
@@ -69,14 +81,31 @@ def named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def numbered(state: Mapping[str, Any], names: Sequence[str], source: str) -> dict[str, Any]:
+def elsewhere_in(models: Iterable[Named]) -> frozenset[str]:
+    """The names in states of optimizers of what only other processes have."""
+    found: set[str] = set()
+    for index, model in enumerate(models):
+        names: frozenset[str] = getattr(model, "elsewhere", frozenset())
+        found |= {spelling for name in names for spelling in (name, f"model_{index}.{name}")}
+    return frozenset(found)
+
+
+def numbered(
+    state: Mapping[str, Any], names: Sequence[str], source: str, elsewhere: Collection[str] = ()
+) -> dict[str, Any]:
     """The inverse of :func:`named`, for an optimizer whose parameters have these ``names``.
+
+    Args:
+        elsewhere: names that are left out, as the optimizers of other processes have them.
 
     Raises:
         CheckpointError: the names are others.
     """
     numbers = {name: number for number, name in enumerate(names)}
-    found = [name for group in state["param_groups"] for name in group["params"]]
+    here = [
+        [one for one in group["params"] if one in numbers or one not in elsewhere] for group in state["param_groups"]
+    ]
+    found = [name for group in here for name in group]
     lacking = [name for name in names if name not in set(found)]
     foreign = [name for name in found if name not in numbers]
     if lacking or foreign:
@@ -89,6 +118,7 @@ def numbered(state: Mapping[str, Any], names: Sequence[str], source: str) -> dic
     return {
         "state": {numbers[name]: value for name, value in state.get("state", {}).items() if name in numbers},
         "param_groups": [
-            {**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]
+            {**group, "params": sorted(numbers[name] for name in own)}  # as the optimizer has them
+            for group, own in zip(state["param_groups"], here, strict=True)
         ],
     }

@@ -170,11 +170,16 @@ class SavedShards:
             if hasattr(entry, "properties")
         }
 
-    def read(self, target_for: Callable[[tuple[Any, ...], torch.Size, torch.dtype], torch.Tensor]) -> dict[Any, Any]:
+    def read(
+        self,
+        target_for: Callable[[tuple[Any, ...], torch.Size, torch.dtype], torch.Tensor],
+        is_wanted: Callable[[tuple[Any, ...]], bool] = lambda _: True,
+    ) -> dict[Any, Any]:
         """The state. Of tensors in shards, this process only reads its part. No collective.
 
         Args:
             target_for: called with the place, shape and dtype of each tensor, the memory to read it into.
+            is_wanted: called with each place, whether what is there is read at all.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -183,6 +188,8 @@ class SavedShards:
 
         state: dict[Any, Any] = {}
         for steps, entry in self.entries.items():
+            if not is_wanted(steps):
+                continue
             is_bytes = isinstance(entry, BytesStorageMetadata)
             value = None if is_bytes else target_for(steps, entry.size, entry.properties.dtype)
             _put(state, steps, value)

@@ -21,13 +21,11 @@ from accelerate_cpp.checkpoint.layout import (
     whole_files,
 )
 from accelerate_cpp.checkpoint.names import OPTIMIZER_FILE, OPTIMIZER_NAME, SHARDED_MODEL_FILE, SHARDED_MODEL_NAME
-from accelerate_cpp.checkpoint.optimizer_names import inner_optimizer, named, names_of
+from accelerate_cpp.checkpoint.optimizer_names import Named, NamedParameters, inner_optimizer, named, names_of
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder, planned, whole_on
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.strategy import Strategy
-
-NamedParameters = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,16 @@ class Parts:
 
 def named_parameters(bundle: Bundle, strategy: Strategy) -> list[NamedParameters]:
     """The parameters of each model with their names, as optimizers hold them."""
-    return [list(strategy.named_parameters(strategy.unwrap(model))) for model in bundle.models]
+    return [
+        NamedParameters(strategy.named_parameters(inner), strategy.names_elsewhere(inner))
+        for inner in (strategy.unwrap(model) for model in bundle.models)
+    ]
 
 
 def parts_of(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: bool) -> Parts:
     """The states of models and optimizers as the layout of the run wants them. A collective."""
     names = named_parameters(bundle, strategy)
-    optimizers = [_named_state(one, names) for one in bundle.optimizers]
+    optimizers = [_named_state(one, names, strategy) for one in bundle.optimizers]
     if strategy.layout == "whole":
         weights = [strategy.model_state(model, here=is_main) for model in bundle.models]
         gathered = [whole_on(is_main, state) for state in optimizers]
@@ -57,8 +58,12 @@ def parts_of(bundle: Bundle, strategy: Strategy, ranks: Participants, is_main: b
     return Parts(folders=[planned(name, state, ranks) for name, state in states.items()])
 
 
-def _named_state(optimizer: Any, models: Sequence[NamedParameters]) -> dict[str, Any]:
-    return named(inner_optimizer(optimizer).state_dict(), names_of(optimizer, models))
+def _named_state(optimizer: Any, models: Sequence[Named], strategy: Strategy) -> dict[str, Any]:
+    """Its groups have the names of all parameters, also of those that other processes step on."""
+    state = named(inner_optimizer(optimizer).state_dict(), names_of(optimizer, models))
+    everywhere = strategy.names_everywhere([group["params"] for group in state["param_groups"]])
+    groups = zip(state["param_groups"], everywhere, strict=True)
+    return {**state, "param_groups": [{**group, "params": names} for group, names in groups]}
 
 
 def write_model(
@@ -77,10 +82,10 @@ def write_model(
 
 
 def write_optimizer(
-    folder: Path, index: int, optimizer: Any, models: Sequence[NamedParameters], strategy: Strategy, ranks: Participants
+    folder: Path, index: int, optimizer: Any, models: Sequence[Named], strategy: Strategy, ranks: Participants
 ) -> None:
     """Writes the state of ``optimizer`` directly into ``folder``, in the layout of the run. A collective."""
-    state = _named_state(optimizer, models)
+    state = _named_state(optimizer, models, strategy)
     _write(folder, numbered_name(OPTIMIZER_FILE, index), OPTIMIZER_NAME, index, "optimizer", state, strategy, ranks)
 
 
@@ -126,9 +131,7 @@ def load_model(
     strategy.restore_model(inner, own[0])
 
 
-def load_optimizer(
-    folder: Path, index: int, optimizer: Any, models: Sequence[NamedParameters], ranks: Participants
-) -> None:
+def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Named], ranks: Participants) -> None:
     """Loads what :func:`write_optimizer`, a checkpoint or the original wrote into ``folder``. A collective.
 
     Raises:

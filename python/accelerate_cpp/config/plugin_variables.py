@@ -78,6 +78,14 @@ PARALLELISM: _Variables = _variables(
         ("cp_backend", str, "torch", "what does so: torch"),
         ("sp_size", parse_integer, 1, "processes over which sequences are split, attention by DeepSpeed"),
         ("sp_backend", str, "deepspeed", "what does so: deepspeed"),
+        ("pp_size", parse_integer, 1, "processes over which models are cut into stages"),
+    ],
+)
+PIPELINE: _Variables = _variables(
+    "PARALLELISM_CONFIG_PP_",
+    [
+        ("schedule", str, "1f1b", "the order in which stages compute: gpipe, 1f1b, interleaved or zero_bubble"),
+        ("micro_batches", parse_integer, None, "the parts of a batch that stages compute with in turns"),
     ],
 )
 CONTEXT_PARALLEL: _Variables = _variables(

@@ -187,8 +187,8 @@ MESH = ShardingFlags(
     (
         _mesh("dp_replicate_size", "replicas of the model", "1"),
         _mesh("dp_shard_size", "ranks that share parameters", "1"),
-        _mesh("tp_size", "ranks that share a layer; not yet", "1"),
-        _mesh("cp_size", "ranks that share a sequence; not yet", "1"),
+        _mesh("tp_size", "ranks that share a layer", "1"),
+        _mesh("cp_size", "ranks that share a sequence", "1"),
         _mesh("cp_backend", "implementation of that", "torch", choices=("torch",)),
         _mesh("cp_comm_strategy", "how keys and values go round", "allgather"),
         _mesh("sp_size", "ranks that share a sequence through DeepSpeed; not yet", "1"),

@@ -39,13 +39,11 @@ ARGUMENTS: tuple[Unsupported, ...] = (
     ),
 )
 METHODS: tuple[Unsupported, ...] = (
-    Unsupported("context_parallel_rank", "context parallelism", "leave it out"),
-    Unsupported("pipeline_parallel_rank", "pipelines over several processes", "leave it out"),
     Unsupported("lomo_backward", "the LOMO optimizers' fused backward", "use an optimizer of torch.optim"),
 )
 # Steps of the original's ``prepare`` that programs call or replace, by their private names.
 STEPS: tuple[Unsupported, ...] = (
-    Unsupported("_prepare_cp", "context parallelism", "call prepare"),
+    Unsupported("_prepare_cp", "context parallelism in a step of its own", "call prepare"),
     Unsupported("_prepare_tp", "tensor parallelism in a step of its own", "call prepare"),
     Unsupported("_prepare_fsdp2", "sharding parameters over the processes", "call prepare"),
     Unsupported("_prepare_megatron_lm", "training through Megatron-LM", "call prepare"),

@@ -33,6 +33,18 @@ def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) ->
     return TensorParallelStrategy(device, plugin, mesh, config.mixed_precision not in (None, "no"), options)
 
 
+def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.pipeline.options import PipelineOptions
+    from accelerate_cpp.parallel.pipeline.pipeline_strategy import PipelineStrategy
+
+    plugin = config.fsdp_plugin if config.shards else None
+    layers, stages = config.parallelism.tp_handler, config.parallelism.pp_handler
+    points = None if stages is None or stages.split_points is None else tuple(stages.split_points)
+    options = PipelineOptions() if stages is None else PipelineOptions(stages.schedule, stages.micro_batches, points)
+    low_precision = config.mixed_precision not in (None, "no")
+    return PipelineStrategy(device, plugin, mesh, low_precision, layers, options)
+
+
 def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.deepspeed.deepspeed_strategy import DeepSpeedStrategy
 
@@ -45,6 +57,7 @@ STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] =
     "fully_sharded": _fully_sharded,
     "zero": _zero,
     "tensor_parallel": _tensor_parallel,
+    "pipeline": _pipeline,
     "deepspeed": _deepspeed,
 }
 
@@ -58,8 +71,9 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
     """
     if config.uses_deepspeed:
         return STRATEGIES["deepspeed"](config, device, mesh)
-    if mesh.size("tp") > 1:
-        return STRATEGIES["tensor_parallel"](config, device, mesh)
+    for axis, name in (("pp", "pipeline"), ("tp", "tensor_parallel")):
+        if mesh.size(axis) > 1:
+            return STRATEGIES[name](config, device, mesh)
     plugin = config.fsdp_plugin if config.shards else None
     stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
     several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"

@@ -109,6 +109,27 @@ class Strategy(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not step in the backward pass")
 
+    @property
+    def trains_batches(self) -> bool:
+        """Whether models only compute with whole batches, forwards and backwards in one, by :meth:`train_batch`."""
+        return False
+
+    def train_batch(self, model: torch.nn.Module, inputs: Any, **options: Any) -> torch.Tensor:
+        """Adds the gradients of the loss of a batch to those of a prepared ``model``; returns the loss, 0-dim.
+
+        Args:
+            options: see ``Pipeline.train_batch``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} computes forwards and backwards in turns")
+
+    def eval_batch(self, model: torch.nn.Module, inputs: Any, **options: Any) -> Any:
+        """The loss and the outputs of a prepared ``model`` for a batch.
+
+        Args:
+            options: see ``Pipeline.eval_batch``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} computes forwards and backwards in turns")
+
     def any_rank(self, found: bool) -> bool:
         """Whether ``found`` on one of the ranks that have to decide alike, as each only looks at its own gradients.
 
@@ -205,6 +226,14 @@ class Strategy(ABC):
     def named_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters of ``model`` with their names there, as optimizers hold them."""
         return model.named_parameters()
+
+    def names_elsewhere(self, model: torch.nn.Module) -> frozenset[str]:
+        """The names of parameters and buffers of ``model`` that only other processes have."""
+        return frozenset()
+
+    def names_everywhere(self, groups: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The names of parameters in each group of an optimizer, of all processes. A collective where they differ."""
+        return [list(names) for names in groups]
 
     def dtypes_on_the_way(
         self, model: torch.nn.Module, parameter: torch.nn.Parameter

@@ -34,13 +34,20 @@ def require_legal(
             f"parallelism_config: sp_size={sizes['sp']} splits sequences by the attention of DeepSpeed, which a "
             "deepspeed_plugin has to ask for; pass deepspeed_plugin=DeepSpeedPlugin(...), too"
         )
+    if "pp" in sizes and "cp" in sizes:
+        raise InvalidArgument(
+            f"parallelism_config: pp_size={sizes['pp']} with cp_size={sizes['cp']}; a pipeline cuts batches into "
+            "micro-batches by itself, so that no block of the program could split their sequences. Split layers with "
+            "tp_size and TorchTensorParallelConfig(sequence_parallel=True)"
+        )
     if "dp_shard" in sizes and sharding is None:
         raise InvalidArgument(
             f"parallelism_config: dp_shard_size={sizes['dp_shard']} shards parameters, which an fsdp_plugin has to "
             "describe; pass fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), too"
         )
-    if "tp" in sizes and sharding is not None:
-        _require_plain_shards(sizes["tp"], sharding)
+    for name in ("tp", "pp"):
+        if name in sizes and sharding is not None:
+            _require_plain_shards(name, sizes[name], sharding)
     if config.total_size not in (1, processes):
         named = " × ".join(f"{name}_size" for name in sizes)
         raise InvalidArgument(
@@ -65,7 +72,7 @@ def _require_deepspeed(sizes: dict[str, int], processes: int) -> None:
         )
 
 
-def _require_plain_shards(processes: int, sharding: FullyShardedDataParallelPlugin) -> None:
+def _require_plain_shards(name: str, size: int, sharding: FullyShardedDataParallelPlugin) -> None:
     if sharding.stage:
         asked, instead = f"zero_stage={sharding.stage}", "FULL_SHARD, or reshard_after_forward without zero_stage"
     elif sharding.weights_once_per_host:
@@ -73,6 +80,6 @@ def _require_plain_shards(processes: int, sharding: FullyShardedDataParallelPlug
     else:
         return
     raise InvalidArgument(
-        f"parallelism_config: tp_size={processes} with {asked} of the fsdp_plugin, which keeps whole layers in memory "
-        f"that the processes of a host share, while tensor parallelism gives each its part of them; choose {instead}"
+        f"parallelism_config: {name}_size={size} with {asked} of the fsdp_plugin, which keeps the whole model in "
+        f"memory that the processes of a host share, while each has its part of it here; choose {instead}"
     )

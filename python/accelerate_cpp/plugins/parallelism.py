@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from accelerate_cpp.errors import InvalidArgument
 
 __all__ = [
     "DeepSpeedSequenceParallelConfig",
+    "PipelineParallelConfig",
     "TorchContextParallelConfig",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
@@ -24,17 +25,18 @@ __all__ = [
 
 BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
 
-_STRATEGIES = ("allgather", "alltoall")
+_STRATEGIES = ("allgather", "alltoall", "ulysses")
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 _KERNEL_OF_HUB = re.compile(r"[^/]+/[^/]*flash-attn.*")
 
 
 @dataclass
 class TorchContextParallelConfig:
-    """How torch's attention accesses the parts of a sequence on other processes.
+    """How attention accesses the parts of a sequence on other processes.
 
     Attributes:
-        cp_comm_strategy: ``"allgather"`` (keys and values are gathered) or ``"alltoall"`` (they are passed around).
+        cp_comm_strategy: ``"allgather"`` (keys and values are gathered), ``"alltoall"`` (they are passed around) or,
+            not in the original, ``"ulysses"`` (each process computes some of the heads for all tokens).
 
     Raises:
         InvalidArgument: another strategy.
@@ -115,6 +117,27 @@ class TorchTensorParallelConfig:
             warnings.warn(
                 "enable_async_tp=True has no effect: asynchronous tensor parallelism does not exist", stacklevel=3
             )
+
+
+@dataclass
+class PipelineParallelConfig:
+    """How models are cut into stages, and in which order these compute. Not in the original.
+
+    Attributes:
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zero_bubble"``; the last two have two stages in each
+            process.
+        micro_batches: the parts of a batch that are under way in turns; ``None`` means two for each stage of one in
+            each process.
+        split_points: names of the modules with which the second to the last stage begin; ``None`` makes stages that are
+            about equally expensive.
+    """
+
+    schedule: str | None = None
+    micro_batches: int | None = None
+    split_points: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        plugin_variables.fill(self, plugin_variables.PIPELINE)
 
 
 @dataclass

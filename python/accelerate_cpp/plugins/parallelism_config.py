@@ -13,6 +13,7 @@ from accelerate_cpp.config import plugin_variables
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.parallelism import (
     DeepSpeedSequenceParallelConfig,
+    PipelineParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelismConfig"]
 
-_DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+_DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp", "sp", "pp")
 # Outermost first: neighbouring ranks, which communicate fastest, split layers, then sequences.
-_ORDER_IN_MESH = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_ORDER_IN_MESH = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 
 @dataclass
 class ParallelismConfig:
-    """How many processes copy the model, shard its parameters, split its layers, and split sequences.
+    """How many processes copy the model, shard its parameters, split its layers, split sequences, and have stages.
 
     Sizes may be changed until an ``Accelerator`` is created. Sizes and backends that are ``None`` are read from
     ``PARALLELISM_CONFIG_*``.
@@ -44,6 +45,8 @@ class ParallelismConfig:
         sp_backend: ``"deepspeed"``.
         tp_handler, cp_handler, sp_handler: options of these kinds; by default the default options if the size is above
             1.
+        pp_size: processes over which models are cut into stages (pipeline parallelism). Not in the original.
+        pp_handler: a ``PipelineParallelConfig``.
 
     Raises:
         InvalidArgument: a size is not an integer or below 1, sizes cannot be combined, or an option has the wrong
@@ -60,6 +63,8 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    pp_size: int | None = None
+    pp_handler: PipelineParallelConfig | None = None
 
     # The mesh, after its first use, and the sizes by dimension; they are not fields, so they are not annotated.
     device_mesh = None  # type: DeviceMesh | None
@@ -81,6 +86,9 @@ class ParallelismConfig:
         if self.sp_enabled:
             self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()
             _require_kind("sp_handler", self.sp_handler, DeepSpeedSequenceParallelConfig)
+        if self.pp_enabled:
+            self.pp_handler = self.pp_handler or PipelineParallelConfig()
+            _require_kind("pp_handler", self.pp_handler, PipelineParallelConfig)
         self._sizes = {name: self._size_of(name) for name in _DIMENSIONS}
 
     def _set_size(self, parallelism: str, size: int) -> None:
@@ -114,7 +122,7 @@ class ParallelismConfig:
         self._warn_of_idle_handlers()
 
     def _warn_of_idle_handlers(self) -> None:
-        for name in ("tp", "cp", "sp"):
+        for name in ("tp", "cp", "sp", "pp"):
             if self._size_of(name) == 1 and getattr(self, f"{name}_handler") is not None:
                 warnings.warn(
                     f"ParallelismConfig.{name}_handler is set, but {name}_size is set to 1: it has no effect",
@@ -160,6 +168,11 @@ class ParallelismConfig:
         return self._size_of("sp") > 1
 
     @property
+    def pp_enabled(self) -> bool:
+        """Whether models are cut into stages."""
+        return self._size_of("pp") > 1
+
+    @property
     def total_size(self) -> int:
         """The number of processes of all dimensions together."""
         return math.prod(self._size_of(name) for name in _DIMENSIONS)
@@ -172,7 +185,7 @@ class ParallelismConfig:
     @property
     def non_data_parallel_size(self) -> int:
         """The number of processes that work on one batch together."""
-        return math.prod(self._size_of(name) for name in ("tp", "cp", "sp"))
+        return math.prod(self._size_of(name) for name in ("tp", "cp", "sp", "pp"))
 
     @property
     def active_mesh_dims(self) -> list[str]:
@@ -191,7 +204,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The active dimensions along which batches are the same."""
-        return self._active(("tp", "cp", "sp"))
+        return self._active(("tp", "cp", "sp", "pp"))
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:

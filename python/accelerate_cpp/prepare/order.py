@@ -20,6 +20,7 @@ from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import ModelSteps
 from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 from accelerate_cpp.plugins.handlers import AutocastKwargs
+from accelerate_cpp.plugins.split_sequences import _attach_context_parallel_hooks
 from accelerate_cpp.precision.forward import install
 from accelerate_cpp.precision.fp8 import convert_to_fp8
 from accelerate_cpp.precision.master_weights import master_dtypes
@@ -174,6 +175,9 @@ def prepare_together(
     optimizers: list[Any] = [item for item in unique if isinstance(item, _OPTIMIZERS) and not is_prepared(item)]
     schedulers = [item for item in unique if _is_scheduler(run, item) and not is_prepared(item)]
     loaders = [item for item in unique if isinstance(item, DataLoader)]
+    if session.topology.mesh.size("cp") > 1:
+        for model in models.values():
+            _attach_context_parallel_hooks(model)
     if models:
         steps = session.strategy.settle(run.gradient_accumulation_steps, loaders or run._dataloaders, run.split_batches)
         if steps != run.gradient_accumulation_steps:

@@ -54,6 +54,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "MSAMPRecipeKwargs",
         "MegatronLMPlugin",
         "ParallelismConfig",
+        "PipelineParallelConfig",
         "PrecisionType",
         "ProfileKwargs",
         "ProjectConfiguration",

@@ -65,6 +65,7 @@ from accelerate_cpp.utils.constants import OPTIMIZER_NAME as OPTIMIZER_NAME
 from accelerate_cpp.placement.offload import OffloadedWeightsLoader as OffloadedWeightsLoader
 from accelerate_cpp.utils.constants import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accelerate_cpp.utils.dataclasses import ParallelismConfig as ParallelismConfig
+from accelerate_cpp.utils.dataclasses import PipelineParallelConfig as PipelineParallelConfig
 from accelerate_cpp.utils.dataclasses import PrecisionType as PrecisionType
 from accelerate_cpp.placement.offload import PrefixedDataset as PrefixedDataset
 from accelerate_cpp.utils.launch import PrepareForLaunch as PrepareForLaunch

@@ -36,6 +36,7 @@ from accelerate_cpp.plugins.megatron import MegatronLMPlugin
 from accelerate_cpp.plugins.megatron_models import add_model_config_to_megatron_parser
 from accelerate_cpp.plugins.parallelism import (
     DeepSpeedSequenceParallelConfig,
+    PipelineParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
@@ -67,6 +68,7 @@ __all__ = [
     "MSAMPRecipeKwargs",
     "MegatronLMPlugin",
     "ParallelismConfig",
+    "PipelineParallelConfig",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",

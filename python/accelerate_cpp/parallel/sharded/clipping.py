@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ def clip_shards(
     norm_type: float = 2.0,
     measured: Mapping[int, tuple[Figure, Figure]] | None = None,
     groups: Mapping[int, dist.ProcessGroup] | None = None,
+    stages: dist.ProcessGroup | None = None,
+    counted_elsewhere: Collection[int] = (),
 ) -> torch.Tensor:
     """Scales gradients in place to a joint norm of at most ``max_norm``; each may be in shards over a mesh of its own.
 
@@ -34,6 +36,8 @@ def clip_shards(
             factors by which these have still to be multiplied.
         groups: by ``id`` of parameters that are no ``DTensor`` s, but parts, the processes that have the parts; some of
             these may have no gradient.
+        stages: the processes that have the other parameters of the model; all of them call this.
+        counted_elsewhere: the ``id`` s of parameters that one of these has, too, and counts.
 
     Returns:
         The norm before clipping, 0-dim, on the device of the gradients. Where it is not finite, all gradients become
@@ -48,7 +52,7 @@ def clip_shards(
     known, flat = dict(measured or {}), groups or {}
     given = list({id(one): one for one in parameters}.values())
     with_gradient = [one for one in given if one.grad is not None]
-    if not with_gradient and not any(id(one) in flat for one in given):
+    if stages is None and not with_gradient and not any(id(one) in flat for one in given):
         return torch.tensor(0.0)
     for parameter in with_gradient:
         _add_up(parameter, known)
@@ -56,16 +60,22 @@ def clip_shards(
     for parameter in given:
         if id(parameter) in flat:
             by_layout.setdefault(flat[id(parameter)], [])  # also where this process has no part
-        if parameter.grad is not None:
+        if parameter.grad is not None and id(parameter) not in counted_elsewhere:
             by_layout.setdefault(flat.get(id(parameter)) or _layout(parameter.grad), []).append(parameter)
-    sample = local_part(with_gradient[0].grad if with_gradient else given[0])  # type: ignore[arg-type]
+    samples: list[Any] = [*(one.grad for one in with_gradient), *given, torch.tensor(0.0)]
+    sample = local_part(samples[0])
     parts = []
     for layout, group in by_layout.items():
         part = torch.tensor(_joint(group, power, known), dtype=torch.float64, device=sample.device)
         for process_group in _groups(layout):
             dist.all_reduce(part, op=dist.ReduceOp.MAX if math.isinf(power) else dist.ReduceOp.SUM, group=process_group)
         parts.append(part.item())
-    norm = max(parts) if math.isinf(power) else sum(parts) ** (1.0 / power)
+    norm = max(parts, default=0.0) if math.isinf(power) else sum(parts)
+    if stages is not None:
+        together = torch.tensor(norm, dtype=torch.float64, device=sample.device)
+        dist.all_reduce(together, op=dist.ReduceOp.MAX if math.isinf(power) else dist.ReduceOp.SUM, group=stages)
+        norm = together.item()
+    norm = norm if math.isinf(power) else norm ** (1.0 / power)
     ratio = min(float(max_norm) / (norm + 1e-6), 1.0) if norm == norm else math.nan
     factors = {id(one): float(known[id(one)][1]) if id(one) in known else 1.0 for one in with_gradient}
     for factor in set(factors.values()):

@@ -77,6 +77,24 @@ class FirstValues:
         return values
 
 
+class KnownValues(FirstValues):
+    """For a part of a model whose tensors have been brought already.
+
+    Args:
+        without_values: the tensors that a checkpoint has to bring.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device, without_values: Collection[int]) -> None:
+        self._device = device
+        self._holders = _holders_of(model)
+        self._without_values = set(without_values)
+
+    def bring(self, tensors: Iterable[torch.Tensor], dtype_of: Any) -> None:
+        for tensor in tensors:
+            if tensor.dtype != dtype_of(tensor):
+                tensor.data = tensor.data.to(dtype_of(tensor))
+
+
 def _named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()

@@ -142,13 +142,18 @@ class FullyShardedStrategy(ShardedStrategy):
         plugin = self._plugin
         policy = policy_for(plugin, model)
         ignored = ignored_parameters(plugin, model, self._device)
-        if plugin.activation_checkpointing:
-            on_host = bool(plugin.activation_checkpointing_offload)
-            checkpoint_activations(model, policy, ignored, on_host)
+        self._checkpoint(model, policy, ignored)
         model = steps.compile_regions(model)
         self._shard(model, units_of(model, policy, ignored), ignored)
         return_free_memory()  # what the process had of the model is not needed any more
         return steps.compile(self._distribute(model))
+
+    def _checkpoint(self, model: torch.nn.Module, policy: Any, ignored: set[torch.nn.Parameter]) -> None:
+        if self._plugin.activation_checkpointing:
+            checkpoint_activations(model, policy, ignored, bool(self._plugin.activation_checkpointing_offload))
+
+    def _first_values(self, model: torch.nn.Module) -> FirstValues:
+        return FirstValues(model, self._device)
 
     def _is_taken_over(self, model: torch.nn.Module) -> bool:
         """Whether the program has sharded ``model``, so that nothing is left to share out."""
@@ -160,7 +165,7 @@ class FullyShardedStrategy(ShardedStrategy):
     def _shard(
         self, model: torch.nn.Module, units: Sequence[torch.nn.Module], ignored: set[torch.nn.Parameter]
     ) -> None:
-        first = FirstValues(model, self._device)
+        first = self._first_values(model)
         options = self._options()
         options["ignored_params"] = ignored
         # In the order of the model, which is the same on all ranks.

@@ -29,7 +29,15 @@ class ReplacedParameters:
 
     def __init__(self) -> None:
         self._shards: dict[int, tuple[weakref.ref[torch.Tensor], torch.nn.Parameter]] = {}
+        self._left: dict[int, weakref.ref[torch.Tensor]] = {}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def leave_to_others(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Takes ``parameters``, which other processes train, out of optimizers, now and whenever one is followed."""
+        for parameter in parameters:
+            self._left[id(parameter)] = weakref.ref(parameter, partial(self._forget, id(parameter)))
+        for optimizer in self._optimizers:
+            self._update(optimizer)
 
     def note(self, before: Places, after: Places) -> None:
         """Records what the parameters at the same places were before and are after; updates known optimizers."""
@@ -48,6 +56,11 @@ class ReplacedParameters:
 
     def _forget(self, key: int, _: Any) -> None:
         self._shards.pop(key, None)
+        self._left.pop(key, None)
+
+    def _is_left(self, parameter: Any) -> bool:
+        known = self._left.get(id(parameter))
+        return known is not None and known() is parameter
 
     def _current(self, parameter: Any) -> Any:
         known = self._shards.get(id(parameter))
@@ -56,6 +69,11 @@ class ReplacedParameters:
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             parameters = group["params"]
+            left = [one for one in parameters if self._is_left(one)]
+            if left:
+                parameters[:] = [one for one in parameters if not self._is_left(one)]
+                for one in left:
+                    optimizer.state.pop(one, None)
             for index, old in enumerate(parameters):
                 new = self._current(old)
                 if new is old:

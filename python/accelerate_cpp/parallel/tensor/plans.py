@@ -46,6 +46,12 @@ class Plan:
     styles: Mapping[str, Any]
     attention: Sequence[str] = ()
 
+    def of_part(self, part: nn.Module) -> Plan:
+        """What concerns ``part``, which has some of the modules of the model under their names there."""
+        names = {name for name, _ in part.named_modules()}
+        styles = {name: style for name, style in self.styles.items() if name in names}
+        return Plan(styles, [name for name in self.attention if name in names])
+
 
 def plan_for(model: nn.Module, given: Mapping[str, Any] | None, processes: int) -> Plan:
     """How ``model`` is split over ``processes``.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from accelerate_cpp.parallel.tensor.plans import plan_for, tell_heads
+from accelerate_cpp.parallel.tensor.plans import Plan, tell_heads
 from accelerate_cpp.parallel.tensor.sequences import region_of, split_tokens
 from accelerate_cpp.parallel.tensor.styles import split
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def split_layers(
     model: nn.Module,
-    given: Mapping[str, Any] | None,
+    plan: Plan,
     cuts_sequences: bool,
     mesh: DeviceMesh,
     bring: Callable[[Iterable[torch.Tensor]], None],
@@ -26,17 +26,15 @@ def split_layers(
     """Splits layers of ``model`` in place: their parameters become ``DTensor`` s.
 
     Args:
-        given: how; ``None`` chooses.
+        plan: how.
         cuts_sequences: whether each process computes for its part of the tokens what lies between split layers.
         mesh: of one dimension, the processes that split layers.
         bring: gives tensors the values that all processes start from; called for one layer after the other, so that no
             process needs more than one whole layer that it has not been given.
 
     Raises:
-        InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.plans.plan_for` and
-            :func:`accelerate_cpp.parallel.tensor.sequences.region_of`.
+        InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.sequences.region_of`.
     """
-    plan = plan_for(model, given, mesh.size())
     region = region_of(model, plan.styles) if cuts_sequences else None
     for name, style in (plan if region is None else region).styles.items():
         module = model.get_submodule(name)

@@ -10,12 +10,12 @@ import torch
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
 from accelerate_cpp.parallel.sharded.given_models import take_over
 from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
 from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.parallel.sharded_models import is_sharded
+from accelerate_cpp.parallel.tensor.plans import Plan, plan_for
 from accelerate_cpp.parallel.tensor.split import split_layers
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.parallelism import TorchTensorParallelConfig
@@ -66,18 +66,21 @@ class TensorParallelStrategy(FullyShardedStrategy):
 
     @property
     def _num_data_ranks(self) -> int:
-        return self._mesh.world_size // self._mesh.size("tp")
+        return self._mesh.world_size // (self._mesh.size("tp") * self._mesh.size("pp"))
 
     def _split(self, model: torch.nn.Module) -> None:
         split = _split_over(model)
         if split is not None:  # by the program that loaded it
             self._root = _root_of(split, model)
             return
-        before, first = places_of(model), FirstValues(model, self._device)
+        self._split_by(model, plan_for(model, self._layers.plan, self._mesh.size("tp")))
+
+    def _split_by(self, model: torch.nn.Module, plan: Plan) -> None:
+        before, first = places_of(model), self._first_values(model)
         widening = WidenedWeights(model, self._low_precision)
         split_layers(
             model,
-            self._layers.plan,
+            plan,
             self._layers.sequence_parallel,
             self._root_mesh()["tp"],
             lambda tensors: first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of),
@@ -91,7 +94,11 @@ class TensorParallelStrategy(FullyShardedStrategy):
         if self._num_data_ranks > 1:
             super()._shard(model, units, ignored)
         else:
-            self._ignored[model] = take_over(model, self._device)
+            self._ignored[model] = self._take_over(model)
+
+    def _take_over(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """The parameters that are averaged although they should be equal: those that are not split."""
+        return take_over(model, self._device)
 
     def _share_out(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
         if not self._copies:
@@ -113,7 +120,8 @@ class TensorParallelStrategy(FullyShardedStrategy):
 
     def _root_mesh(self) -> DeviceMesh:
         if self._root is None:
-            self._root = self._made_mesh({**self._data_axes(), "tp": self._mesh.size("tp")})
+            stages = {"pp": self._mesh.size("pp")} if self._mesh.size("pp") > 1 else {}
+            self._root = self._made_mesh({**stages, **self._data_axes(), "tp": self._mesh.size("tp")})
         return self._root
 
 
