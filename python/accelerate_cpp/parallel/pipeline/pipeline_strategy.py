@@ -102,9 +102,8 @@ class PipelineStrategy(TensorParallelStrategy):
     def _first_values(self, model: torch.nn.Module) -> FirstValues:
         return KnownValues(model, self._device, self._without_values)
 
-    def _take_over(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Nothing: what is not split has the same gradients on all processes that have the stage."""
-        return []
+    def _bring_the_rest(self, model: torch.nn.Module) -> None:
+        """All values have been brought before the model was cut."""
 
     def _options(self) -> dict[str, Any]:
         """Stages keep what they have gathered from one micro-batch to the next."""

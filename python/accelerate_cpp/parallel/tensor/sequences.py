@@ -17,50 +17,15 @@ import torch.distributed as dist
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.tensor.styles import COLUMNS, ROWS, sum_gradients
-
-TOKENS = 1
-"""The dimension of tokens in what blocks compute with: (batch, tokens, features)."""
-
-
-class _Gathered(torch.autograd.Function):
-    """The tokens of all processes; the gradient, equal on all of them, is cut."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gather(tokens, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
-        return _own_part(gradients[0], ctx.group), None
-
-
-class _Cut(torch.autograd.Function):
-    """The tokens of this process; gradients are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _own_part(tokens, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
-
-
-def _gathered(tokens: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    return _Gathered.apply(tokens, group)  # type: ignore[no-untyped-call]
-
-
-def _gather(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(tokens, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, tokens.contiguous(), group=group)
-    return torch.cat(parts, TOKENS)
-
-
-def _own_part(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    return tokens.chunk(group.size(), TOKENS)[group.rank()].contiguous()
+from accelerate_cpp.parallel.tensor.exchanges import gathered, own_part
+from accelerate_cpp.parallel.tensor.styles import (
+    COLUMNS,
+    COLUMNS_OF_TOKENS,
+    ROWS,
+    ROWS_OF_TOKENS,
+    TOKENS,
+    sum_gradients,
+)
 
 
 @dataclass(frozen=True)
@@ -85,9 +50,6 @@ def region_of(model: nn.Module, styles: Mapping[str, Any]) -> Region:
         InvalidArgument: split layers are not in modules of one ``nn.ModuleList`` or ``nn.Sequential`` that follow each
             other.
     """
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
     last = [name for name, style in styles.items() if style == ROWS]
     blocks = _blocks(model, last)
     if not blocks:
@@ -101,9 +63,9 @@ def region_of(model: nn.Module, styles: Mapping[str, Any]) -> Region:
     in_tokens: dict[str, Any] = {}
     for name, style in styles.items():
         if style == ROWS and name in inside:
-            in_tokens[name] = RowwiseParallel(output_layouts=Shard(TOKENS))
+            in_tokens[name] = ROWS_OF_TOKENS
         elif style == COLUMNS and name.rpartition(".")[0] in parents & set(blocks):
-            in_tokens[name] = ColwiseParallel(input_layouts=Shard(TOKENS))
+            in_tokens[name] = COLUMNS_OF_TOKENS
     return Region(blocks, sorted(parents - set(blocks)), {**styles, **in_tokens})
 
 
@@ -130,10 +92,10 @@ def split_tokens(model: nn.Module, region: Region, group: dist.ProcessGroup) -> 
     """Cuts tokens at the beginning of ``region``, gathers them at its end and where split layers need them."""
     first, last = (model.get_submodule(region.blocks[end]) for end in (0, -1))
     first.register_forward_pre_hook(_first_input(lambda hidden: _cut(hidden, group)), with_kwargs=True, prepend=True)
-    last.register_forward_hook(_first_output(lambda hidden: _gathered(hidden, group)))
+    last.register_forward_hook(_first_output(lambda hidden: gathered(hidden, TOKENS, group)))
     for name in region.gathering:
         module = model.get_submodule(name)
-        gather = _first_input(lambda hidden: _gathered(hidden, group))
+        gather = _first_input(lambda hidden: gathered(hidden, TOKENS, group))
         module.register_forward_pre_hook(gather, with_kwargs=True, prepend=True)
     for name, module in model.named_modules():
         is_alone = _is_in(f"{name}.", region.blocks) and not _is_in(f"{name}.", region.gathering)
@@ -147,7 +109,7 @@ def _cut(hidden: torch.Tensor, group: dist.ProcessGroup) -> Any:
             f"sequence_parallel=True: blocks got a tensor of shape {tuple(hidden.shape)}; expected (batch, tokens, "
             f"features) with tokens that are divisible by tp_size={group.size()}. Pad the sequences"
         )
-    return _Cut.apply(hidden, group)  # type: ignore[no-untyped-call]
+    return own_part(hidden, TOKENS, group)
 
 
 def _first_input(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from accelerate_cpp.parallel.tensor.exchanges import SharedInput
 from accelerate_cpp.parallel.tensor.plans import Plan, tell_heads
 from accelerate_cpp.parallel.tensor.sequences import region_of, split_tokens
 from accelerate_cpp.parallel.tensor.styles import split
@@ -36,10 +37,11 @@ def split_layers(
         InvalidArgument: see :func:`accelerate_cpp.parallel.tensor.sequences.region_of`.
     """
     region = region_of(model, plan.styles) if cuts_sequences else None
+    shared = SharedInput(mesh.get_group())
     for name, style in (plan if region is None else region).styles.items():
         module = model.get_submodule(name)
         bring([*module.parameters(), *module.buffers()])
-        split(model.get_submodule(name), style, mesh)
+        split(module, style, mesh, shared)
     for name in plan.attention:
         tell_heads(model.get_submodule(name), mesh.size())
     for module in model.modules():

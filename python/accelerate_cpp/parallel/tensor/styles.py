@@ -1,7 +1,8 @@
 """The ways to split a layer, by the names that Transformers' plans have for them.
 
-Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism"
-(arXiv:1909.08053): a layer split by its outputs, then one split by its inputs, communicate once between them.
+A layer that is split by its outputs, followed by one that is split by its inputs, communicates once in each direction
+(Shoeybi et al. 2019, arXiv:1909.08053). Parameters are ``DTensor`` s, as optimizers, checkpoints and ``fully_shard``
+know them; layers compute with the parts, since each operation on a ``DTensor`` passes through Python.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
+from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.tensor.exchanges import SharedInput, gathered, own_part, summed, with_summed_gradients
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,27 +25,16 @@ if TYPE_CHECKING:
 COLUMNS, ROWS, GATHERED_COLUMNS = "colwise", "rowwise", "colwise_gather_output"
 SUMMED = "replicated_with_grad_allreduce"
 """Every process has the whole, and computes with it on its part of the heads."""
+COLUMNS_OF_TOKENS, ROWS_OF_TOKENS = "colwise, of tokens", "rowwise, of tokens"
+"""Between them, each process has its part of the tokens."""
+TOKENS = 1
+"""The dimension of tokens in what blocks compute with: (batch, tokens, features)."""
 
 _WHOLE = "replicate"
 _BY_OUTPUTS = (COLUMNS, GATHERED_COLUMNS, "colwise_rep", "embedding_colwise")
 _BY_INPUTS = (ROWS, "rowwise_rep", "rowwise_split_input")
 _BY_ENTRIES = ("embedding_rowwise",)
 NAMES = (*_BY_OUTPUTS, *_BY_INPUTS, *_BY_ENTRIES, SUMMED, _WHOLE)
-
-
-class _SumOfGradients(torch.autograd.Function):
-    """The identity; its gradient is the sum of those of all processes."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
-        summed = gradients[0].contiguous().clone()
-        dist.all_reduce(summed, group=ctx.group)
-        return summed, None
 
 
 def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -55,7 +48,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
         parameters = {name: one for name, one in module._parameters.items() if one is not None}
         for name, parameter in parameters.items():
             del module._parameters[name]
-            module.__dict__[name] = _SumOfGradients.apply(parameter, group)  # type: ignore[no-untyped-call]
+            module.__dict__[name] = with_summed_gradients(parameter, group)
         try:
             return compute(*args, **kwargs)
         finally:
@@ -66,28 +59,78 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     module.forward = forward
 
 
-def split(module: nn.Module, style: Any, mesh: DeviceMesh) -> None:
+def split(module: nn.Module, style: Any, mesh: DeviceMesh, shared: SharedInput) -> None:
     """Splits ``module`` over ``mesh``, of one dimension; all of its processes have the same values before.
 
     Args:
-        style: one of :data:`NAMES`, or a ``ParallelStyle`` of torch.
+        style: one of :data:`NAMES`, of tokens, or a ``ParallelStyle`` of torch.
+        shared: for all layers of a model.
     """
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     if style == _WHOLE:
         return
     if style == SUMMED:
         sum_gradients(module, mesh.get_group())
-        return
-    ways: dict[str, Callable[[], Any]] = {
-        **dict.fromkeys(_BY_OUTPUTS[1:], lambda: ColwiseParallel(output_layouts=Replicate())),
-        **dict.fromkeys((*_BY_INPUTS[1:], *_BY_ENTRIES), lambda: RowwiseParallel(input_layouts=Replicate())),
-        COLUMNS: ColwiseParallel,
-        ROWS: RowwiseParallel,
-    }
-    way = ways[style]() if isinstance(style, str) else style
-    parallelize_module(module, mesh, way, src_data_rank=None)
+    elif isinstance(module, nn.Linear) and isinstance(style, str):
+        by_outputs = style in (*_BY_OUTPUTS, COLUMNS_OF_TOKENS)
+        _distribute(module, mesh, 0 if by_outputs else 1)
+        group = mesh.get_group()
+        compute = _columns(module, style, group, shared) if by_outputs else _rows(module, style, group)
+        module.forward = compute  # type: ignore[method-assign,assignment]
+    else:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(module, mesh, _of_embedding(style) if isinstance(style, str) else style, src_data_rank=None)
+
+
+def _of_embedding(style: str) -> Any:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    by_entries = style in (*_BY_ENTRIES, *_BY_INPUTS)
+    return RowwiseParallel(input_layouts=Replicate()) if by_entries else ColwiseParallel(output_layouts=Replicate())
+
+
+def _distribute(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
+    """The weight is split along ``dim``, and the bias with the outputs."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    bias: Any = Shard(0) if dim == 0 else Replicate()
+    for name, placement in (("weight", Shard(dim)), ("bias", bias)):
+        whole = module._parameters[name]
+        if whole is not None:
+            part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
+            module._parameters[name] = nn.Parameter(part, requires_grad=whole.requires_grad)
+
+
+def _local(parameter: Any) -> Any:
+    return parameter.to_local() if is_sharded_tensor(parameter) else parameter
+
+
+def _columns(
+    module: nn.Linear, style: str, group: dist.ProcessGroup, shared: SharedInput
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        of_tokens = style == COLUMNS_OF_TOKENS
+        inputs = gathered(inputs, TOKENS, group, adds_gradients=True) if of_tokens else shared(inputs)
+        outputs = functional.linear(inputs, _local(module.weight), _local(module.bias))
+        return outputs if style in (COLUMNS, COLUMNS_OF_TOKENS) else gathered(outputs, -1, group)
+
+    return forward
+
+
+def _rows(module: nn.Linear, style: str, group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        of_tokens = style == ROWS_OF_TOKENS
+        if style not in (ROWS, ROWS_OF_TOKENS):
+            inputs = own_part(inputs, -1, group)
+        outputs = functional.linear(inputs, _local(module.weight))
+        outputs = own_part(outputs, TOKENS, group, adds=True) if of_tokens else summed(outputs, group)
+        bias = _local(module.bias)
+        if bias is None:
+            return outputs
+        return outputs + (with_summed_gradients(bias, group) if of_tokens else bias).to(outputs.dtype)
+
+    return forward
 
 
 def require_fit(name: str, module: nn.Module, style: Any, processes: int) -> None:

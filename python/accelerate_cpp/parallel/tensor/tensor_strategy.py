@@ -94,11 +94,11 @@ class TensorParallelStrategy(FullyShardedStrategy):
         if self._num_data_ranks > 1:
             super()._shard(model, units, ignored)
         else:
-            self._ignored[model] = self._take_over(model)
+            self._bring_the_rest(model)
 
-    def _take_over(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """The parameters that are averaged although they should be equal: those that are not split."""
-        return take_over(model, self._device)
+    def _bring_the_rest(self, model: torch.nn.Module) -> None:
+        """Gives what is not split the values of rank 0. Its gradients are the same on all processes."""
+        take_over(model, self._device)
 
     def _share_out(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
         if not self._copies:
