@@ -37,3 +37,9 @@ def test_without_sizes_all_processes_have_copies_or_shards(shards: bool, axis: s
 def test_sizes_for_another_number_of_processes_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"of 6 processes \(dp_replicate 2 × dp_shard 3\), but 4 run"):
         mesh_of({"dp_replicate": 2, "dp_shard": 3}, 0, 4, shards=True)
+
+
+def test_of_processes_that_split_a_model_one_counts() -> None:
+    mesh = Mesh(0, {"pp": 2, "dp_replicate": 2, "cp": 2, "tp": 2})
+    assert mesh.one_rank_per_batch() == [0, 2, 4, 6]
+    assert Mesh(1, {"dp_shard": 3}).one_rank_per_batch() == [0, 1, 2]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.tensor.plans import Plan, plan_for, tell_heads
+from accelerate_cpp.parallel.tensor.sequences import region_of
+from accelerate_cpp.parallel.tensor.styles import COLUMNS, COLUMNS_OF_TOKENS, ROWS, ROWS_OF_TOKENS
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 8, heads: int = 4, kv_heads: int = 2) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = heads, kv_heads
+        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width // heads * kv_heads)
+        self.v_proj = nn.Linear(width, width // heads * kv_heads)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(8)
+        self.fc1, self.fc2 = nn.Linear(8, 32), nn.Linear(32, 8)
+
+
+def test_attention_and_feed_forward_layers_are_found_by_names_and_shapes() -> None:
+    plan = plan_for(nn.Sequential(nn.Linear(3, 8), Block()), None, 2)
+    columns = dict.fromkeys(("1.attention.q_proj", "1.attention.k_proj", "1.attention.v_proj", "1.fc1"), COLUMNS)
+    assert plan.styles == {**columns, "1.attention.o_proj": ROWS, "1.fc2": ROWS}
+    assert plan.attention == ["1.attention"]
+
+
+def test_layers_of_a_sequence_are_split_in_pairs_between_which_there_are_only_elementwise_functions() -> None:
+    def sequence(between: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), between, nn.Dropout(0.1), nn.Linear(6, 6), nn.Linear(6, 2))
+
+    assert plan_for(sequence(nn.GELU()), None, 2).styles == {"0": COLUMNS, "3": ROWS}
+    assert plan_for(sequence(nn.LayerNorm(6)), None, 2).styles == {"3": COLUMNS, "4": ROWS}
+
+
+def test_layers_that_share_a_parameter_stay_whole() -> None:
+    block = Block()
+    tied = nn.Linear(32, 8)
+    tied.weight = block.fc2.weight
+    plan = plan_for(nn.ModuleList([block, tied]), None, 2)
+    assert "0.fc2" not in plan.styles
+    assert "0.attention.q_proj" in plan.styles
+
+
+def test_numbers_of_heads_that_a_module_reads_are_divided() -> None:
+    attention = Attention()
+    tell_heads(attention, 2)
+    assert (attention.num_heads, attention.num_kv_heads) == (2, 1)
+
+
+def test_a_part_of_a_model_has_its_part_of_the_plan() -> None:
+    whole = nn.Sequential(nn.Linear(3, 8), Block(), Block())
+    part = nn.ModuleDict({"1": whole[1]})
+    plan = plan_for(whole, None, 2).of_part(part)
+    assert {name.split(".")[0] for name in plan.styles} == {"1"}
+    assert plan.attention == ["1.attention"]
+
+
+def test_tokens_are_cut_where_blocks_begin_and_gathered_where_modules_hold_split_layers() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), Block(), Block())
+    region = region_of(model, plan_for(model, None, 2).styles)
+    assert region.blocks == ["1", "2"]
+    assert region.gathering == ["1.attention", "2.attention"]
+    assert (region.styles["1.fc1"], region.styles["1.fc2"]) == (COLUMNS_OF_TOKENS, ROWS_OF_TOKENS)
+    assert (region.styles["1.attention.q_proj"], region.styles["1.attention.o_proj"]) == (COLUMNS, ROWS_OF_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        (nn.Sequential(Block()), {"0.fc3": COLUMNS}, "the plan has '0.fc3', but Sequential has no such module"),
+        (nn.Sequential(Block()), {"0.fc1": "sideways"}, "splits '0.fc1' by 'sideways', and expected is one of colwise"),
+        (nn.Sequential(Block()), {"*.norm": COLUMNS}, "splits '0.norm', a LayerNorm"),
+        (nn.Sequential(nn.Embedding(5, 4)), {"0": "embedding_rowwise"}, "'0' has num_embeddings=5"),
+        (nn.Sequential(nn.Linear(4, 5)), {"0": COLUMNS}, "'0' has out_features=5, which is not divisible by tp_size=2"),
+        (nn.Sequential(Attention(9, 3, 3)), None, "'0.q_proj' computes 3 heads"),
+        (nn.LayerNorm(4), None, "LayerNorm has no layer that tp_size=2 could split"),
+    ],
+    ids=["no module", "style", "kind", "entries", "features", "heads", "nothing"],
+)
+def test_what_does_not_fit_is_refused(model: nn.Module, given: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        plan_for(model, given, 2)
+
+
+def test_models_of_transformers_bring_their_plan() -> None:
+    model = nn.Sequential(Block())
+    model._tp_plan = {"*.fc1": COLUMNS, "*.fc2": ROWS, "absent": COLUMNS}  # type: ignore[assignment]
+    assert plan_for(model, None, 2) == Plan({"0.fc1": COLUMNS, "0.fc2": ROWS})
