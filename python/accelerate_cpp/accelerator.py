@@ -22,6 +22,7 @@ from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.data.uneven import overriding_even_batches
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.devices.memory import release_cache
+from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.bundle import Bundle
@@ -1099,7 +1100,7 @@ class Accelerator(PreparationSteps):
             torch.Size([2, 1])
         """
         chosen, strategy = model or only_model(self._models, "eval_batch"), self._session.strategy
-        if not strategy.trains_batches:
+        if not strategy.trains_batches or not strategy.in_shards(chosen):  # one prepared for evaluation is whole
             return evaluated_batch(chosen, batch, loss_fn, targets)
         found: Evaluation = strategy.eval_batch(chosen, batch, loss_fn=loss_fn, targets=targets, gather_outputs=True)
         return found
@@ -1190,7 +1191,12 @@ class Accelerator(PreparationSteps):
                 "gradient_clipping in its configuration"
             )
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
-        torch.nn.utils.clip_grad_value_(parameters, clip_value * self._scale_of_gradients)
+        limit = float(clip_value) * self._scale_of_gradients
+        given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        gradients = [local_part(one.grad) for one in given if one.grad is not None]
+        if gradients:
+            torch._foreach_clamp_min_(gradients, -limit)
+            torch._foreach_clamp_max_(gradients, limit)
 
     @property
     def _scale_of_gradients(self) -> float:

@@ -26,7 +26,7 @@ from accelerate_cpp.devices.transfer import CopyStream
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader
-from accelerate_cpp.runtime.data_place import data_rank, data_size
+from accelerate_cpp.runtime.data_place import data_rank, data_ranks, data_size, reads_for_all, shares_batches
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
 from accelerate_cpp.utils.operations import broadcast_object_list, slice_tensors
@@ -97,7 +97,8 @@ class DataLoaderShard(TrackedLoader):
         if self.rng_types is not None:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         sampler, shard = self.get_sampler(), loaders.shard_of(self)
-        if isinstance(sampler, SeedableRandomSampler) and not sampler.has_own_seed and shard is not None:
+        is_common = shard is not None or shares_batches()
+        if isinstance(sampler, SeedableRandomSampler) and not sampler.has_own_seed and is_common:
             (sampler.initial_seed,) = broadcast_object_list([sampler.initial_seed])
 
     def _expected_remainder(self) -> int:
@@ -249,11 +250,11 @@ class DataLoaderDispatcher(TrackedLoader):
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         device = operations.collective_device() if self.device is None else self.device
         rank = data_rank()
-        reader = self._completed(reading, device) if rank == 0 else None
+        reader = self._completed(reading, device) if reads_for_all() else None
         if reader is None and isinstance(self.dataset, IterDataPipe):
             # torch creates a process group with the first iterator over a data pipe, which needs all processes.
             iter(self.base_dataloader)
-        dispatch = Dispatch(reader, device, scatters=self.slice_fn is slice_tensors)
+        dispatch = Dispatch(reader, device, self.slice_fn is slice_tensors, data_ranks())
         while (step := dispatch.next_step()) is not None:
             bounds = self._bounds(step.sizes, step.is_last)
             part = dispatch.part(step, bounds, operations.broadcast)
@@ -341,7 +342,8 @@ def prepare_data_loader(
         dispatcher.device = device
         return dispatcher  # type: ignore[return-value]
     part = loaders.part_of(dataloader, num_processes, process_index, split_batches, even_batches)
-    generator = None if seedable or num_processes == 1 else loaders.shared_generator(dataloader)
+    alone = num_processes == 1 and not shares_batches()
+    generator = None if seedable or alone else loaders.shared_generator(dataloader)
     if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if getattr(kind, "value", kind) != "generator"]
     common |= {"device": device if put_on_device else None, "rng_types": rng_types, "synchronized_generator": generator}

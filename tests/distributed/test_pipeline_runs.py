@@ -139,6 +139,47 @@ def loaders_give_the_same_batches_to_all_stages(sizes: dict[str, int], schedule:
 
 
 @scenario
+def every_epoch_is_shuffled_alike_in_all_stages(sizes: dict[str, int], schedule: str, folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes)
+    torch.manual_seed(run.process_index)
+    loader = run.prepare(torch.utils.data.DataLoader(range(16), batch_size=2, shuffle=True))  # type: ignore[arg-type]
+    mesh = run._session.topology.mesh
+    for _ in range(2):
+        torch.rand(run.process_index)
+        everyones = run.gather(torch.cat([batch.cpu() for batch in loader])).reshape(run.num_processes, -1)
+        places = mesh.data_ranks()
+        assert all(
+            torch.equal(own, everyones[places.index(place)]) for own, place in zip(everyones, places, strict=True)
+        )
+
+
+@scenario
+def an_evaluation_before_the_step_changes_nothing(sizes: dict[str, int], schedule: str, folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes, stages={"schedule": schedule})
+    model, optimizer = run.prepare(model := network(), sgd(model))
+    expected = network()
+    plain = sgd(expected)
+    for inputs, targets in batches(steps=3):
+        run.train_batch(share_of(run, inputs), square, share_of(run, targets))
+        run.eval_batch(share_of(run, inputs))
+        loss_of(expected, inputs, targets).backward()
+        norm = run.clip_grad_norm_(model.parameters(), 0.2)
+        torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.2), rtol=1e-5, atol=0)
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+    same_weights(run, model, expected)
+    teacher = run.prepare_model(network(), evaluation_mode=True)
+    torch.testing.assert_close(run.eval_batch(inputs, model=teacher).outputs, network()(inputs).detach())
+    with pytest.warns(UserWarning, match="models in stages, need all processes"), run.join_uneven_inputs([model]):
+        pass
+
+
+@scenario
 def trains_in_bf16(sizes: dict[str, int], schedule: str, folder: str) -> None:
     import torch
 

@@ -122,6 +122,97 @@ def goes_on_from_checkpoints_also_as_copies(sizes: dict[str, int], folder: str) 
 
 
 @scenario
+def every_epoch_is_shuffled_alike_for_processes_that_split_layers(sizes: dict[str, int], folder: str) -> None:
+    import torch
+
+    for options in ({}, {"use_seedable_sampler": True}):
+        from accelerate_cpp.utils import DataLoaderConfiguration
+
+        run = accelerator(sizes, dataloader_config=DataLoaderConfiguration(**options))  # type: ignore[arg-type]
+        torch.manual_seed(run.process_index)
+        loader = run.prepare(torch.utils.data.DataLoader(range(16), batch_size=2, shuffle=True))  # type: ignore[arg-type]
+        for _ in range(3):
+            torch.rand(run.process_index)  # one process draws more numbers than another
+            found = torch.cat([batch.cpu() for batch in loader])
+            everyones = run.gather(found).reshape(run.num_processes, -1)
+            assert torch.equal(everyones[0::2], everyones[1::2])
+
+
+@scenario
+def dispatched_batches_reach_the_processes_that_split_layers(sizes: dict[str, int], folder: str) -> None:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(14))
+
+    run = accelerator(sizes)
+    mesh = run._session.topology.mesh
+    loader = run.prepare(DataLoader(Stream(), batch_size=2))
+    gathered = torch.cat([run.gather_for_metrics(batch) for batch in loader])
+    assert gathered.tolist() == list(range(14))
+    rows = torch.arange(16).reshape(-1, mesh.data_size, 2)[:, mesh.data_rank]
+    found = [batch.tolist() for batch in loader]
+    assert found[0] == rows[0].tolist()
+
+
+@scenario
+def a_forward_pass_before_the_step_changes_nothing(sizes: dict[str, int], folder: str) -> None:
+    import torch
+
+    run = accelerator(sizes)
+    model, expected = network(), network()
+    model, optimizer = run.prepare(model, sgd(model))
+    plain = sgd(expected)
+    for inputs, targets in batches(steps=3):
+        run.backward(loss_of(model, share_of(run, inputs), share_of(run, targets)))
+        loss_of(expected, inputs, targets).backward()
+        with torch.no_grad():
+            model(share_of(run, inputs))
+        norm = run.clip_grad_norm_(model.parameters(), 0.2)
+        torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.2), rtol=1e-5, atol=0)
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+    same_weights(run, model, expected)
+    run.backward(loss_of(model, share_of(run, inputs), share_of(run, targets)))
+    run.clip_grad_value_(model.parameters(), 1e-3)
+    gradients = [one.grad for one in model.parameters()]
+    largest = [float(getattr(one, "to_local", lambda one=one: one)().abs().max()) for one in gradients]
+    assert max(largest) == pytest.approx(1e-3, rel=1e-6)
+
+
+@scenario
+def what_is_frozen_and_buffers_start_from_rank_0(sizes: dict[str, int], folder: str) -> None:
+    import torch
+    from torch import nn
+
+    run = accelerator(sizes)
+    torch.manual_seed(run.process_index)
+    model = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), *network()[3])
+    model[0].requires_grad_(False)
+    model[1].running_mean += run.process_index
+    model = run.prepare(model)
+    for tensor in (model[0].weight, model[1].running_mean, model[1].weight):
+        own = getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)().detach()
+        everyones = run.gather(own[None])
+        assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+
+
+@scenario
+def an_optimizer_that_is_prepared_apart_steps(sizes: dict[str, int], folder: str) -> None:
+    run = accelerator(sizes)
+    model, expected = network(), network()
+    optimizer = sgd(model)
+    model = run.prepare_model(model)
+    optimizer = run.prepare_optimizer(optimizer)
+    plain, _ = one_process(expected, batches(steps=3))
+    same(several(run, model, optimizer, batches(steps=3)), plain)
+    same_weights(run, model, expected)
+
+
+@scenario
 def trains_in_bf16(sizes: dict[str, int], folder: str) -> None:
     import torch
 

@@ -49,6 +49,10 @@ class Mesh:
         """The index among those of this process, or of its group."""
         return self.place("dp_replicate") * self.size("dp_shard") + self.place("dp_shard")
 
+    def data_ranks(self) -> list[int]:
+        """The ``data_rank`` of each rank."""
+        return [Mesh(rank, self.sizes).data_rank for rank in range(self.world_size)]
+
     def one_rank_per_batch(self) -> list[int]:
         """The ranks that compute with something else than a lower one: the first of those that split a model."""
         places = [Mesh(rank, self.sizes) for rank in range(self.world_size)]

@@ -8,7 +8,7 @@ which a custom function cuts, is broadcast as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -61,13 +61,21 @@ class Dispatch:
         reader: the batches that process 0 reads; ``None`` on other processes.
         device: where the batches of ``reader`` are, and where parts are received.
         scatters: whether rows may be scattered.
+        places: of each process, which of the parts it gets; by default each another one.
     """
 
-    def __init__(self, reader: Iterator[Read] | None, device: torch.device, scatters: bool) -> None:
+    def __init__(
+        self,
+        reader: Iterator[Read] | None,
+        device: torch.device,
+        scatters: bool,
+        places: Sequence[int] | None = None,
+    ) -> None:
         self._reader = reader
         self._device = device
         self._scatters = scatters
         self._world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self._places = [*range(self._world_size)] if places is None else places
         self._structure: Any = None
         self._signature: Any = None
         self._scattered = False
@@ -81,7 +89,7 @@ class Dispatch:
         return self._hear() if self._reader is None else self._announce(self._reader)
 
     def part(self, step: Step, bounds: list[int], broadcast: Callable[[Any], Any]) -> Any:
-        """This process's rows if they are scattered: ``bounds[rank]`` to ``bounds[rank + 1]``; else the whole batch.
+        """The rows of this process's place if they are scattered: from ``bounds[place]`` on; else the whole batch.
 
         Args:
             broadcast: copies the tensors of process 0 to all processes, in place.
@@ -89,7 +97,7 @@ class Dispatch:
         if not step.scattered:
             return broadcast(self._empty(step.structure, ()) if self._reader is None else step.batch)
         lengths = [stop - start for start, stop in pairwise(bounds)]
-        length, longest = lengths[dist.get_rank()], max(lengths)
+        length, longest = lengths[self._places[dist.get_rank()]], max(lengths)
         if self._reader is None:
             received = self._empty(step.structure, (longest,))
             recursively_apply(lambda mine: self._scatter(mine, None), received)
@@ -98,6 +106,7 @@ class Dispatch:
         def send(leaf: torch.Tensor) -> torch.Tensor:
             parts = [leaf[start : start + longest] for start in bounds[:-1]]
             parts = [_padded(part[:own], longest) for part, own in zip(parts, lengths, strict=True)]
+            parts = [parts[place] for place in self._places]
             # Not a view of the global batch, which would keep all of it in memory as long as this part exists.
             mine = torch.empty_like(parts[0])
             self._scatter(mine, parts)

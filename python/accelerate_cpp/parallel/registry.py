@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -25,9 +26,19 @@ def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     return ZeroStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
 
 
+def _warn_of_idle_options(config: SessionConfig) -> None:
+    if config.ddp_kwargs:
+        warnings.warn(
+            f"DistributedDataParallelKwargs({', '.join(config.ddp_kwargs)}) has no effect where models are split over "
+            "processes: their gradients are averaged by torch's replicate or fully_shard; leave it out",
+            stacklevel=2,
+        )
+
+
 def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
 
+    _warn_of_idle_options(config)
     plugin = config.fsdp_plugin if config.shards else None
     options = config.parallelism and config.parallelism.tp_handler
     return TensorParallelStrategy(device, plugin, mesh, config.mixed_precision not in (None, "no"), options)
@@ -37,8 +48,10 @@ def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strate
     from accelerate_cpp.parallel.pipeline.options import PipelineOptions
     from accelerate_cpp.parallel.pipeline.pipeline_strategy import PipelineStrategy
 
+    _warn_of_idle_options(config)
     plugin = config.fsdp_plugin if config.shards else None
-    layers, stages = config.parallelism.tp_handler, config.parallelism.pp_handler
+    given = config.parallelism
+    layers, stages = (None, None) if given is None else (given.tp_handler, given.pp_handler)
     points = None if stages is None or stages.split_points is None else tuple(stages.split_points)
     options = PipelineOptions() if stages is None else PipelineOptions(stages.schedule, stages.micro_batches, points)
     low_precision = config.mixed_precision not in (None, "no")

@@ -34,7 +34,7 @@ def uneven_inputs(strategy: Strategy, joinables: list[Any], mode: OnUneven) -> I
         raise InvalidArgument(f"mode={mode!r}: expected one of {', '.join(map(repr, get_args(OnUneven)))}")
     if mode == "join" and not strategy.can_join:
         warnings.warn(
-            "join_uneven_inputs: DeepSpeed averages the gradients of all processes in each backward pass, so those "
+            "join_uneven_inputs: DeepSpeed, and models in stages, need all processes in each backward pass, so those "
             "with batches cannot go on without the others; where batches run out on one, this raises an error",
             stacklevel=4,
         )

@@ -18,8 +18,8 @@ from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues, KnownValues
 from accelerate_cpp.parallel.sharded.units import ignored_parameters, policy_for, units_of
 from accelerate_cpp.parallel.sharded_models import is_sharded
-from accelerate_cpp.parallel.strategy import ModelSteps
-from accelerate_cpp.parallel.tensor.plans import Plan, plan_for
+from accelerate_cpp.parallel.strategy import Layout, ModelSteps
+from accelerate_cpp.parallel.tensor.plans import Plan
 from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.parallelism import TorchTensorParallelConfig
@@ -55,6 +55,15 @@ class PipelineStrategy(TensorParallelStrategy):
     def trains_batches(self) -> bool:
         return True
 
+    @property
+    def can_join(self) -> bool:
+        return False
+
+    @property
+    def layout(self) -> Layout:
+        """One file would need the states of all stages on one process."""
+        return "shards"
+
     def _stages_group(self) -> dist.ProcessGroup:
         return self._root_mesh().get_group("pp")
 
@@ -69,8 +78,7 @@ class PipelineStrategy(TensorParallelStrategy):
                 "prepare: a model in stages is not compiled, as each micro-batch passes through code that changes it; "
                 "leave dynamo_backend or dynamo_plugin out, or pp_size"
             )
-        split = self._mesh.size("tp")
-        plan = plan_for(model, self._layers.plan, split) if split > 1 else Plan({})
+        plan = self._plan_for(model) if self._mesh.size("tp") > 1 else Plan({})
         first = FirstValues(model, self._device)
         first.bring([*model.parameters(), *model.buffers()], lambda tensor: tensor.dtype)
         self._without_values = {id(one) for one in (*model.parameters(), *model.buffers()) if first.has_no_values(one)}
@@ -130,13 +138,15 @@ class PipelineStrategy(TensorParallelStrategy):
         norm_type: float,
         measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
-        copies = {
-            id(parameter)
+        elsewhere = [
+            parameter
             for pipeline in self._pipelines
             for name, parameter in pipeline.named_parameters()
             if name in pipeline.copies
-        }
-        return clip_shards(parameters, max_norm, norm_type, measured, None, self._stages_group(), copies)
+        ]
+        copies = set(map(id, self._as_stepped(elsewhere)))
+        given = self._as_stepped(parameters)
+        return clip_shards(given, max_norm, norm_type, measured, None, self._stages_group(), copies)
 
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         """On the CPU of rank 0, to which each stage sends its tensors one by one; or empty unless ``here``."""
@@ -145,7 +155,14 @@ class PipelineStrategy(TensorParallelStrategy):
             gathered = value.full_tensor() if is_sharded_tensor(value) else value
             if self._is_first_of_stage:
                 whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
-        return self._brought_together(whole) if self._is_first_of_stage and here | (dist.get_rank() > 0) else {}
+        if not self._is_first_of_stage:
+            return {}
+        found = self._brought_together(whole)
+        inner = self.unwrap(model)
+        for name, first in inner.names_of_copies.items() if isinstance(inner, Pipeline) else ():
+            if name in found and first in found:
+                found[name] = found[first]  # one tensor, as in the whole model
+        return found if here else {}
 
     def names_elsewhere(self, model: torch.nn.Module) -> frozenset[str]:
         return model.names_elsewhere if isinstance(model, Pipeline) else frozenset()
@@ -155,6 +172,10 @@ class PipelineStrategy(TensorParallelStrategy):
         everyones: list[Any] = [None] * group.size()
         dist.all_gather_object(everyones, [list(names) for names in groups], group=group)
         return [list(dict.fromkeys(name for names in own for name in names)) for own in zip(*everyones, strict=True)]
+
+    @property
+    def _writes_copies(self) -> bool:
+        return self._is_first_of_stage
 
     @property
     def _is_first_of_stage(self) -> bool:

@@ -91,8 +91,9 @@ class FullyShardedStrategy(ShardedStrategy):
         return optimizer
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        context = super().stepping(optimizer)
         if self._device.type != "cpu":
-            return super().stepping(optimizer)
+            return context
         return stepping_on_local_parts(optimizer, num_own_hooks=2 if optimizer in self._hooked else 0)
 
     @property

@@ -63,14 +63,19 @@ class ReplacedParameters:
         return known is not None and known() is parameter
 
     def _current(self, parameter: Any) -> Any:
-        known = self._shards.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else parameter
+        """What ``parameter`` has become: its part, or the shard of that."""
+        while (known := self._shards.get(id(parameter))) is not None and known[0]() is parameter:
+            parameter = known[1]
+        return parameter
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             parameters = group["params"]
             left = [one for one in parameters if self._is_left(one)]
             if left:
+                if "param_names" in group:
+                    named = zip(parameters, group["param_names"], strict=True)
+                    group["param_names"] = [name for one, name in named if not self._is_left(one)]
                 parameters[:] = [one for one in parameters if not self._is_left(one)]
                 for one in left:
                     optimizer.state.pop(one, None)

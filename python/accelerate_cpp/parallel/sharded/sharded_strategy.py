@@ -201,7 +201,23 @@ class ShardedStrategy(SingleStrategy):
         groups: dict[int, dist.ProcessGroup] = {}
         for model in self.models():
             groups |= version_1.groups_of(model)
-        return clip_shards(parameters, max_norm, norm_type, measured, groups)
+        return clip_shards(self._as_stepped(parameters), max_norm, norm_type, measured, groups)
+
+    def _as_stepped(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """``parameters`` as optimizers hold them: after a forward pass without a backward one, models show others."""
+        stepped = {
+            id(one._unsharded_param): one.sharded_param
+            for model in self.models()
+            for one, _ in weights_of(inside_compiler(model))
+            if hasattr(one, "_unsharded_param")
+        }
+        return [stepped.get(id(one), one) for one in parameters]
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """What has been gathered is freed: it is not what is stepped on, and would be computed with afterwards."""
+        for model in self.models():
+            _free_units(inside_compiler(model))
+        return super().stepping(optimizer)
 
     def any_rank(self, found: bool) -> bool:
         flag = torch.tensor(float(found), device=self._device)
@@ -225,7 +241,15 @@ class ShardedStrategy(SingleStrategy):
         inner = self.unwrap(model)
         version_1.refuse(inner, "save_state")
         self._free_gathered(inner)
-        return super().local_state(model)
+        state = super().local_state(model)
+        if self._writes_copies:
+            return state
+        return {name: value for name, value in state.items() if is_sharded_tensor(value)}
+
+    @property
+    def _writes_copies(self) -> bool:
+        """Whether this process writes what several have, such as buffers, of which all have to be of one process."""
+        return dist.get_rank() == 0
 
     def _free_gathered(self, inner: torch.nn.Module) -> None:
         """After a forward pass some units have whole parameters, which are not what the optimizer steps.

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.tensor.styles import COLUMNS, ROWS, require_fit
+from accelerate_cpp.parallel.tensor.probe import Between
+from accelerate_cpp.parallel.tensor.styles import COLUMNS, ROWS, SUMMED, require_fit
 
 Styles = dict[str, Any]
 
@@ -51,6 +52,11 @@ class Plan:
         names = {name for name, _ in part.named_modules()}
         styles = {name: style for name, style in self.styles.items() if name in names}
         return Plan(styles, [name for name in self.attention if name in names])
+
+
+def is_found_by_shapes(model: nn.Module, given: Mapping[str, Any] | None) -> bool:
+    """Whether nobody says how ``model`` is split."""
+    return given is None and not getattr(model, "_tp_plan", None)
 
 
 def plan_for(model: nn.Module, given: Mapping[str, Any] | None, processes: int) -> Plan:
@@ -161,9 +167,37 @@ def _by_shapes(model: nn.Module, processes: int) -> Plan:
                     continue
                 _require_heads(prefix, module, {own: linear[own] for own in columns}, processes)
                 attention.append(name)
+            between = _summed_between(module, [linear[own] for own in columns], linear[rows[0]], processes)
+            if between is None:
+                attention[:] = [one for one in attention if one != name or kind is not _ATTENTION]
+                continue
+            styles |= {f"{prefix}{own}": SUMMED for own in between}
             styles |= {f"{prefix}{own}": COLUMNS for own in columns} | {f"{prefix}{rows[0]}": ROWS}
     whole = _without_ties(model, styles)
     return Plan(whole, [name for name in attention if any(one.startswith(f"{name}.") for one in whole)])
+
+
+def _summed_between(
+    parent: nn.Module, columns: Sequence[nn.Linear], rows: nn.Linear, processes: int
+) -> list[str] | None:
+    """The modules in ``parent`` that compute with the part of each process, and have parameters.
+
+    Returns:
+        ``None`` if the layers cannot be split: what lies between depends on all features, or has an entry for each.
+    """
+    used = Between(parent, columns, rows).parameters(processes)
+    if used is None or any(rows.in_features in one.shape for one in used):
+        return None
+    ids = {id(one) for one in used}
+    found = [
+        (name, module)
+        for name, module in parent.named_modules()
+        if any(id(one) in ids for one in module.parameters(recurse=False))
+    ]
+    # The parent itself has parameters of its own there, or a module has others besides.
+    if any(not name or any(id(one) not in ids for one in module.parameters(recurse=False)) for name, module in found):
+        return None
+    return [name for name, _ in found]
 
 
 def _of_sequence(module: nn.Sequential) -> dict[str, str]:

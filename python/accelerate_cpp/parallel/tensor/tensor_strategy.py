@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy
-from accelerate_cpp.parallel.sharded.given_models import take_over
 from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
 from accelerate_cpp.parallel.sharded.widened_weights import WidenedWeights
 from accelerate_cpp.parallel.sharded_models import is_sharded
-from accelerate_cpp.parallel.tensor.plans import Plan, plan_for
+from accelerate_cpp.parallel.tensor.plans import Plan, is_found_by_shapes, plan_for
 from accelerate_cpp.parallel.tensor.split import split_layers
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.parallelism import TorchTensorParallelConfig
@@ -73,7 +73,24 @@ class TensorParallelStrategy(FullyShardedStrategy):
         if split is not None:  # by the program that loaded it
             self._root = _root_of(split, model)
             return
-        self._split_by(model, plan_for(model, self._layers.plan, self._mesh.size("tp")))
+        self._split_by(model, self._plan_for(model))
+
+    def _plan_for(self, model: torch.nn.Module) -> Plan:
+        """That of rank 0 where it is found out by values, which other processes may not have. A collective then."""
+        given, size = self._layers.plan, self._mesh.size("tp")
+        if not is_found_by_shapes(model, given):
+            return plan_for(model, given, size)
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            try:
+                found = [plan_for(model, given, size)]
+            except InvalidArgument as error:
+                found = [error]
+        dist.broadcast_object_list(found, src=0)
+        if isinstance(found[0], InvalidArgument):
+            raise found[0]
+        plan: Plan = found[0]
+        return plan
 
     def _split_by(self, model: torch.nn.Module, plan: Plan) -> None:
         before, first = places_of(model), self._first_values(model)
@@ -98,7 +115,10 @@ class TensorParallelStrategy(FullyShardedStrategy):
 
     def _bring_the_rest(self, model: torch.nn.Module) -> None:
         """Gives what is not split the values of rank 0. Its gradients are the same on all processes."""
-        take_over(model, self._device)
+        widening = WidenedWeights(model, self._low_precision)
+        tensors = [one for one in (*model.parameters(), *model.buffers()) if not is_sharded_tensor(one)]
+        self._first_values(model).bring(tensors, widening.dtype_of)
+        widening.tell()
 
     def _share_out(self, unit: torch.nn.Module, options: dict[str, Any]) -> None:
         if not self._copies:
