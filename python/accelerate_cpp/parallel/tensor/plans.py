@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,12 @@ def _ties(model: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, str]
                 yield names[0], name
 
 
+def _tied_parameters(model: nn.Module) -> set[int]:
+    """The ``id`` s of parameters that several modules have."""
+    found = [id(one) for module in model.modules() for one in module.parameters(recurse=False)]
+    return {one for one, times in Counter(found).items() if times > 1}
+
+
 def _refuse_ties(model: nn.Module, plan: Mapping[str, Any]) -> None:
     for first, second in _ties(model, plan):
         raise InvalidArgument(
@@ -150,17 +157,21 @@ def _odd_heads(name: str, heads: int, processes: int) -> InvalidArgument:
 
 
 def _by_shapes(model: nn.Module, processes: int) -> Plan:
+    """Layers of which one shares a parameter stay whole together."""
     styles: Styles = {}
+    tied = _tied_parameters(model)
     attention: list[str] = []
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         if isinstance(module, nn.Sequential):
-            styles |= {f"{prefix}{own}": style for own, style in _of_sequence(module).items()}
+            styles |= {f"{prefix}{own}": style for own, style in _of_sequence(module, tied).items()}
             continue
         linear = {own: one for own, one in module.named_children() if isinstance(one, nn.Linear)}
         for kind in (_ATTENTION, _FEED_FORWARD):
             columns, rows = ([own for own in linear if own in names] for names in kind)
             if len(rows) != 1 or not _fits([linear[own] for own in columns], linear[rows[0]]):
+                continue
+            if any(id(one) in tied for own in (*columns, *rows) for one in linear[own].parameters()):
                 continue
             if kind is _ATTENTION:
                 if len(columns) != 3 or not _head_dim(module, linear[columns[0]]):
@@ -173,8 +184,7 @@ def _by_shapes(model: nn.Module, processes: int) -> Plan:
                 continue
             styles |= {f"{prefix}{own}": SUMMED for own in between}
             styles |= {f"{prefix}{own}": COLUMNS for own in columns} | {f"{prefix}{rows[0]}": ROWS}
-    whole = _without_ties(model, styles)
-    return Plan(whole, [name for name in attention if any(one.startswith(f"{name}.") for one in whole)])
+    return Plan(styles, attention)
 
 
 def _summed_between(
@@ -200,12 +210,12 @@ def _summed_between(
     return [name for name, _ in found]
 
 
-def _of_sequence(module: nn.Sequential) -> dict[str, str]:
+def _of_sequence(module: nn.Sequential, tied: Collection[int]) -> dict[str, str]:
     """Two linear layers with nothing but elementwise functions between them."""
     plan: dict[str, str] = {}
     before: str | None = None
     for own, one in module.named_children():
-        if isinstance(one, nn.Linear):
+        if isinstance(one, nn.Linear) and not any(id(parameter) in tied for parameter in one.parameters()):
             if before is not None and _fits([module.get_submodule(before)], one):  # type: ignore[list-item]
                 plan |= {before: COLUMNS, own: ROWS}
                 before = None
