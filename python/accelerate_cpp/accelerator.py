@@ -618,8 +618,8 @@ class Accelerator(PreparationSteps):
 
         Within the block, each of ``buffers`` has the tokens of this process, and
         ``torch.nn.functional.scaled_dot_product_attention`` computes over all of them, as
-        ``ParallelismConfig.cp_handler`` says (docs/parallelism.md). The loss is over the tokens of this process. The
-        backward pass may run inside the block or after it.
+        ``ParallelismConfig.cp_handler`` says (docs/model_parallelism.md). The loss is over the tokens of this process.
+        The backward pass may run inside the block or after it.
 
         Args:
             buffers: the tensors to split in place: inputs, labels, positions, with whole sequences on all processes.

@@ -23,6 +23,7 @@ ORIGINAL_OF: dict[str, str] = {
     "commands.to_fsdp2": "commands.to_fsdp2",
     "parallel.data_parallel_strategy": "accelerator",
     "parallel.sharded.widened_weights": "utils.fsdp_utils",
+    "parallel.tensor.probe": "accelerator",
     "quantization.bitsandbytes": "utils.bnb",
     "placement.checkpoint_loading": "utils.modeling",
     "placement.device_map": "utils.modeling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,16 +15,26 @@ from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
 
 
+def _low_precision(config: SessionConfig) -> bool:
+    """Whether forward passes compute in less than fp32."""
+    return config.mixed_precision not in (None, "no")
+
+
+def _sharding(config: SessionConfig) -> Any:
+    """The plugin that says how parameters are sharded; ``None`` where they are not."""
+    return config.fsdp_plugin if config.shards else None
+
+
 def _fully_sharded(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.sharded.fully_sharded import FullyShardedStrategy  # takes a while to import
 
-    return FullyShardedStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
+    return FullyShardedStrategy(device, config.fsdp_plugin, mesh, _low_precision(config))
 
 
 def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.sharded.zero import ZeroStrategy
 
-    return ZeroStrategy(device, config.fsdp_plugin, mesh, config.mixed_precision not in (None, "no"))
+    return ZeroStrategy(device, config.fsdp_plugin, mesh, _low_precision(config))
 
 
 def _warn_of_idle_options(config: SessionConfig) -> None:
@@ -39,9 +50,9 @@ def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) ->
     from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
 
     _warn_of_idle_options(config)
-    plugin = config.fsdp_plugin if config.shards else None
+    plugin = _sharding(config)
     options = config.parallelism and config.parallelism.tp_handler
-    return TensorParallelStrategy(device, plugin, mesh, config.mixed_precision not in (None, "no"), options)
+    return TensorParallelStrategy(device, plugin, mesh, _low_precision(config), options)
 
 
 def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
@@ -49,13 +60,12 @@ def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strate
     from accelerate_cpp.parallel.pipeline.pipeline_strategy import PipelineStrategy
 
     _warn_of_idle_options(config)
-    plugin = config.fsdp_plugin if config.shards else None
+    plugin = _sharding(config)
     given = config.parallelism
     layers, stages = (None, None) if given is None else (given.tp_handler, given.pp_handler)
     points = None if stages is None or stages.split_points is None else tuple(stages.split_points)
     options = PipelineOptions() if stages is None else PipelineOptions(stages.schedule, stages.micro_batches, points)
-    low_precision = config.mixed_precision not in (None, "no")
-    return PipelineStrategy(device, plugin, mesh, low_precision, layers, options)
+    return PipelineStrategy(device, plugin, mesh, _low_precision(config), layers, options)
 
 
 def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
@@ -87,7 +97,7 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
     for axis, name in (("pp", "pipeline"), ("tp", "tensor_parallel")):
         if mesh.size(axis) > 1:
             return STRATEGIES[name](config, device, mesh)
-    plugin = config.fsdp_plugin if config.shards else None
+    plugin = _sharding(config)
     stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
     several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"
     return STRATEGIES["single" if mesh.world_size == 1 else several](config, device, mesh)

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from accelerate_cpp.comm.single_tensors import all_gather_single
 from accelerate_cpp.errors import InvalidArgument
 
 __all__ = ["SequenceSplit"]
-
-# Its name from torch 2.13 on, and before.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class SequenceSplit:
         """
         own = share.detach().movedim(dim, 0).contiguous()
         gathered = own.new_empty(self.size, *own.shape)
-        _all_gather(gathered.view(-1), own.view(-1), group=group)
+        all_gather_single(gathered.view(-1), own.view(-1), group=group)
         per_rank = len(self.chunks(0))
         length = own.shape[0] // per_rank
         in_order = gathered.new_empty(self.divisor, length, *own.shape[1:])

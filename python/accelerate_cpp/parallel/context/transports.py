@@ -7,16 +7,14 @@ the same length on all processes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["Gathering", "Ring", "Transport"]
+from accelerate_cpp.comm.single_tensors import all_gather_single, reduce_scatter_single
 
-# Their names from torch 2.13 on, and before.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+__all__ = ["Gathering", "Ring", "Transport"]
 
 
 class Transport(Protocol):
@@ -43,7 +41,7 @@ class Gathering:
 
     def each(self, own: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         whole = own.new_empty(self._size, own.numel())
-        gathering = _all_gather(whole.view(-1), own, group=self._group, async_op=True)
+        gathering = all_gather_single(whole.view(-1), own, group=self._group, async_op=True)
         yield self._rank, own
         gathering.wait()
         for step in range(1, self._size):
@@ -58,7 +56,7 @@ class Gathering:
     def sum(self) -> torch.Tensor:
         assert self._parts is not None
         own = torch.empty_like(self._parts[0])
-        _reduce_scatter(own, self._parts.view(-1), group=self._group)
+        reduce_scatter_single(own, self._parts.view(-1), group=self._group)
         return own
 
 

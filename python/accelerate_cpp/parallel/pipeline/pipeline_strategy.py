@@ -138,12 +138,7 @@ class PipelineStrategy(TensorParallelStrategy):
         norm_type: float,
         measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
-        elsewhere = [
-            parameter
-            for pipeline in self._pipelines
-            for name, parameter in pipeline.named_parameters()
-            if name in pipeline.copies
-        ]
+        elsewhere = [pipeline.get_parameter(name) for pipeline in self._pipelines for name in pipeline.copies]
         copies = set(map(id, self._as_stepped(elsewhere)))
         given = self._as_stepped(parameters)
         return clip_shards(given, max_norm, norm_type, measured, None, self._stages_group(), copies)

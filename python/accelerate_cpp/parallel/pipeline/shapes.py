@@ -6,8 +6,7 @@ that statistics such as those of batch norms stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.evaluating import evaluating
 from accelerate_cpp.parallel.pipeline.peers import global_rank
 
 __all__ = ["Passed", "described", "like", "passed_between", "with_rows_of"]
@@ -85,7 +85,7 @@ def passed_between(
 
 
 def _result(number: int, stage: nn.Module, inputs: tuple[Tensor, ...], kwargs: Mapping[str, Any]) -> Passed:
-    with _evaluating(stage), torch.no_grad():
+    with evaluating(stage), torch.no_grad():
         outputs = stage(*inputs, **kwargs)
     if torch.is_autocast_enabled(inputs[0].device.type):
         torch.clear_autocast_cache()  # its copies of weights have no gradients
@@ -96,14 +96,3 @@ def _result(number: int, stage: nn.Module, inputs: tuple[Tensor, ...], kwargs: M
             "which can be sent; cut the model elsewhere with split_points"
         )
     return described(tensors)
-
-
-@contextmanager
-def _evaluating(stage: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in stage.modules()]
-    stage.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.parallel.pipeline.cut import Tie
 from accelerate_cpp.parallel.pipeline.peers import global_rank
 
@@ -78,7 +79,7 @@ class TiedWeights:
         for one in self._shared:
             for parameter in one.parameters()[:1]:
                 if not parameter.is_meta:
-                    self._from_first(_local(parameter), one.ranks)
+                    self._from_first(local_part(parameter).detach(), one.ranks)
 
     def begin(self) -> None:
         """Puts away the gradients of earlier steps, which are summed already."""
@@ -100,7 +101,7 @@ class TiedWeights:
             for other in others:  # of this rank, replaced by different parameters
                 if other.grad is not None:
                     first.grad.add_(other.grad)
-            self._sum(_local(first.grad), one.ranks)
+            self._sum(local_part(first.grad).detach(), one.ranks)
             for other in others:
                 other.grad = first.grad.clone()
         for parameter, gradient in self._before:
@@ -140,9 +141,3 @@ class TiedWeights:
         dist.recv(value, global_rank(ranks[0], self._group), self._group)
         if value is not mine:
             mine.copy_(value)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this rank has, or all of another tensor; it shares memory with it."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach()

@@ -90,10 +90,9 @@ class FullyShardedStrategy(ShardedStrategy):
                 self._order_changes(optimizer, mode)
         return optimizer
 
-    def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-        context = super().stepping(optimizer)
+    def _stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
         if self._device.type != "cpu":
-            return context
+            return super()._stepping(optimizer)
         return stepping_on_local_parts(optimizer, num_own_hooks=2 if optimizer in self._hooked else 0)
 
     @property

@@ -15,10 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from accelerate_cpp._native import shared_empty
-
-# Their names from torch 2.13 on, and before.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from accelerate_cpp.comm.single_tensors import all_gather_single, reduce_scatter_single
 
 
 class KeptBuffers:
@@ -58,7 +55,7 @@ class GatherIntoKept(AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        work: dist.Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        work: dist.Work | None = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
 
@@ -79,7 +76,9 @@ class ScatterFromKept(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        work: dist.Work | None = reduce_scatter_single(
+            output_tensor, input_tensor, op=op, group=group, async_op=async_op
+        )
         return work
 
 

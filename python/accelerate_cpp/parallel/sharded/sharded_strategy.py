@@ -217,7 +217,10 @@ class ShardedStrategy(SingleStrategy):
         """What has been gathered is freed: it is not what is stepped on, and would be computed with afterwards."""
         for model in self.models():
             _free_units(inside_compiler(model))
-        return super().stepping(optimizer)
+        return self._stepping(optimizer)
+
+    def _stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def any_rank(self, found: bool) -> bool:
         flag = torch.tensor(float(found), device=self._device)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,35 +106,28 @@ def _expanded(model: nn.Module, patterns: Mapping[str, Any], strict: bool = True
     return plan
 
 
-def _ties(model: nn.Module, plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Modules of the plan that share a parameter with another one which is split otherwise, or not at all."""
+def _tied(model: nn.Module) -> dict[int, list[str]]:
+    """By the ``id`` of each parameter that several modules have, the names of these."""
     holders: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(name)
-    for names in holders.values():
-        for name in names[1:]:
-            if names[0] in plan or name in plan:
-                yield names[0], name
-
-
-def _tied_parameters(model: nn.Module) -> set[int]:
-    """The ``id`` s of parameters that several modules have."""
-    found = [id(one) for module in model.modules() for one in module.parameters(recurse=False)]
-    return {one for one, times in Counter(found).items() if times > 1}
+    return {parameter: names for parameter, names in holders.items() if len(names) > 1}
 
 
 def _refuse_ties(model: nn.Module, plan: Mapping[str, Any]) -> None:
-    for first, second in _ties(model, plan):
-        raise InvalidArgument(
-            f"tensor parallelism: {first!r} and {second!r} share a parameter, so that neither can be split; leave both "
-            "out of the plan, or untie them"
-        )
+    for first, *others in _tied(model).values():
+        for second in others:
+            if first in plan or second in plan:
+                raise InvalidArgument(
+                    f"tensor parallelism: {first!r} and {second!r} share a parameter, so that neither can be split; "
+                    "leave both out of the plan, or untie them"
+                )
 
 
 def _without_ties(model: nn.Module, plan: Styles) -> Styles:
     """What shares parameters stays whole on every process."""
-    tied = {name for first, second in _ties(model, plan) for name in (first, second)}
+    tied = {name for names in _tied(model).values() for name in names}
     return {name: style for name, style in plan.items() if name not in tied}
 
 
@@ -159,7 +151,7 @@ def _odd_heads(name: str, heads: int, processes: int) -> InvalidArgument:
 def _by_shapes(model: nn.Module, processes: int) -> Plan:
     """Layers of which one shares a parameter stay whole together."""
     styles: Styles = {}
-    tied = _tied_parameters(model)
+    tied = _tied(model)
     attention: list[str] = []
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
@@ -177,11 +169,11 @@ def _by_shapes(model: nn.Module, processes: int) -> Plan:
                 if len(columns) != 3 or not _head_dim(module, linear[columns[0]]):
                     continue
                 _require_heads(prefix, module, {own: linear[own] for own in columns}, processes)
-                attention.append(name)
             between = _summed_between(module, [linear[own] for own in columns], linear[rows[0]], processes)
             if between is None:
-                attention[:] = [one for one in attention if one != name or kind is not _ATTENTION]
                 continue
+            if kind is _ATTENTION:
+                attention.append(name)
             styles |= {f"{prefix}{own}": SUMMED for own in between}
             styles |= {f"{prefix}{own}": COLUMNS for own in columns} | {f"{prefix}{rows[0]}": ROWS}
     return Plan(styles, attention)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from accelerate_cpp.parallel.evaluating import evaluating
+
+_log = logging.getLogger(__name__)
 
 
 class _Reached(Exception):
@@ -46,8 +51,9 @@ class Between:
                     if any(is_same is (number == part) for number, is_same in enumerate(same)):
                         return None
                 return self._used_for(whole)
-        except Exception:
-            return None  # it is not a module of this kind, and stays whole
+        except Exception as error:  # it is not a module of this kind, and stays whole
+            _log.debug("%s is not split: with one small tensor, %r was raised", type(self._parent).__name__, error)
+            return None
 
     def _reached(self, changed: tuple[int, int] | None) -> torch.Tensor:
         """What the last layer gets."""
@@ -89,18 +95,14 @@ class Between:
         def end(_: nn.Module, args: tuple[Any, ...]) -> None:
             raise _Reached(args[0])
 
-        modes = [(module, module.training) for module in self._parent.modules()]
         handles: list[Any] = [layer.register_forward_hook(begin) for layer in self._columns]
         handles.append(self._rows.register_forward_pre_hook(end))
         try:
-            self._parent.eval()
-            with torch.enable_grad():
+            with evaluating(self._parent), torch.enable_grad():
                 yield
         finally:
             for handle in handles:
                 handle.remove()
-            for module, mode in modes:
-                module.training = mode
 
 
 def _parts(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from accelerate_cpp.devices.shards import is_sharded_tensor
+from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.tensor.exchanges import SharedInput, gathered, own_part, summed, with_summed_gradients
 
@@ -102,17 +102,13 @@ def _distribute(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
             module._parameters[name] = nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
-def _local(parameter: Any) -> Any:
-    return parameter.to_local() if is_sharded_tensor(parameter) else parameter
-
-
 def _columns(
     module: nn.Linear, style: str, group: dist.ProcessGroup, shared: SharedInput
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         of_tokens = style == COLUMNS_OF_TOKENS
         inputs = gathered(inputs, TOKENS, group, adds_gradients=True) if of_tokens else shared(inputs)
-        outputs = functional.linear(inputs, _local(module.weight), _local(module.bias))
+        outputs = functional.linear(inputs, local_part(module.weight), local_part(module.bias))
         return outputs if style in (COLUMNS, COLUMNS_OF_TOKENS) else gathered(outputs, -1, group)
 
     return forward
@@ -123,9 +119,9 @@ def _rows(module: nn.Linear, style: str, group: dist.ProcessGroup) -> Callable[[
         of_tokens = style == ROWS_OF_TOKENS
         if style not in (ROWS, ROWS_OF_TOKENS):
             inputs = own_part(inputs, -1, group)
-        outputs = functional.linear(inputs, _local(module.weight))
+        outputs = functional.linear(inputs, local_part(module.weight))
         outputs = own_part(outputs, TOKENS, group, adds=True) if of_tokens else summed(outputs, group)
-        bias = _local(module.bias)
+        bias: Any = local_part(module.bias)
         if bias is None:
             return outputs
         return outputs + (with_summed_gradients(bias, group) if of_tokens else bias).to(outputs.dtype)
