@@ -98,10 +98,10 @@ def squares(outputs: Any, targets: Any) -> Any:
 
 
 def pipeline(model: Any, schedule: str = "1f1b", **options: Any) -> Any:
-    from accelerate_cpp.parallel.pipeline.options import PipelineOptions
     from accelerate_cpp.parallel.pipeline.pipeline import Pipeline
+    from accelerate_cpp.plugins.parallelism import PipelineParallelConfig
 
-    return Pipeline.of(model, None, PipelineOptions(schedule=schedule, **options))
+    return Pipeline.of(model, None, PipelineParallelConfig(schedule=schedule, **options))
 
 
 def sgd(model: Any) -> Any:
@@ -638,8 +638,8 @@ def sharded_stages(schedules: list[str], kinds: list[str]) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     from accelerate_cpp import PartialState
-    from accelerate_cpp.parallel.pipeline.options import PipelineOptions
     from accelerate_cpp.parallel.pipeline.pipeline import Pipeline
+    from accelerate_cpp.plugins.parallelism import PipelineParallelConfig
 
     torch.set_num_threads(1)
     PartialState(cpu=True, backend="shm")
@@ -649,7 +649,7 @@ def sharded_stages(schedules: list[str], kinds: list[str]) -> None:
         for kind in kinds:
             split = kind.endswith("split")
             name = kind.removesuffix(" split")
-            options = PipelineOptions(schedule=schedule, micro_batches=4)
+            options = PipelineParallelConfig(schedule=schedule, micro_batches=4)
             pipe = Pipeline.of(decoder(name), mesh.get_group("pp"), options)
             expected = decoder(name)
             if not split and schedule == "zero_bubble" and name == "gpt2":

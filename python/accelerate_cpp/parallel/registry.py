@@ -13,6 +13,7 @@ from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
+from accelerate_cpp.plugins.parallelism import PipelineParallelConfig
 
 
 def _low_precision(config: SessionConfig) -> bool:
@@ -56,16 +57,13 @@ def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) ->
 
 
 def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
-    from accelerate_cpp.parallel.pipeline.options import PipelineOptions
     from accelerate_cpp.parallel.pipeline.pipeline_strategy import PipelineStrategy
 
     _warn_of_idle_options(config)
     plugin = _sharding(config)
     given = config.parallelism
     layers, stages = (None, None) if given is None else (given.tp_handler, given.pp_handler)
-    points = None if stages is None or stages.split_points is None else tuple(stages.split_points)
-    options = PipelineOptions() if stages is None else PipelineOptions(stages.schedule, stages.micro_batches, points)
-    return PipelineStrategy(device, plugin, mesh, _low_precision(config), layers, options)
+    return PipelineStrategy(device, plugin, mesh, _low_precision(config), layers, stages or PipelineParallelConfig())
 
 
 def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:

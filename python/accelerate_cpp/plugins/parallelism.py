@@ -123,18 +123,22 @@ class TorchTensorParallelConfig:
 class PipelineParallelConfig:
     """How models are cut into stages, and in which order these compute. Not in the original.
 
+    It may be changed until models are prepared.
+
     Attributes:
-        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zero_bubble"``; the last two have two stages in each
-            process.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` (several stages in each process) or ``"zero_bubble"``
+            (two in each; backward passes for weights fill the time in which processes would wait).
         micro_batches: the parts of a batch that are under way in turns; ``None`` means two for each stage of one in
             each process.
         split_points: names of the modules with which the second to the last stage begin; ``None`` makes stages that are
             about equally expensive.
+        stages_per_process: with ``"interleaved"``, the number of stages in each process; ``None`` means 2.
     """
 
     schedule: str | None = None
     micro_batches: int | None = None
     split_points: Sequence[str] | None = None
+    stages_per_process: int | None = None
 
     def __post_init__(self) -> None:
         plugin_variables.fill(self, plugin_variables.PIPELINE)

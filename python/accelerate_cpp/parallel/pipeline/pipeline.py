@@ -18,11 +18,11 @@ from accelerate_cpp.parallel.pipeline.cut import Cut, cut_model
 from accelerate_cpp.parallel.pipeline.evaluation import evaluate
 from accelerate_cpp.parallel.pipeline.losses import LossFunction, PartsOfLoss, Shares
 from accelerate_cpp.parallel.pipeline.micro_batches import MicroBatches
-from accelerate_cpp.parallel.pipeline.options import PipelineOptions
 from accelerate_cpp.parallel.pipeline.peers import global_rank
 from accelerate_cpp.parallel.pipeline.schedules import Schedule, schedule_named
 from accelerate_cpp.parallel.pipeline.shapes import Passed, described, like, passed_between, with_rows_of
 from accelerate_cpp.parallel.pipeline.tied_weights import TiedWeights
+from accelerate_cpp.plugins.parallelism import PipelineParallelConfig
 
 __all__ = ["Evaluation", "Pipeline"]
 
@@ -87,14 +87,15 @@ class Pipeline(nn.Module):
         self._tied: TiedWeights | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, group: dist.ProcessGroup | None, options: PipelineOptions) -> Pipeline:
+    def of(cls, model: nn.Module, group: dist.ProcessGroup | None, options: PipelineParallelConfig) -> Pipeline:
         """The pipeline of ``model``, which is the same on all ranks of ``group`` and is not changed.
 
         Raises:
             InvalidArgument: the schedule does not exist or cannot compute that many micro-batches, or the model cannot
                 be cut into that many stages.
         """
-        schedule, ranks = schedule_named(options.schedule), dist.get_world_size(group)
+        ranks = dist.get_world_size(group)
+        schedule = schedule_named(str(options.schedule), options.stages_per_process)
         micro_batches = 2 * ranks if options.micro_batches is None else options.micro_batches
         schedule.check(ranks, micro_batches)
         count = ranks * schedule.stages_per_rank if ranks > 1 else 1

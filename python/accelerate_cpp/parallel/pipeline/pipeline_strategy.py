@@ -12,7 +12,6 @@ import torch.distributed as dist
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.pipeline.options import PipelineOptions
 from accelerate_cpp.parallel.pipeline.pipeline import Pipeline
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues, KnownValues
@@ -22,7 +21,7 @@ from accelerate_cpp.parallel.strategy import Layout, ModelSteps
 from accelerate_cpp.parallel.tensor.plans import Plan
 from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
-from accelerate_cpp.plugins.parallelism import TorchTensorParallelConfig
+from accelerate_cpp.plugins.parallelism import PipelineParallelConfig, TorchTensorParallelConfig
 
 
 class PipelineStrategy(TensorParallelStrategy):
@@ -44,7 +43,7 @@ class PipelineStrategy(TensorParallelStrategy):
         mesh: Mesh,
         low_precision: bool,
         layers: TorchTensorParallelConfig | None,
-        options: PipelineOptions,
+        options: PipelineParallelConfig,
     ) -> None:
         super().__init__(device, plugin, mesh, low_precision, layers)
         self._stage_options = options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate_cpp.errors import InvalidArgument
@@ -88,14 +88,27 @@ def _shards_within(stage: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in stage.modules() if module is not stage)
 
 
-def schedule_named(name: str) -> Schedule:
-    """Raises InvalidArgument for a name that is none of ``SCHEDULES``."""
+def schedule_named(name: str, stages_per_rank: int | None = None) -> Schedule:
+    """The schedule ``name``; if it is ``"interleaved"``, with that many stages on each rank.
+
+    Raises:
+        InvalidArgument: ``name`` is none of ``SCHEDULES``, or ranks cannot have that many stages in it.
+    """
     if name not in SCHEDULES:
         raise InvalidArgument(f"pipeline: schedule={name!r}; expected one of {', '.join(map(repr, SCHEDULES))}")
-    return SCHEDULES[name]
+    schedule = SCHEDULES[name]
+    if stages_per_rank in (None, schedule.stages_per_rank):
+        return schedule
+    if name != "interleaved" or stages_per_rank < 2:
+        raise InvalidArgument(
+            f"pipeline: stages_per_process={stages_per_rank} with schedule {name!r}, which has "
+            f"{schedule.stages_per_rank}{' or more' if name == 'interleaved' else ''}; leave it out, or choose "
+            "schedule='interleaved' with 2 or more"
+        )
+    return replace(schedule, stages_per_rank=stages_per_rank)
 
 
-def bubble_fraction(schedule: str, stages: int, micro_batches: int) -> float:
+def bubble_fraction(schedule: str, stages: int, micro_batches: int, stages_per_rank: int | None = None) -> float:
     """The share of the time of a step in which a rank is idle, from 0 to 1.
 
     Stages are taken to be equal, a backward pass to take twice as long as a forward pass (equally long for inputs and
@@ -104,18 +117,20 @@ def bubble_fraction(schedule: str, stages: int, micro_batches: int) -> float:
     - ``gpipe``: (p - 1) / (m + p - 1) (Huang et al., GPipe, 2019); ``1f1b`` the same, with activations of at most p
       micro-batches in memory instead of m (Narayanan et al., PipeDream, 2019).
     - ``interleaved``: (p - 1) / (v m + p - 1) (Narayanan et al., Efficient large-scale language model training on GPU
-      clusters using Megatron-LM, 2021). With fewer than p micro-batches, ranks also wait for p - m more.
+      clusters using Megatron-LM, 2021). With fewer than p micro-batches, ranks also wait for (v - 1)
+      (p - m) more.
     - ``zero_bubble``: that of ZB-V (Qi et al., Zero bubble pipeline parallelism, 2023, section 6): no rank waits
       between its first and its last operation, but ranks begin one after the other, and the optimizer waits for all:
       (p - 1) / (6 m + p - 1). It needs 2 p - 1 micro-batches; with fewer, ranks wait.
 
     Args:
         stages: in total.
+        stages_per_rank: with ``"interleaved"``; ``None`` means 2.
 
     Raises:
         InvalidArgument: ``schedule`` is none, or the ranks cannot have equally many of the stages.
     """
-    chosen = schedule_named(schedule)
+    chosen = schedule_named(schedule, stages_per_rank)
     each, m = chosen.stages_per_rank, micro_batches
     if stages < 1 or stages % each:
         raise InvalidArgument(f"bubble_fraction: stages={stages}; expected a multiple of {each} for {schedule!r}")
@@ -124,5 +139,5 @@ def bubble_fraction(schedule: str, stages: int, micro_batches: int) -> float:
     if chosen.folded:
         idle, busy = max(p - 1, 2 * (2 * p - 1 - m)), 3 * each * m
     else:
-        idle, busy = p - 1 + (max(0, p - m) if each > 1 else 0), each * m
+        idle, busy = p - 1 + (each - 1) * max(0, p - m), each * m
     return idle / (busy + idle)

@@ -72,9 +72,9 @@ def seconds_of_step(order: dict[int, list[Action]], stages: int) -> int:
     return max(free.values())
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_ranks_are_idle_as_long_as_in_the_order_of_torch(name: str) -> None:
-    schedule = schedule_named(name)
+@pytest.mark.parametrize(("name", "each"), [*((name, None) for name in SCHEDULES), ("interleaved", 3)])
+def test_ranks_are_idle_as_long_as_in_the_order_of_torch(name: str, each: int | None) -> None:
+    schedule = schedule_named(name, each)
     for ranks in (1, 2, 3, 4, 8):
         stages = ranks * schedule.stages_per_rank
         for micro_batches in range(1, 4 * ranks + 1):
@@ -84,7 +84,7 @@ def test_ranks_are_idle_as_long_as_in_the_order_of_torch(name: str) -> None:
                 continue
             whole = seconds_of_step(order_of(schedule, ranks, micro_batches), stages)
             busy = 3 * schedule.stages_per_rank * micro_batches
-            found = bubble_fraction(name, stages, micro_batches)
+            found = bubble_fraction(name, stages, micro_batches, each)
             assert found == pytest.approx((whole - busy) / whole), (ranks, micro_batches)
 
 
@@ -113,6 +113,10 @@ def test_what_a_schedule_cannot_compute_is_refused_with_the_numbers() -> None:
         SCHEDULES["interleaved"].check(4, 9)
     with pytest.raises(InvalidArgument, match="expected one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"):
         schedule_named("zb")
+    with pytest.raises(InvalidArgument, match="stages_per_process=3 with schedule 'zero_bubble', which has 2; leave"):
+        schedule_named("zero_bubble", 3)
+    with pytest.raises(InvalidArgument, match="stages_per_process=1 with schedule 'interleaved', which has 2 or more"):
+        schedule_named("interleaved", 1)
     with pytest.raises(InvalidArgument, match="stages=3; expected a multiple of 2 for 'interleaved'"):
         bubble_fraction("interleaved", 3, 4)
     SCHEDULES["interleaved"].check(4, 10)
