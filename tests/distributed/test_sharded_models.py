@@ -564,3 +564,34 @@ def test_without_being_prepared_it_trains_as_one_process_does_and_no_shard_is_sa
     for found in run_processes(trained_without_being_prepared, 2, str(tmp_path / "c")):
         assert found["norms"] == pytest.approx(found["plain"], rel=1e-5)
     assert not (tmp_path / "c").exists()
+
+
+def looked_at_before_steps(kind: str) -> tuple[list[float], list[float]]:
+    """Losses of a loop that computes outputs between the backward pass and the step, and those of plain torch."""
+    import torch
+
+    run = accelerator()
+    model = sharded(kind)
+    model, optimizer = run.prepare(model, sgd(model))
+    alone = network()
+    plain = sgd(alone)
+    found, wanted = [], []
+    for inputs, targets in batches(steps=2):
+        loss = loss_of(model, share_of(run, kind, inputs), share_of(run, kind, targets))
+        run.backward(loss)
+        whole = loss_of(alone, inputs, targets)
+        whole.backward()
+        with torch.no_grad():
+            model(inputs)  # gathers weights once more
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+        found.append(run.reduce(loss.detach(), "mean").item())
+        wanted.append(whole.item())
+    return found, wanted
+
+
+@pytest.mark.parametrize("kind", ["fully_shard of the layers", "fully_shard of a part"])
+def test_weights_gathered_between_the_backward_pass_and_the_step_are_not_used_after_it(kind: str) -> None:
+    for found, wanted in run_processes(looked_at_before_steps, 2, kind):
+        assert found == pytest.approx(wanted, rel=1e-5)

@@ -156,6 +156,9 @@ class DataParallelStrategy(SingleStrategy):
         clip = own.clip_grad_norm if own is not None and knows else super().clip_grad_norm
         return clip(given, max_norm, norm_type, measured)
 
+    def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        return super().stepping(optimizer) if self._in_shards is None else self._in_shards.stepping(optimizer)
+
     def any_rank(self, found: bool) -> bool:
         """Averages are the same on all ranks, shards are not."""
         return found if self._in_shards is None else self._in_shards.any_rank(found)
