@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config import file as files
-from accelerate_cpp.config.sharding_flags import SHARDING
+from accelerate_cpp.config.sharding_flags import SHARDING, ShardingFlag
 from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.installation import require_fitting_torch
@@ -137,9 +137,21 @@ def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     section.add_argument("--dynamo_use_regional_compilation", action="store_true", help="compile block by block")
 
 
-class _Unsaid(str):
+class _Unsaid:
     """The default of a flag, which programs may read, and which tells that the flag was not given."""
 
+    __slots__ = ()
+
+
+class _UnsaidText(str, _Unsaid):
+    __slots__ = ()
+
+
+class _UnsaidInteger(int, _Unsaid):
+    __slots__ = ()
+
+
+class _UnsaidNumber(float, _Unsaid):
     __slots__ = ()
 
 
@@ -151,8 +163,20 @@ def _add_sharding_flags(parser: argparse.ArgumentParser) -> None:
             shown: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": "VALUE"}
             if flag.choices and flag.is_lowered:
                 shown["type"] = str.lower
-            default = None if flag.default is None else _Unsaid(flag.default)
-            section.add_argument(f"--{flag.name}", default=default, help=flag.meaning, **shown)
+            elif flag.value_type in (int, float):
+                shown["type"] = flag.value_type
+            section.add_argument(f"--{flag.name}", default=_default_of(flag), help=flag.meaning, **shown)
+
+
+def _default_of(flag: ShardingFlag) -> _Unsaid | bool | None:
+    """What programs find of ``flag`` where it was not given, as the original has it."""
+    if flag.default is None:
+        return None
+    if flag.value_type is bool:
+        return flag.default == "True"
+    if flag.value_type is int:
+        return _UnsaidInteger(flag.default)
+    return _UnsaidNumber(flag.default) if flag.value_type is float else _UnsaidText(flag.default)
 
 
 def _sharding_in(said: dict[str, Any]) -> dict[str, Any]:
@@ -170,26 +194,16 @@ def _add_unsupported_flags(parser: argparse.ArgumentParser) -> None:
     for group in GROUPS:
         section = parser.add_argument_group(f"{group.title}, not yet")
         for flag in group.flags:
-            if not flag.takes_value:
-                section.add_argument(f"--{flag.name}", action="store_true", help=flag.meaning)
-            elif flag.choices:
-                section.add_argument(f"--{flag.name}", choices=flag.choices, default=flag.neutral, help=flag.meaning)
+            if flag.takes_value:
+                section.add_argument(f"--{flag.name}", metavar="VALUE", help=flag.meaning)
             else:
-                section.add_argument(f"--{flag.name}", metavar="VALUE", default=flag.neutral, help=flag.meaning)
+                section.add_argument(f"--{flag.name}", action="store_true", help=flag.meaning)
 
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
-    if getattr(args, "use_megatron_lm", False):
-        for other in ("use_deepspeed", "use_fsdp"):
-            if getattr(args, other, False):
-                raise InvalidArgument(
-                    f"--{other} and --use_megatron_lm exclude each other, as each says how models are trained: leave "
-                    "one out"
-                )
     for group in GROUPS:
         for flag in group.flags:
-            value = getattr(args, flag.name, None)
-            if value not in (None, False) and str(value) != flag.neutral:
+            if getattr(args, flag.name, None) not in (None, False):
                 raise InvalidArgument(group.sentence(flag))
 
 

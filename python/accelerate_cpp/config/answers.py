@@ -15,13 +15,13 @@ from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import InvalidArgument
 
 _BY_KEY: Mapping[str, Question] = {question.key: question for question in QUESTIONS}
-# Groups of flags that are asked about, or that the file cannot say.
-_NO_MATTER = ("Several machines", "Supervision")
+# Sections with a question of their own: whether the others of the section are asked.
+_OPTIONAL = {key for key in _BY_KEY if any(other.startswith(f"{key}.") for other in _BY_KEY)}
 
 
 def not_asked() -> str:
     """What the file could say and accelerate_cpp cannot do yet, in words."""
-    return ", ".join(group.purpose for group in GROUPS if group.title not in _NO_MATTER)
+    return ", ".join(group.purpose for group in GROUPS)
 
 
 Ask = Callable[[Question, Answers, Any], Any]
@@ -62,11 +62,12 @@ def as_text(value: Any) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with the keys of sections as ``section.key``."""
+    """``values`` with the keys of sections as ``section.key``, and whether there are optional ones."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": content for inner, content in value.items()}
+            flat |= {name: bool(value)} if name in _OPTIONAL else {}
         else:
             flat[str(name)] = value
     return flat
@@ -95,7 +96,7 @@ def answers_of_file(path: Path, machine: Machine) -> dict[str, Any]:
             raise InvalidArgument(f"{path}: {question.key}: {given[question.key]!r}: {error}") from None
 
     answers = answered(look_up, machine)
-    for name in given.keys() - answers.keys():
+    for name in sorted(given.keys() - answers.keys()):
         words = _BY_KEY[name].when.words
         raise InvalidArgument(f"{path}: {name} would have no effect: it is only used if {words}; leave it out")
     return answers
@@ -109,7 +110,7 @@ def file_values(answers: Answers, before: Answers | None = None) -> dict[str, An
     sections: dict[str, dict[str, Any]] = {}
     for name, value in answers.items():
         section, dot, key = name.partition(".")
-        if value == "":  # what may be left open
+        if value == "" or name in _OPTIONAL:  # the first may be left open; the second says itself whether it is there
             continue
         if dot:
             sections.setdefault(section, {})[key] = value

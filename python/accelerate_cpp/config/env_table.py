@@ -191,6 +191,7 @@ FP8_BACKEND = Variable(
 FP8_PAD_INNER_DIM = _flag("ACCELERATE_FP8_PAD_INNER_DIM", "torchao: pad matrices to multiples of 16", default=True)
 USE_FSDP = _flag("ACCELERATE_USE_FSDP", "shard parameters, gradients and optimizer states (FSDP)")
 USE_DEEPSPEED = _flag("ACCELERATE_USE_DEEPSPEED", "train through DeepSpeed")
+USE_MEGATRON_LM = _flag("ACCELERATE_USE_MEGATRON_LM", "split models as the variables of Megatron-LM's plugin say")
 DS_ACCELERATOR = _text("DS_ACCELERATOR", None, "DeepSpeed's; the kind of device that it computes on")
 USE_PARALLELISM_CONFIG = _flag("ACCELERATE_USE_PARALLELISM_CONFIG", "read the sizes of a mesh from the environment")
 FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER = _flag(

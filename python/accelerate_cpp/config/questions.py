@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_cpp.config.env_table import parse_flag
 from accelerate_cpp.config.fp8 import LIBRARIES, is_installed
-from accelerate_cpp.config.sharding_flags import THIS_LAUNCHER
+from accelerate_cpp.config.sharding_flags import PIPELINE_SCHEDULES, THIS_LAUNCHER
 
 Answers = Mapping[str, Any]
 
@@ -121,14 +121,52 @@ def _not_empty(text: str, answers: Answers) -> str:
     return text
 
 
-def _largest_norm(text: str, answers: Answers) -> float | str:
+def _norm(text: str, answers: Answers) -> float:
     try:
-        norm = float(text or 1.0)
+        norm = float(text)
     except ValueError:
         norm = math.nan
     if not (math.isfinite(norm) and norm >= 0):
-        raise ValueError("expected a number of at least 0, or nothing")
-    return norm if text else ""
+        raise ValueError("expected a number of at least 0")
+    return norm
+
+
+def _norm_or_nothing(text: str, answers: Answers) -> float | str:
+    try:
+        return _norm(text, answers) if text else ""
+    except ValueError as error:
+        raise ValueError(f"{error}, or nothing") from None
+
+
+_MESH = "parallelism_config"
+_OF_MESH = {name: f"{_MESH}.{_MESH}_{name}" for name in ("tp_size", "pp_size", "cp_size", "sp_size")}
+_COPIES, _SHARDS = f"{_MESH}.{_MESH}_dp_replicate_size", f"{_MESH}.{_MESH}_dp_shard_size"
+_MEGATRON = "megatron_lm_config.megatron_lm"
+_SHARES = (
+    *(*_OF_MESH.values(), _COPIES, _SHARDS),
+    *(f"{_MEGATRON}_{name}" for name in ("tp_degree", "pp_degree", "context_parallel_size")),
+)
+
+
+def _processes_left(answers: Answers) -> int:
+    """The processes of each group that the answers so far do not tell apart."""
+    return int(answers.get("num_processes", 1)) // math.prod(int(answers.get(key, 1)) for key in _SHARES)
+
+
+def _share(text: str, answers: Answers) -> int:
+    """A number of processes that share something, so many times over that all processes do."""
+    number, left = _integer(text, 1), _processes_left(answers)
+    if left % number:
+        raise ValueError(f"expected a divisor of {left}, so that the sizes multiply to the number of processes")
+    return number
+
+
+def _rest(text: str, answers: Answers) -> int:
+    """The last of these numbers, which the others leave no choice."""
+    left = _processes_left(answers)
+    if _integer(text, 1) != left:
+        raise ValueError(f"expected {left}, so that the sizes multiply to the number of processes")
+    return left
 
 
 def _three_flags(text: str, answers: Answers) -> list[bool]:
@@ -144,11 +182,12 @@ def _is(**wanted: Any) -> Condition:
 
 
 _SEVERAL_PROCESSES = Condition(
-    lambda answers: answers["distributed_type"] != "NO", "distributed_type is MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED"
+    lambda answers: answers["distributed_type"] != "NO",
+    "distributed_type is MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED or MEGATRON_LM",
 )
 _CPU_OR_GPUS = Condition(
-    lambda answers: answers["distributed_type"] in ("NO", "FSDP", "DEEPSPEED"),
-    "distributed_type is NO, FSDP or DEEPSPEED",
+    lambda answers: answers["distributed_type"] in ("NO", "FSDP", "DEEPSPEED", "MEGATRON_LM"),
+    "distributed_type is NO, FSDP, DEEPSPEED or MEGATRON_LM",
 )
 _SEVERAL_MACHINES = Condition(lambda answers: answers.get("num_machines", 1) > 1, "num_machines is more than 1")
 _DISTANT_MACHINES = Condition(
@@ -212,6 +251,44 @@ _PRECISION_IS_OURS = Condition(
 )
 
 
+_MAY_HAVE_MESH = Condition(
+    lambda answers: answers["distributed_type"] in ("MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"),
+    "distributed_type is MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED",
+)
+
+
+def _on_mesh(words: str, holds: Callable[[Answers], bool]) -> Condition:
+    return Condition(lambda answers: answers.get(_MESH) is True and holds(answers), f"{_MESH} is yes and {words}")
+
+
+def _shares(name: str) -> Condition:
+    """``name``, a size of the mesh, is more than 1."""
+    key = _OF_MESH[name]
+    return _on_mesh(f"{key} is more than 1", lambda answers: answers.get(key, 1) > 1)
+
+
+_BY_TORCH = _on_mesh("distributed_type is not DEEPSPEED", lambda answers: answers["distributed_type"] != "DEEPSPEED")
+_BY_DEEPSPEED = _on_mesh("distributed_type is DEEPSPEED", lambda answers: answers["distributed_type"] == "DEEPSPEED")
+_WITHOUT_STAGES = _on_mesh(
+    f"{_OF_MESH['pp_size']} is 1, and distributed_type is not DEEPSPEED",
+    lambda answers: answers["distributed_type"] != "DEEPSPEED" and answers.get(_OF_MESH["pp_size"], 1) == 1,
+)
+_MESH_OF_SHARDS = _on_mesh("distributed_type is FSDP", lambda answers: answers["distributed_type"] == "FSDP")
+_LENGTH_IS_FIXED = _on_mesh(
+    f"{_MESH}.{_MESH}_sp_seq_length_is_variable is no",
+    lambda answers: answers.get(f"{_MESH}.{_MESH}_sp_seq_length_is_variable") is False,
+)
+
+
+def _megatron(name: str, is_split: bool) -> Condition:
+    """``name``, a degree of Megatron-LM, is more than 1, or is not."""
+    key = f"{_MEGATRON}_{name}"
+    return Condition(
+        lambda answers: answers["distributed_type"] == "MEGATRON_LM" and (answers.get(key, 1) > 1) is is_split,
+        f"distributed_type is MEGATRON_LM and {key} is {'more than ' if is_split else ''}1",
+    )
+
+
 def _offloads(what: str) -> Condition:
     key = f"offload_{what}_device"
     return _deepspeed(f"deepspeed_config.{key} is nvme", lambda said: said(key) == "nvme")
@@ -238,6 +315,11 @@ def _number(key: str, text: str, default: int, minimum: int, when: Condition) ->
     )
 
 
+def _processes(key: str, text: str, when: Condition) -> Question:
+    """A question for a number of processes that share something."""
+    return Question(key, text, _share, lambda answers, machine: 1, when, {})
+
+
 def _words(key: str, text: str, when: Condition, default: str | None = "") -> Question:
     """A question that a text answers, which may be left open if it is the default."""
     return Question(key, text, _same if default == "" else _not_empty, lambda answers, machine: default, when, {})
@@ -256,6 +338,7 @@ QUESTIONS: tuple[Question, ...] = (
             "MULTI_GPU": "several processes, each with an NVIDIA GPU of its own",
             "FSDP": "several processes that share out parameters, gradients and optimizer states",
             "DEEPSPEED": "several processes that train through DeepSpeed",
+            "MEGATRON_LM": "several processes that split models, by the settings of Megatron-LM",
         },
     ),
     Question(
@@ -423,7 +506,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "deepspeed_config.gradient_clipping",
         "Which norm may gradients have at most? Nothing if the program clips, or nobody does",
-        _largest_norm,
+        _norm_or_nothing,
         lambda answers, machine: "",
         _NO_FILE_OF_DEEPSPEED,
         {},
@@ -471,6 +554,128 @@ QUESTIONS: tuple[Question, ...] = (
         "deepspeed_config.deepspeed_inclusion_filter",
         "Or which of them to use, such as gpu1:0,2@gpu2? Nothing for all",
         _NO_EXCLUSION,
+    ),
+    _processes(
+        f"{_MEGATRON}_tp_degree", "Over how many processes are layers split?", _is(distributed_type="MEGATRON_LM")
+    ),
+    _flag(
+        f"{_MEGATRON}_sequence_parallelism",
+        "Split what is between these layers along the sequence?",
+        True,
+        _megatron("tp_degree", True),
+    ),
+    _processes(
+        f"{_MEGATRON}_pp_degree",
+        "Over how many processes are models cut into stages?",
+        _is(distributed_type="MEGATRON_LM"),
+    ),
+    Question(
+        f"{_MEGATRON}_num_micro_batches",
+        "Into how many parts is a batch cut, with which the stages compute in turns?",
+        lambda text, answers: _integer(text, 1),
+        lambda answers, machine: 2 * int(answers.get(f"{_MEGATRON}_pp_degree", 1)),
+        _megatron("pp_degree", True),
+        {},
+    ),
+    _processes(
+        f"{_MEGATRON}_context_parallel_size",
+        "Over how many processes are sequences split?",
+        _megatron("pp_degree", False),
+    ),
+    _flag(
+        f"{_MEGATRON}_recompute_activations",
+        "Compute activations again in the backward pass, which saves memory?",
+        True,
+        _is(distributed_type="MEGATRON_LM"),
+    ),
+    _flag(
+        f"{_MEGATRON}_use_distributed_optimizer",
+        "Share out optimizer states over the copies of the model?",
+        True,
+        _is(distributed_type="MEGATRON_LM"),
+    ),
+    Question(
+        f"{_MEGATRON}_gradient_clipping",
+        "Which norm may gradients have at most? 0 for any",
+        _norm,
+        lambda answers, machine: 1.0,
+        _is(distributed_type="MEGATRON_LM"),
+        {},
+    ),
+    _flag(_MESH, "Split models or sequences over processes, too?", when=_MAY_HAVE_MESH),
+    _processes(_OF_MESH["tp_size"], "Over how many processes are layers split?", _BY_TORCH),
+    _processes(_OF_MESH["pp_size"], "Over how many processes are models cut into stages?", _BY_TORCH),
+    Question(
+        f"{_MESH}.{_MESH}_pp_schedule",
+        "In which order do stages compute?",
+        _same,
+        lambda answers, machine: "1f1b",
+        _shares("pp_size"),
+        dict(
+            zip(
+                PIPELINE_SCHEDULES,
+                (
+                    "all forward passes, then all backward passes",
+                    "a backward pass as soon as there can be one: less memory",
+                    "the same with several stages in each process: less waiting",
+                    "backward passes for weights fill the waiting",
+                ),
+                strict=True,
+            )
+        ),
+    ),
+    Question(
+        f"{_MESH}.{_MESH}_pp_micro_batches",
+        "Into how many parts is a batch cut, with which the stages compute in turns?",
+        lambda text, answers: _integer(text, 1),
+        lambda answers, machine: 2 * int(answers.get(_OF_MESH["pp_size"], 1)),
+        _shares("pp_size"),
+        {},
+    ),
+    _processes(_OF_MESH["cp_size"], "Over how many processes are sequences split?", _WITHOUT_STAGES),
+    _choice(
+        f"{_MESH}.{_MESH}_cp_comm_strategy",
+        "How do keys and values reach the other processes?",
+        "allgather",
+        _shares("cp_size"),
+        allgather="they are gathered",
+        alltoall="they are passed around",
+        ulysses="each process computes some of the heads, for all tokens",
+    ),
+    _processes(_OF_MESH["sp_size"], "Over how many processes are sequences split?", _BY_DEEPSPEED),
+    _choice(
+        f"{_MESH}.{_MESH}_sp_attn_implementation",
+        "Which attention does the model use?",
+        "sdpa",
+        _shares("sp_size"),
+        sdpa="torch's",
+        flash_attention_2="FlashAttention 2, if installed",
+        flash_attention_3="FlashAttention 3, if installed",
+    ),
+    _flag(f"{_MESH}.{_MESH}_sp_seq_length_is_variable", "Do sequences differ in length?", True, _shares("sp_size")),
+    Question(
+        f"{_MESH}.{_MESH}_sp_seq_length",
+        "How many tokens has each?",
+        lambda text, answers: _integer(text, 1),
+        lambda answers, machine: None,
+        _LENGTH_IS_FIXED,
+        {},
+    ),
+    Question(
+        _COPIES,
+        "How many copies are there, of the model or of its shards?",
+        lambda text, answers: (_share if answers["distributed_type"] == "FSDP" else _rest)(text, answers),
+        lambda answers, machine: 1 if answers["distributed_type"] == "FSDP" else _processes_left(answers),
+        _BY_TORCH,
+        {},
+    ),
+    Question(
+        _SHARDS,
+        "Over how many processes are the parameters of a copy sharded?",
+        _rest,
+        lambda answers, machine: _processes_left(answers),
+        _MESH_OF_SHARDS,
+        {},
     ),
     _flag("enable_cpu_affinity", "Pin each process to cores of its own, near its GPU?"),
     _flag("debug", "Check the shapes of collectives before running them? Slower", when=_SEVERAL_PROCESSES),

@@ -1,4 +1,4 @@
-"""The flags of a launch, and the sections of the configuration file, that say how models are sharded."""
+"""The flags of a launch, and the sections of the configuration file, that say how models are sharded or split."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class ShardingFlag:
         variable: what tells the workers; ``None`` for what only the launch needs.
         default: the text that the workers get where nobody says anything; ``None`` sets no variable.
         is_lowered: whether the text counts in lower case, and truth and numbers as Python writes them.
+        value_type: what the command line makes of the text, as the original's does: of ``bool``, true whatever it says.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ShardingFlag:
     default: str | None = None
     choices: tuple[str, ...] = ()
     is_lowered: bool = False
+    value_type: type[str] | type[int] | type[float] = str
 
     def text_for_workers(self, text: str) -> str:
         """The text that says the same as ``text`` and that the workers get.
@@ -92,6 +94,14 @@ def _mesh(field: str, meaning: str, default: str | None = None, **others: Any) -
     return ShardingFlag(f"parallelism_config_{field}", variables[field], meaning, default, **others)
 
 
+def _pipeline(field: str, meaning: str, **others: Any) -> ShardingFlag:
+    return ShardingFlag(f"parallelism_config_pp_{field}", plugin_variables.PIPELINE[field], meaning, **others)
+
+
+def _megatron(field: str, meaning: str, default: str | None = None, **others: Any) -> ShardingFlag:
+    return ShardingFlag(f"megatron_lm_{field}", plugin_variables.MEGATRON[field], meaning, default, **others)
+
+
 FSDP = ShardingFlags(
     "Sharding (FSDP)",
     "use_fsdp",
@@ -102,26 +112,28 @@ FSDP = ShardingFlags(
     lambda given: given.get("distributed_type") == "FSDP",
     (
         _fsdp("fsdp_version", "generation of FSDP, whose options are given", "1", choices=("1", "2")),
-        _fsdp("cpu_offload", "keep parameters and gradients on the CPU", "false"),
+        _fsdp("cpu_offload", "keep parameters and gradients on the CPU", "false", is_lowered=True),
         _fsdp("min_num_params", "parameters of a unit, at least", "100000000"),
         _fsdp("sharding_strategy", "what is sharded, in FSDP 1", "FULL_SHARD"),
-        _fsdp("reshard_after_forward", "shard parameters again after the forward pass", "true"),
+        _fsdp("reshard_after_forward", "shard parameters again after the forward pass", "true", is_lowered=True),
         _fsdp("auto_wrap_policy", "how the model is divided into units"),
         _fsdp("transformer_cls_names_to_wrap", "classes of units, with commas between"),
         _fsdp("backward_prefetch", "when the next unit is gathered in the backward pass, in FSDP 1"),
         _fsdp("state_dict_type", "whether state dicts are whole or sharded"),
-        _fsdp("forward_prefetch", "gather the next unit in the forward pass, in FSDP 1", "false"),
-        _fsdp("use_orig_params", "keep the parameters of the model, in FSDP 1", "true"),
-        _fsdp("cpu_ram_efficient_loading", "load weights on the first process only", "true"),
-        _fsdp("sync_module_states", "send the weights of the first process to the others", "true"),
-        _fsdp("activation_checkpointing", "compute activations again in the backward pass", "false"),
-        _fsdp("activation_checkpointing_offload", "keep the inputs of these on the CPU", "false"),
+        _fsdp("forward_prefetch", "gather the next unit in the forward pass, in FSDP 1", "false", is_lowered=True),
+        _fsdp("use_orig_params", "keep the parameters of the model, in FSDP 1", "true", is_lowered=True),
+        _fsdp("cpu_ram_efficient_loading", "load weights on the first process only", "true", is_lowered=True),
+        _fsdp("sync_module_states", "send the weights of the first process to the others", "true", is_lowered=True),
+        _fsdp("activation_checkpointing", "compute activations again in the backward pass", "false", is_lowered=True),
+        _fsdp("activation_checkpointing_offload", "keep the inputs of these on the CPU", "false", is_lowered=True),
         _fsdp("zero_stage", "stage of ZeRO, on CPUs", choices=("1", "2", "3")),
-        _fsdp("weights_once_per_host", "let the processes of a host have the weights in common"),
+        _fsdp("weights_once_per_host", "let the processes of a host have the weights in common", is_lowered=True),
     ),
     (_fsdp("ignored_modules", "regular expression of modules that are not sharded"),),
 )
 
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+"""The orders in which the stages of a pipeline may compute."""
 THIS_LAUNCHER = "standard"
 """What the file and the flag call a launch of this package on each machine."""
 DEEPSPEED_LAUNCHERS = (THIS_LAUNCHER, "pdsh", "openmpi", "mvapich", "mpich", "impi", "nossh", "slurm")
@@ -176,8 +188,60 @@ DEEPSPEED = ShardingFlags(
     ),
 )
 
+MEGATRON = ShardingFlags(
+    "Megatron-LM Arguments",
+    "use_megatron_lm",
+    env_table.USE_MEGATRON_LM,
+    "split models as the flags of Megatron-LM say",
+    "megatron_lm_",
+    "megatron_lm_config",
+    lambda given: given.get("distributed_type") == "MEGATRON_LM",
+    (
+        _megatron("tp_degree", "processes over which layers are split", "1", value_type=int),
+        _megatron("use_custom_fsdp", "shard parameters", "False", value_type=bool),
+        _megatron("no_load_optim", "leave states of optimizers out when loading", "False", value_type=bool),
+        _megatron("eod_mask_loss", "leave ends of documents out of the loss", "False", value_type=bool),
+        _megatron(
+            "overlap_cpu_optimizer_d2h_h2d",
+            "copy to and from an optimizer on the host while it steps",
+            "False",
+            value_type=bool,
+        ),
+        _megatron("no_save_optim", "leave states of optimizers out when saving", "False", value_type=bool),
+        _megatron("optimizer_cpu_offload", "keep states of optimizers on the host", "False", value_type=bool),
+        _megatron(
+            "use_precision_aware_optimizer", "keep states of optimizers in lower precision", "False", value_type=bool
+        ),
+        _megatron("decoder_last_pipeline_num_layers", "layers of the last stage of the pipeline", value_type=int),
+        _megatron("pp_degree", "stages of the pipeline", "1", value_type=int),
+        _megatron("num_micro_batches", "parts of a batch that stages compute with in turns", value_type=int),
+        _megatron("sequence_parallelism", "split along the sequence what is not split in layers"),
+        _megatron("recompute_activations", "compute activations of attention again in the backward pass"),
+        _megatron("use_distributed_optimizer", "shard states of optimizers over the copies of the model"),
+        _megatron("gradient_clipping", "the largest norm of gradients; 0 means none", "1.0", value_type=float),
+        _megatron(
+            "recompute_granularity",
+            "what is computed again in the backward pass",
+            choices=("full", "selective", "none"),
+        ),
+        _megatron("recompute_method", "how layers that are computed again are chosen", choices=("uniform", "block")),
+        _megatron("recompute_num_layers", "layers per group of these", value_type=int),
+        _megatron("attention_backend", "let Megatron-LM choose the attention"),
+        _megatron("expert_model_parallel_size", "processes over which experts are split", value_type=int),
+        _megatron("context_parallel_size", "processes over which sequences are split", value_type=int),
+        _megatron("attention_dropout", "probability of dropout in attention", value_type=float),
+        _megatron("hidden_dropout", "probability of dropout between layers", value_type=float),
+        _megatron("attention_softmax_in_fp32", "compute the softmax of attention in fp32"),
+        _megatron(
+            "expert_tensor_parallel_size", "processes over which the layers of experts are split", value_type=int
+        ),
+        _megatron("calculate_per_token_loss", "weigh the loss by tokens"),
+        _megatron("use_rotary_position_embeddings", "rotary embeddings of positions"),
+    ),
+)
+
 MESH = ShardingFlags(
-    "Mesh",
+    "ParallelismConfig Arguments",
     "use_parallelism_config",
     env_table.USE_PARALLELISM_CONFIG,
     "train on a mesh",
@@ -185,17 +249,24 @@ MESH = ShardingFlags(
     "parallelism_config",
     lambda given: bool(given.get("parallelism_config")),
     (
-        _mesh("dp_replicate_size", "replicas of the model", "1"),
-        _mesh("dp_shard_size", "ranks that share parameters", "1"),
-        _mesh("tp_size", "ranks that share a layer", "1"),
-        _mesh("cp_size", "ranks that share a sequence", "1"),
+        _mesh("dp_replicate_size", "copies of the model, or of its shards", "1", value_type=int),
+        _mesh("dp_shard_size", "processes over which parameters are sharded", "1", value_type=int),
+        _mesh("tp_size", "processes over which layers are split", "1", value_type=int),
+        _mesh("cp_size", "processes over which sequences are split for torch's attention", "1", value_type=int),
         _mesh("cp_backend", "implementation of that", "torch", choices=("torch",)),
-        _mesh("cp_comm_strategy", "how keys and values go round", "allgather"),
-        _mesh("sp_size", "ranks that share a sequence through DeepSpeed; not yet", "1"),
+        _mesh("cp_comm_strategy", "how keys and values reach the other processes", "allgather"),
+        _mesh("sp_size", "processes over which sequences are split for DeepSpeed's attention", "1", value_type=int),
         _mesh("sp_backend", "implementation of that", "deepspeed", choices=("deepspeed",)),
-        _mesh("sp_seq_length", "length of sequences"),
-        _mesh("sp_seq_length_is_variable", "whether lengths differ", "True"),
-        _mesh("sp_attn_implementation", "implementation of attention", "sdpa"),
+        _mesh("sp_seq_length", "length of every sequence, if it is the same"),
+        _mesh("sp_seq_length_is_variable", "whether sequences differ in length", "True"),
+        _mesh("sp_attn_implementation", "implementation of attention there", "sdpa"),
+        _mesh("pp_size", "processes over which models are cut into stages", value_type=int),
+        _pipeline("schedule", "the order in which stages compute; default: 1f1b", choices=PIPELINE_SCHEDULES),
+        _pipeline(
+            "micro_batches",
+            "the parts of a batch that stages compute with in turns; default: two for each stage",
+            value_type=int,
+        ),
     ),
 )
-SHARDING: tuple[ShardingFlags, ...] = (FSDP, DEEPSPEED, MESH)
+SHARDING: tuple[ShardingFlags, ...] = (FSDP, DEEPSPEED, MEGATRON, MESH)

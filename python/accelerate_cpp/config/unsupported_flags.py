@@ -9,16 +9,11 @@ INSTEAD = "leave it out: plain data parallelism over the processes is used"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag, without its dashes, and what it says in the original.
-
-    ``neutral`` is its default there, which changes nothing and is accepted.
-    """
+    """One flag, without its dashes, and what it says in the original."""
 
     name: str
     meaning: str
     takes_value: bool = True
-    choices: tuple[str, ...] = ()
-    neutral: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,48 +30,6 @@ class Group:
 
 
 GROUPS: tuple[Group, ...] = (
-    Group(
-        "Megatron-LM",
-        "training through Megatron-LM",
-        (
-            Flag("use_megatron_lm", "train through Megatron-LM", takes_value=False),
-            Flag("megatron_lm_tp_degree", "ranks that share a layer", neutral="1"),
-            Flag("megatron_lm_use_custom_fsdp", "use Megatron's own sharding", neutral="False"),
-            Flag("megatron_lm_no_load_optim", "do not load optimizer states", neutral="False"),
-            Flag("megatron_lm_eod_mask_loss", "leave ends of documents out of the loss", neutral="False"),
-            Flag(
-                "megatron_lm_overlap_cpu_optimizer_d2h_h2d",
-                "overlap the copies of an optimizer on the CPU",
-                neutral="False",
-            ),
-            Flag("megatron_lm_no_save_optim", "do not save optimizer states", neutral="False"),
-            Flag("megatron_lm_optimizer_cpu_offload", "step on the CPU", neutral="False"),
-            Flag(
-                "megatron_lm_use_precision_aware_optimizer",
-                "keep optimizer states in chosen precisions",
-                neutral="False",
-            ),
-            Flag("megatron_lm_decoder_last_pipeline_num_layers", "layers of the last stage"),
-            Flag("megatron_lm_pp_degree", "stages of the pipeline", neutral="1"),
-            Flag("megatron_lm_num_micro_batches", "micro-batches in the pipeline"),
-            Flag("megatron_lm_sequence_parallelism", "divide sequences among the ranks of a layer"),
-            Flag("megatron_lm_recompute_activations", "compute activations again"),
-            Flag("megatron_lm_use_distributed_optimizer", "shard optimizer states"),
-            Flag("megatron_lm_gradient_clipping", "largest norm of the gradients", neutral="1.0"),
-            Flag("megatron_lm_recompute_granularity", "which activations are computed again"),
-            Flag("megatron_lm_recompute_method", "how layers for that are chosen"),
-            Flag("megatron_lm_recompute_num_layers", "how many layers for that"),
-            Flag("megatron_lm_attention_backend", "implementation of attention"),
-            Flag("megatron_lm_expert_model_parallel_size", "ranks that share the experts"),
-            Flag("megatron_lm_context_parallel_size", "ranks that share a sequence"),
-            Flag("megatron_lm_attention_dropout", "dropout of attention"),
-            Flag("megatron_lm_hidden_dropout", "dropout of hidden states"),
-            Flag("megatron_lm_attention_softmax_in_fp32", "softmax of attention in fp32"),
-            Flag("megatron_lm_expert_tensor_parallel_size", "ranks that share an expert"),
-            Flag("megatron_lm_calculate_per_token_loss", "divide the loss by tokens"),
-            Flag("megatron_lm_use_rotary_position_embeddings", "rotary positions"),
-        ),
-    ),
     Group(
         "TPU",
         "training on TPUs",

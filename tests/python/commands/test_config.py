@@ -129,7 +129,7 @@ def test_a_launch_follows_the_file(tmp_path: Path) -> None:
 
 
 def test_answers_are_typed_where_there_is_no_terminal(tmp_path: Path) -> None:
-    done = run(folder=tmp_path, typed="MULTI_CPU\n1\n5 \n\n\n\nfp17\nbf16\n", CUDA_VISIBLE_DEVICES="")
+    done = run(folder=tmp_path, typed="MULTI_CPU\n1\n5 \n\n\n\n\nfp17\nbf16\n", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert "'fp17': expected one of no, fp16, bf16, fp8" in done.stdout
     assert "There are no questions about features that accelerate_cpp does not support yet: " in done.stdout
@@ -141,7 +141,7 @@ def test_answers_are_typed_where_there_is_no_terminal(tmp_path: Path) -> None:
 def test_the_questions_write_what_the_original_accepts(tmp_path: Path) -> None:
     original = pytest.importorskip("accelerate.commands.config.config_args")
     path = tmp_path / "c.yaml"
-    typed = "MULTI_CPU\n2\n1\nnode-0\n\nno\nc10d\n4\n\n\n\nbf16\n"
+    typed = "MULTI_CPU\n2\n1\nnode-0\n\nno\nc10d\n4\n\n\n\n\nbf16\n"
     done = run("--config_file", str(path), folder=tmp_path, typed=typed, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     config = original.load_config_from_file(str(path))
@@ -232,6 +232,12 @@ def test_on_a_terminal_menus_and_typed_lines_follow_each_other(terminal: Callabl
         ("num_machines [1]: ", "two\n"),
         ("expected an integer of at least 1", "\n"),
         ("num_processes [2]: ", "4\n"),
+        ("parallelism_config [no]: ", "y\n"),
+        ("parallelism_config_tp_size [1]: ", "3\n"),
+        ("expected a divisor of 4", "2\n"),
+        ("parallelism_config_pp_size [1]: ", "\n"),
+        ("parallelism_config_cp_size [1]: ", "\n"),
+        ("parallelism_config_dp_replicate_size [2]: ", "\n"),
         ("enable_cpu_affinity [no]: ", "y\n"),
         ("debug [no]: ", "\n"),
         ("8  TVM", "\r"),
@@ -244,6 +250,8 @@ def test_on_a_terminal_menus_and_typed_lines_follow_each_other(terminal: Callabl
     given = file.load(tmp_path / "accelerate" / "default_config.yaml").given
     assert (given["distributed_type"], given["num_processes"], given["mixed_precision"]) == ("MULTI_CPU", 4, "bf16")
     assert (given["enable_cpu_affinity"], given["debug"]) == (True, False)
+    assert given["parallelism_config"]["parallelism_config_tp_size"] == 2
+    assert given["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
 
 
 @pytest.mark.parametrize(("keys", "until"), [("", "MULTI_GPU"), ("2\r", "num_machines [1]: ")])

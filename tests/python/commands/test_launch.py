@@ -49,7 +49,7 @@ def test_every_option_of_a_plan_is_a_flag() -> None:
     assert {f"fp8_{name}" for name in FP8_FLAGS} <= parsed.keys()
 
 
-@pytest.mark.parametrize("flags", [["--megatron_lm_tp_degree", "1"], ["--max_restarts=0"], ["--tee", "0"]])
+@pytest.mark.parametrize("flags", [["--max_restarts=0"], ["--tee", "0"]])
 def test_flags_that_change_nothing_are_taken(flags: list[str]) -> None:
     parsed = launch.launch_command_parser().parse_args([*flags, "--cpu", "train.py"])
     assert launch.launch_options(parsed) == launch.launch_options(
@@ -61,18 +61,32 @@ def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folde
     parser = launch.launch_command_parser()
     plain = parser.parse_args(["train.py"])
     assert (plain.use_fsdp, plain.fsdp_version, plain.zero_stage) == (False, "1", None)
-    args = parser.parse_args(["--use-megatron-lm", "--zero_stage", "2", str(folder / "train.py")])
-    assert (args.use_megatron_lm, args.zero_stage, args.use_fsdp) == (True, "2", False)
-    with pytest.raises(InvalidArgument, match="--use_megatron_lm: training through Megatron-LM does not work"):
+    args = parser.parse_args(["--tpu", "--zero_stage", "2", str(folder / "train.py")])
+    assert (args.tpu, args.zero_stage, args.use_fsdp) == (True, "2", False)
+    with pytest.raises(InvalidArgument, match="--tpu: training on TPUs does not work"):
         launch.launch_command(args)
-    with pytest.raises(InvalidArgument, match="--tpu: training on TPUs"):
-        launch.launch_options(argparse.Namespace(tpu=True))
+    with pytest.raises(InvalidArgument, match="--aws_access_key_id: starting jobs on SageMaker"):
+        launch.launch_options(argparse.Namespace(aws_access_key_id="key"))
     assert not (folder / "ran").exists()
 
 
 def test_flags_that_do_nothing_yet_are_refused_before_other_machines_are_asked(folder: Path) -> None:
-    arguments = ["--hostfile", "absent", "--use_megatron_lm", "train.py"]
-    assert "--use_megatron_lm: training through Megatron-LM" in _run(*arguments, cwd=folder).stderr
+    arguments = ["--hostfile", "absent", "--tpu", "train.py"]
+    assert "--tpu: training on TPUs" in _run(*arguments, cwd=folder).stderr
+
+
+def test_flags_of_split_models_have_the_originals_types() -> None:
+    parser = launch.launch_command_parser()
+    plain = parser.parse_args(["train.py"])
+    assert (plain.use_megatron_lm, plain.megatron_lm_tp_degree, plain.megatron_lm_gradient_clipping) == (False, 1, 1.0)
+    assert (plain.megatron_lm_no_load_optim, plain.megatron_lm_num_micro_batches) == (False, None)
+    assert launch.launch_options(plain).sharding == {}
+    given = parser.parse_args(["--megatron-lm-tp-degree", "1", "--megatron_lm_gradient_clipping", "2", "train.py"])
+    assert (given.megatron_lm_tp_degree, given.megatron_lm_gradient_clipping) == (1, 2.0)
+    assert launch.launch_options(given).sharding == {
+        "megatron_lm_tp_degree": 1,
+        "megatron_lm_gradient_clipping": 2.0,
+    }  # though the first has its default
 
 
 def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
@@ -94,7 +108,17 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile hosts: cannot be read"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
-        (["--use_megatron_lm", "train.py"], "--use_megatron_lm: training through Megatron-LM does not work"),
+        (["--tpu", "train.py"], "--tpu: training on TPUs does not work"),
+        (["--use_megatron_lm", "--use_fsdp", "train.py"], "--use_fsdp and --use_megatron_lm exclude each other"),
+        (["--megatron_lm_tp_degree", "two", "train.py"], "--megatron_lm_tp_degree: invalid int value: 'two'"),
+        (
+            ["--megatron_lm_recompute_method", "all", "train.py"],
+            "--megatron_lm_recompute_method: invalid choice: 'all'",
+        ),
+        (
+            ["--use_megatron_lm", "--megatron_lm_sequence_parallelism", "soon", "train.py"],
+            "--megatron_lm_sequence_parallelism: 'soon': expected one of yes",
+        ),
         (["--use_deepspeed", "--zero-stage", "4", "train.py"], "--zero_stage: invalid choice: '4'"),
         (["--use_deepspeed", "--use_fsdp", "train.py"], "--use_fsdp and --use_deepspeed exclude each other"),
         (["--use_fsdp", "--fsdp-min-num-params", "few", "train.py"], "--fsdp_min_num_params: 'few': "),

@@ -69,6 +69,11 @@ def test_several_machines_are_written_as_the_original_has_them(tmp_path: Path) -
         ("machine_rank: 1", "machine_rank would have no effect: it is only used if num_machines is more than 1"),
         ("use_cpu: maybe", "use_cpu: 'maybe': expected yes or no"),
         ("distributed_type: MULTI_CPU\nnum_machines: 2", "main_process_ip is missing and has no default"),
+        ("parallelism_config: {}", "parallelism_config would have no effect: it is only used if distributed_type is"),
+        (
+            "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config: {megatron_lm_tp_degree: 3}",
+            "megatron_lm_config.megatron_lm_tp_degree: 3: expected a divisor of 4",
+        ),
         ("- 1", "expected keys and values, found list"),
     ],
 )
@@ -87,7 +92,7 @@ def test_an_earlier_file_is_suggested_where_it_fits() -> None:
 
 def test_what_is_not_asked_about_stays() -> None:
     before = {
-        "distributed_type": "MEGATRON_LM",
+        "distributed_type": "XLA",
         "megatron_lm_config": {"megatron_lm_tp_degree": 2},
         "deepspeed_config": {"zero_stage": 2},
         "main_process_ip": "a",
@@ -122,6 +127,45 @@ def test_training_through_deepspeed_is_written_as_the_original_reads_it(tmp_path
     }
     again = file_values(answered(suggested, MACHINE, file.load(path).given), file.load(path).given)
     assert again == values
+
+
+def test_the_degrees_of_megatron_are_written_as_the_original_reads_them(tmp_path: Path) -> None:
+    text = "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config: {megatron_lm_tp_degree: 2}\n"
+    values = file_values(answers_of_file(written(tmp_path, text), MACHINE))
+    path = tmp_path / "config.yaml"
+    file.save(path, values)
+    original = ClusterConfig.from_yaml_file(path)
+    assert (original.distributed_type, original.num_processes, original.use_cpu) == ("MEGATRON_LM", 4, True)
+    assert original.megatron_lm_config == {
+        "megatron_lm_tp_degree": 2,
+        "megatron_lm_sequence_parallelism": True,
+        "megatron_lm_pp_degree": 1,
+        "megatron_lm_context_parallel_size": 1,
+        "megatron_lm_recompute_activations": True,
+        "megatron_lm_use_distributed_optimizer": True,
+        "megatron_lm_gradient_clipping": 1.0,
+    }
+    before = file.load(path).given
+    assert file_values(answered(suggested, MACHINE, before), before) == values
+
+
+def test_a_mesh_is_written_where_one_is_asked_for(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nnum_processes: 8\n"
+    without = file_values(answers_of_file(written(tmp_path, text), MACHINE))
+    assert without["parallelism_config"] is None
+    for asked in ("yes", "{parallelism_config_tp_size: 1}"):
+        values = file_values(answers_of_file(written(tmp_path, f"{text}parallelism_config: {asked}\n"), MACHINE))
+        assert values["parallelism_config"] == {
+            **{f"parallelism_config_{name}_size": 1 for name in ("tp", "pp", "cp", "dp_replicate")},
+            "parallelism_config_dp_shard_size": 8,
+        }
+    path = tmp_path / "config.yaml"
+    file.save(path, values)
+    before = file.load(path).given
+    assert ClusterConfig.from_yaml_file(path).parallelism_config == values["parallelism_config"]
+    assert file_values(answered(suggested, MACHINE, before), before) == values
+    plain = {**before, "distributed_type": "NO"}
+    assert file_values(answered(suggested, MACHINE, plain), plain)["parallelism_config"] is None
 
 
 def test_a_file_of_deepspeed_leaves_no_other_answers(tmp_path: Path) -> None:
@@ -168,12 +212,9 @@ def test_not_compiling_is_not_written() -> None:
 
 
 def test_what_does_not_work_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = (
-        Group("Megatron-LM", "training through Megatron-LM", (Flag("use_megatron_lm", ""),)),
-        Group("Several machines", "starting workers on several machines", ()),
-    )
+    groups = (Group("Far", "teleporting", (Flag("far_away", ""),)), Group("Near", "walking", ()))
     monkeypatch.setattr(answers, "GROUPS", groups)
-    assert not_asked() == "training through Megatron-LM"
+    assert not_asked() == "teleporting, walking"
 
 
 def test_every_value_that_is_written_passes_the_checks_of_the_file(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from accelerate_cpp.config import file
 from accelerate_cpp.config.questions import QUESTIONS, Machine, Question
 
 BY_KEY = {question.key: question for question in QUESTIONS}
+MESH = "parallelism_config.parallelism_config"
+MEGATRON = "megatron_lm_config.megatron_lm"
 SEVERAL = {"distributed_type": "MULTI_GPU", "num_machines": 2}
 
 
@@ -28,7 +30,8 @@ def test_every_key_is_one_of_the_file() -> None:
 def test_what_is_suggested_is_accepted(question: Question, gpus: int, kind: str) -> None:
     answers = {"distributed_type": kind, "num_machines": 3}
     value = question.default(answers, Machine(gpus))
-    if question.key in ("main_process_ip", "deepspeed_config.deepspeed_hostfile"):
+    without_default = ("main_process_ip", "deepspeed_config.deepspeed_hostfile", f"{MESH}_sp_seq_length")
+    if question.key in without_default:
         assert value is None
         return
     typed = ",".join("yes" if flag else "no" for flag in value) if isinstance(value, list) else str(value)
@@ -48,6 +51,7 @@ def test_what_is_suggested_is_accepted(question: Question, gpus: int, kind: str)
         ("deepspeed_config.zero_stage", "3", 3),
         ("deepspeed_config.gradient_clipping", "0.5", 0.5),
         ("deepspeed_config.gradient_clipping", "", ""),
+        (f"{MEGATRON}_gradient_clipping", "0", 0.0),
     ],
 )
 def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
@@ -57,7 +61,7 @@ def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("distributed_type", "XLA", "expected one of NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED"),
+        ("distributed_type", "XLA", "expected one of NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"),
         ("use_cpu", "maybe", "expected yes or no"),
         ("num_machines", "0", "expected an integer of at least 1"),
         ("num_machines", "two", "expected an integer of at least 1"),
@@ -73,6 +77,8 @@ def test_an_answer_becomes_a_value(key: str, text: str, value: Any) -> None:
         ("deepspeed_config.gradient_clipping", "-1", "expected a number of at least 0, or nothing"),
         ("deepspeed_config.gradient_clipping", "much", "expected a number of at least 0, or nothing"),
         ("deepspeed_config.deepspeed_hostfile", "", "expected a text that is not empty"),
+        (f"{MEGATRON}_gradient_clipping", "", "expected a number of at least 0$"),
+        (f"{MEGATRON}_tp_degree", "0", "expected an integer of at least 1"),
     ],
 )
 def test_a_wrong_answer_is_told_what_is_expected(key: str, text: str, expected: str) -> None:
@@ -153,3 +159,61 @@ def test_the_precision_is_asked_where_no_file_of_deepspeed_has_it() -> None:
     kind = {"distributed_type": "DEEPSPEED"}
     assert "mixed_precision" in asked(kind | {"deepspeed_config.deepspeed_config_file": ""})
     assert "mixed_precision" not in asked(kind | {"deepspeed_config.deepspeed_config_file": "ds.json"})
+
+
+def asked_of(prefix: str, kind: str, **answers: Any) -> set[str]:
+    given = {f"{prefix}_{name}": value for name, value in answers.items()} | {"parallelism_config": True}
+    found = asked({"distributed_type": kind, "num_processes": 8} | given)
+    return {name.removeprefix(f"{prefix}_") for name in found if name.startswith(f"{prefix}_")}
+
+
+def test_of_megatron_only_what_has_an_effect_is_asked() -> None:
+    always = {"tp_degree", "pp_degree", "recompute_activations", "use_distributed_optimizer", "gradient_clipping"}
+    assert asked_of(MEGATRON, "MEGATRON_LM", tp_degree=1, pp_degree=1) == always | {"context_parallel_size"}
+    split = asked_of(MEGATRON, "MEGATRON_LM", tp_degree=2, pp_degree=2)
+    assert split == always | {"sequence_parallelism", "num_micro_batches"}
+    assert asked_of(MEGATRON, "FSDP") == set()
+    defaults = {name: BY_KEY[f"{MEGATRON}_{name}"].default({f"{MEGATRON}_pp_degree": 4}, Machine(0)) for name in split}
+    assert defaults == {
+        **dict.fromkeys(("sequence_parallelism", "recompute_activations", "use_distributed_optimizer"), True),
+        **dict.fromkeys(("tp_degree", "pp_degree"), 1),
+        "num_micro_batches": 8,
+        "gradient_clipping": 1.0,
+    }
+
+
+def test_a_mesh_is_asked_about_only_where_there_is_to_be_one() -> None:
+    assert not [name for name in asked({"parallelism_config": False}) if name.startswith(MESH)]
+    kinds = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+    with_mesh = {kind for kind in kinds if "parallelism_config" in asked({"distributed_type": kind})}
+    assert with_mesh == {"MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"}
+
+
+def test_of_a_mesh_only_what_the_kind_of_training_has_is_asked() -> None:
+    plain = {"tp_size", "pp_size", "cp_size", "dp_replicate_size"}
+    assert asked_of(MESH, "MULTI_CPU") == plain
+    assert asked_of(MESH, "FSDP") == plain | {"dp_shard_size"}
+    assert asked_of(MESH, "FSDP", cp_size=2) == plain | {"dp_shard_size", "cp_comm_strategy"}
+    assert asked_of(MESH, "MULTI_CPU", pp_size=2) == plain - {"cp_size"} | {"pp_schedule", "pp_micro_batches"}
+    assert asked_of(MESH, "DEEPSPEED") == {"sp_size"}
+    lengths = {"sp_size", "sp_attn_implementation", "sp_seq_length_is_variable"}
+    assert asked_of(MESH, "DEEPSPEED", sp_size=2) == lengths
+    fixed = asked_of(MESH, "DEEPSPEED", sp_size=2, sp_seq_length_is_variable=False)
+    assert fixed == lengths | {"sp_seq_length"}
+
+
+def test_sizes_multiply_to_the_number_of_processes() -> None:
+    answers = {"distributed_type": "FSDP", "num_processes": 8, f"{MESH}_tp_size": 2}
+    assert BY_KEY[f"{MESH}_cp_size"].read("4", answers) == 4
+    with pytest.raises(ValueError, match="expected a divisor of 4"):
+        BY_KEY[f"{MESH}_cp_size"].read("8", answers)
+    answers |= {f"{MESH}_dp_replicate_size": 2}
+    assert BY_KEY[f"{MESH}_dp_shard_size"].default(answers, Machine(0)) == 2
+    with pytest.raises(ValueError, match="expected 2, so that"):
+        BY_KEY[f"{MESH}_dp_shard_size"].read("1", answers)
+    plain = {"distributed_type": "MULTI_CPU", "num_processes": 8, f"{MESH}_pp_size": 2}
+    assert BY_KEY[f"{MESH}_dp_replicate_size"].default(plain, Machine(0)) == 4
+    with pytest.raises(ValueError, match="expected 4, so that"):
+        BY_KEY[f"{MESH}_dp_replicate_size"].read("2", plain)
+    with pytest.raises(ValueError, match="expected a divisor of 3"):
+        BY_KEY[f"{MEGATRON}_pp_degree"].read("2", {"num_processes": 6, f"{MEGATRON}_tp_degree": 2})

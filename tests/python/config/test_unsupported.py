@@ -23,12 +23,12 @@ def test_every_name_has_one_row_with_every_column_filled() -> None:
 
 
 def test_a_refusal_says_what_was_found_what_it_means_and_what_to_do() -> None:
-    with pytest.raises(InvalidArgument, match=r"megatron_lm_plugin=7: training through Megatron-LM .* plain data"):
-        unsupported.refuse_given({"torch_tp_plugin": None, "megatron_lm_plugin": 7})
+    with pytest.raises(InvalidArgument, match=r"init_method=7: a rendezvous of the caller's own .* set RANK"):
+        unsupported.refuse_given({"torch_tp_plugin": None, "init_method": 7})
 
 
 def test_nothing_is_refused_that_is_none_or_not_in_the_table() -> None:
-    unsupported.refuse_given({"megatron_lm_plugin": None, "AutocastKwargs": object()})
+    unsupported.refuse_given({"init_method": None, "AutocastKwargs": object()})
 
 
 @pytest.mark.parametrize("row", [row for _, row in unsupported.SWITCHES], ids=lambda row: row.name)
@@ -54,14 +54,14 @@ def test_of_a_plugin_the_refusal_shows_the_class() -> None:
     class Plugin:
         many: str = "fields"
 
-    with pytest.raises(InvalidArgument, match=r"^megatron_lm_plugin=Plugin\(\.\.\.\): training"):
-        unsupported.refuse_given({"megatron_lm_plugin": Plugin()})
+    with pytest.raises(InvalidArgument, match=r"^init_method=Plugin\(\.\.\.\): a rendezvous"):
+        unsupported.refuse_given({"init_method": Plugin()})
 
 
 def test_a_switch_is_found_by_its_name() -> None:
-    switch = unsupported.switch("ACCELERATE_USE_MEGATRON_LM")
-    assert switch.get({"ACCELERATE_USE_MEGATRON_LM": "true"})
-    assert (switch.name, switch.render(True)) == ("ACCELERATE_USE_MEGATRON_LM", "true")
+    switch = unsupported.switch("ACCELERATE_USE_SAGEMAKER")
+    assert switch.get({"ACCELERATE_USE_SAGEMAKER": "true"})
+    assert (switch.name, switch.render(True)) == ("ACCELERATE_USE_SAGEMAKER", "true")
 
 
 def test_the_markdown_table_holds_every_row_and_functions_with_the_same_reason_in_one() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate_cpp.config import env_table, plugin_variables
 from accelerate_cpp.config.env_table import Variable
 from accelerate_cpp.config.file import ConfigFile, unknown_key
-from accelerate_cpp.config.sharding_flags import DEEPSPEED, FSDP, SHARDING, ShardingFlag, ShardingFlags
+from accelerate_cpp.config.sharding_flags import (
+    DEEPSPEED,
+    FSDP,
+    MEGATRON,
+    MESH,
+    SHARDING,
+    ShardingFlag,
+    ShardingFlags,
+)
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT = "default"
@@ -166,19 +174,14 @@ FP8_FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what each means, and
     "pad_inner_dim": ("pad matrices to multiples of 16 (torchao)", ()),
 }
 _FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
-_KINDS = (FSDP, DEEPSPEED)
-_TYPES = {
-    "MEGATRON_LM": "training through Megatron-LM",
-    "XLA": "training on TPUs",
-}
+_KINDS = (FSDP, DEEPSPEED, MEGATRON)
+_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 def _refuse_what_does_not_work(file: ConfigFile) -> None:
     """Refuses unsupported entries of this file; nothing in it is ignored."""
     given = file.given
     kind = given["distributed_type"]
-    known = kind in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
-    asked = None if known else (f"distributed_type: {kind}", _TYPES.get(kind, f"training on devices of {kind}"))
     for name in given.get("mpirun_config") or {}:
         if name not in _MPIRUN_KEYS:
             raise unknown_key(f"{file.path}: mpirun_config", name, _MPIRUN_KEYS)
@@ -186,10 +189,11 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
     for name in given.get("dynamo_config") or {}:
         if name not in known_names and f"dynamo_{name}" not in known_names:
             raise unknown_key(f"{file.path}: dynamo_config", name, known_names)
-    if asked is not None:
+    if kind not in _TYPES:
+        devices = "TPUs" if kind == "XLA" else f"devices of {kind}"
         raise InvalidArgument(
-            f"{file.path}: {asked[0]}: {asked[1]} does not work in accelerate_cpp yet; use another file with "
-            "--config_file, in which distributed_type is NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED"
+            f"{file.path}: distributed_type: {kind}: training on {devices} does not work in accelerate_cpp yet; use "
+            f"another file with --config_file, in which distributed_type is one of {', '.join(_TYPES)}"
         )
 
 
@@ -202,26 +206,57 @@ def compiler(settings: Mapping[str, Setting]) -> dict[Variable[Any], Any]:
 def kind_of_training(
     environ: Mapping[str, str], file: ConfigFile | None, flags: Mapping[str, Any] | None = None
 ) -> tuple[ShardingFlags, str] | None:
-    """Which of FSDP and DeepSpeed trains, and what says so: a flag, else a variable, else the file.
+    """Which of FSDP, DeepSpeed and Megatron-LM trains, and what says so: a flag, else a variable, else the file.
 
     Raises:
-        InvalidArgument: both are asked for.
+        InvalidArgument: several are asked for.
     """
-    said, given = flags or {}, {} if file is None else file.given
-    by_flag = [(kind, f"--{kind.switch}") for kind in _KINDS if said.get(kind.switch)]
-    by_variable = [
-        (kind, f"environment variable {kind.switch_variable.name}")
-        for kind in _KINDS
-        if kind.switch_variable.get(environ)
-    ]
-    by_file = [(kind, f"{file.path}: distributed_type") for kind in _KINDS if file is not None and kind.in_file(given)]
-    found = by_flag or by_variable or by_file
+    found = next((asked for asked in _asked_for(_KINDS, environ, file, flags or {}) if asked), [])
     if len(found) > 1:
-        (_, one), (_, other) = found
-        raise InvalidArgument(
-            f"{one} and {other} exclude each other, as each says how models are trained: leave one out"
-        )
+        raise _exclude_each_other(*(source for _, source in found[:2]))
     return found[0] if found else None
+
+
+def _asked_for(
+    groups: Iterable[ShardingFlags], environ: Mapping[str, str], file: ConfigFile | None, said: Mapping[str, Any]
+) -> Iterator[list[tuple[ShardingFlags, str]]]:
+    """Which of ``groups`` flags ask for, then which variables do, then the file; each with what says so."""
+    yield [(group, f"--{group.switch}") for group in groups if said.get(group.switch)]
+    yield [
+        (group, f"environment variable {group.switch_variable.name}")
+        for group in groups
+        if group.switch_variable.get(environ)
+    ]
+    yield [
+        (group, f"{file.path}: {'distributed_type' if group in _KINDS else group.section}")
+        for group in groups
+        if file is not None and group.in_file(file.given)
+    ]
+
+
+def _exclude_each_other(one: str, other: str) -> InvalidArgument:
+    return InvalidArgument(f"{one} and {other} exclude each other, as each says how models are trained: leave one out")
+
+
+def _has_mesh(
+    kind: tuple[ShardingFlags, str] | None,
+    environ: Mapping[str, str],
+    file: ConfigFile | None,
+    said: Mapping[str, Any],
+) -> bool:
+    """Whether a mesh is asked for. Megatron-LM's flags make one themselves: with them, none may be asked for besides.
+
+    A mesh does not count that is only asked for by what a flag or a variable for Megatron-LM wins over.
+    """
+    for asked in _asked_for((MEGATRON, MESH), environ, file, said):
+        sources = dict(asked)
+        if MESH in sources:
+            if kind is not None and kind[0] is MEGATRON:
+                raise _exclude_each_other(kind[1], sources[MESH])
+            return True
+        if kind is not None and kind[0] is MEGATRON and MEGATRON in sources:
+            return False
+    return False
 
 
 def sharding(
@@ -239,12 +274,13 @@ def sharding(
     Raises:
         InvalidArgument: a key or a value that it may not have.
     """
-    said, given = flags or {}, {} if file is None else file.given
-    kind, _ = kind_of_training(environ, file, said) or (None, "")
+    said = flags or {}
+    trained = kind_of_training(environ, file, said)
+    kind = None if trained is None else trained[0]
+    has_mesh = _has_mesh(trained, environ, file, said)
     values: dict[Variable[Any], Any] = {}
     for group in SHARDING:
-        is_asked_for = said.get(group.switch) or group.switch_variable.get(environ) or group.in_file(given)
-        if not (group is kind if group in _KINDS else is_asked_for):
+        if not (has_mesh if group is MESH else group is kind):
             if group.switch_variable.get(environ):  # a flag has chosen another kind of training
                 values[group.switch_variable] = False
             for flag in group.flags:
@@ -262,7 +298,7 @@ def _section(group: ShardingFlags, file: ConfigFile | None) -> dict[str, Any]:
     """The section of ``group`` in the file, with the whole names of its keys."""
     section: dict[str, Any] = {}
     for name, value in ((file.given.get(group.section) if file else None) or {}).items():
-        full = name if name in group.keys else f"{group.prefix}{name}"
+        full = name if name in group.keys or name.startswith(group.prefix) else f"{group.prefix}{name}"
         if full not in group.keys:
             raise unknown_key(f"{file.path if file else ''}: {group.section}", name, group.keys, compared=full)
         section[full] = value
@@ -276,7 +312,7 @@ def _variables_of(
     values: dict[Variable[Any], str] = {}
     for name, flag in group.keys.items():
         text = _said_of(flag, said, section, environ)
-        if text is None or not _applies(flag, values):
+        if text is None or not _applies(flag, said, values, environ):
             continue
         try:
             written = flag.text_for_workers(text)
@@ -303,22 +339,35 @@ def _said_of(
     flag: ShardingFlag, said: Mapping[str, Any], section: Mapping[str, Any], environ: Mapping[str, str]
 ) -> str | None:
     if flag.name in said:
-        return str(said[flag.name])
+        return _true_whatever_it_says(flag, said[flag.name]) if flag.value_type is bool else str(said[flag.name])
     if flag.variable is not None and flag.variable.is_set(environ):
         return None
     found = section.get(flag.name)
-    if isinstance(found, bool):
-        return str(found).lower()
     return flag.default if found is None else ",".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
-def _applies(flag: ShardingFlag, values: Mapping[Variable[Any], Any]) -> bool:
-    """Options of context and sequence parallelism only apply where these have several processes."""
-    kind = flag.name.removeprefix("parallelism_config_")[:3]
-    if kind not in ("cp_", "sp_") or flag.name.endswith(("_size", "_backend")):
+def _true_whatever_it_says(flag: ShardingFlag, value: Any) -> str:
+    if str(value).lower() != "true":
+        warnings.warn(
+            f"--{flag.name} {value} counts as True, like any text with the original; for False, leave the flag out",
+            stacklevel=2,
+        )
+    return "True"
+
+
+def _applies(
+    flag: ShardingFlag, said: Mapping[str, Any], values: Mapping[Variable[Any], Any], environ: Mapping[str, str]
+) -> bool:
+    """Options of context and sequence parallelism and of pipelines only apply where these have several processes."""
+    kind = flag.name.removeprefix(MESH.prefix)[:3]
+    if kind not in ("cp_", "sp_", "pp_") or flag.name.endswith(("_size", "_backend")):
         return True
     size = plugin_variables.PARALLELISM[f"{kind}size"]
-    return str(values.get(size, "1")) != "1"
+    if str(values.get(size) or size.get(environ)) != "1":
+        return True
+    if flag.name in said:
+        warnings.warn(f"--{flag.name} has no effect while {MESH.prefix}{kind}size is 1", stacklevel=2)
+    return False
 
 
 def fp8_recipe(
