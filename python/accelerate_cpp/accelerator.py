@@ -38,6 +38,8 @@ from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
 from accelerate_cpp.precision.grad_scaler import unscale_all
 from accelerate_cpp.precision.plan import PrecisionPlan
+from accelerate_cpp.prepare.megatron.engine import MegatronEngine, without_engine
+from accelerate_cpp.prepare.megatron.preparing import MegatronRun
 from accelerate_cpp.prepare.metrics import all_tensors, drop_repeated, one_per_batch, rows_of_last_batch
 from accelerate_cpp.prepare.order import (
     autocast_options,
@@ -88,6 +90,11 @@ from accelerate_cpp.utils.deepspeed import (
     DeepSpeedSchedulerWrapper,
 )
 from accelerate_cpp.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
+from accelerate_cpp.utils.megatron_lm import (
+    MegatronLMDummyScheduler,
+    MegatronLMOptimizerWrapper,
+    MegatronLMSchedulerWrapper,
+)
 from accelerate_cpp.utils.operations import gather, gather_object, pad_across_processes, reduce
 from accelerate_cpp.utils.other import extract_model_from_parallel, save
 
@@ -147,7 +154,8 @@ class Accelerator(PreparationSteps):
             of which the first is selected until ``state.select_deepspeed_plugin`` selects another.
         deepspeed_plugins: the same.
         torch_tp_plugin: the old form of ``parallelism_config=ParallelismConfig(tp_size=...)``.
-        megatron_lm_plugin: not supported yet; only ``None`` is accepted.
+        megatron_lm_plugin: trains as Megatron-LM does: the plugin chooses the mesh, and a call of the prepared model is
+            a whole step.
 
     Raises:
         ValueError: an argument or a variable asks for something that is contradictory, unknown or not supported yet.
@@ -183,7 +191,6 @@ class Accelerator(PreparationSteps):
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
-        unsupported.refuse_given({"megatron_lm_plugin": megatron_lm_plugin})
         if split_batches is not _split_batches:
             warnings.warn(
                 "Accelerator(split_batches=...) has no effect; pass "
@@ -211,8 +218,10 @@ class Accelerator(PreparationSteps):
             fsdp_plugin,
             with_tensor_plugin(parallelism_config, torch_tp_plugin),
             one_argument(deepspeed_plugin, deepspeed_plugins),
+            megatron_lm_plugin,
         )
         self._accumulation = begin_accumulation(accumulation)
+        self._engine: MegatronEngine | None = None
         self.state = AcceleratorState()
         self.gradient_state = GradientStateOf(self._accumulation)
         self.device_placement = device_placement
@@ -719,8 +728,43 @@ class Accelerator(PreparationSteps):
             ...     optimizer.step()
             ...     scheduler.step()
         """
-        prepared = prepare_together(self, args, placements_of(args, device_placement), _replaced_conversion())
+        placements = placements_of(args, device_placement)
+        if self.distributed_type == DistributedType.MEGATRON_LM:
+            prepared = self._prepare_for_engine(args, placements)
+        else:
+            prepared = prepare_together(self, args, placements, _replaced_conversion())
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def _prepare_for_engine(self, items: tuple[Any, ...], placements: list[bool | None]) -> list[Any]:
+        """``items`` with the engine of Megatron-LM in place of the model, which steps optimizer and schedule."""
+        if self.gradient_accumulation_steps != 1:
+            warnings.warn(
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps} has no effect with "
+                "megatron_lm_plugin, whose engine steps with each batch; set num_micro_batches of the plugin",
+                stacklevel=3,
+            )
+            self.gradient_accumulation_steps = 1
+        fresh = [number for number, item in enumerate(items) if not is_prepared(item)]
+        arranging = MegatronRun(
+            self,
+            [items[number] for number in fresh],
+            lambda item: isinstance(item, (LRScheduler, MegatronLMDummyScheduler)),
+        )
+        ready = prepare_together(
+            self, tuple(arranging.arranged()), [placements[number] for number in fresh], _replaced_conversion()
+        )
+        done, schedule = arranging.finished(ready)
+        wrapped = None if schedule is None else MegatronLMSchedulerWrapper(schedule, self._optimizers)
+        if wrapped is not None:
+            remember(self._schedulers, wrapped)
+        results = list(items)
+        for number, one in zip(fresh, done, strict=True):
+            if isinstance(one, MegatronEngine):
+                self._engine = remember([], one)
+            elif isinstance(items[number], torch.optim.Optimizer):
+                one = remember([], MegatronLMOptimizerWrapper(one))
+            results[number] = wrapped if one is not None and one is schedule else one
+        return results
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -945,7 +989,7 @@ class Accelerator(PreparationSteps):
             >>> debug_launcher(work, num_processes=2)
             [(0.0, 1.0), (1.0, 1.0)]
         """
-        return self._session.strategy.no_sync(model)
+        return self._session.strategy.no_sync(without_engine(model))
 
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -1005,12 +1049,17 @@ class Accelerator(PreparationSteps):
         """
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
-        self._begin_backward()
+        if self._engine is not None:
+            return  # it has stepped already
         if self._session.strategy.trains_batches:
             raise InvalidArgument(
                 "backward: a model in stages computes the gradients of a batch while it computes the loss; call "
                 "accelerator.train_batch(batch, loss_fn, targets) in place of the model, the loss and backward"
             )
+        self._backward(loss, weight, **kwargs)
+
+    def _backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
+        self._begin_backward()
         if self._session.strategy.steps_in_backward:
             self._backward_and_step(loss, weight, **kwargs)
             return
@@ -1070,13 +1119,17 @@ class Accelerator(PreparationSteps):
             loss = loss_of_batch(chosen, batch, loss_fn, targets)
             self.backward(loss)
             return loss.detach()
-        self._begin_backward()
-        share, _ = self._accumulation.weighted(torch.ones((), device=self.device), None)
-        scale = share if self.scaler is None else self.scaler.scale(share)
-        found = strategy.train_batch(chosen, batch, loss_fn=loss_fn, targets=targets, loss_scale=scale.item())
+        found = self._train_stages(chosen, batch, loss_fn=loss_fn, targets=targets)
         if self._session.progress is not None:
             self._session.progress.saw_loss(found, None)
         return found
+
+    def _train_stages(self, model: torch.nn.Module, batch: Any, **options: Any) -> torch.Tensor:
+        """Adds the gradients of a batch to those of a model in stages; returns the loss."""
+        self._begin_backward()
+        share, _ = self._accumulation.weighted(torch.ones((), device=self.device), None)
+        scale = share if self.scaler is None else self.scaler.scale(share)
+        return self._session.strategy.train_batch(model, batch, loss_scale=scale.item(), **options)
 
     def eval_batch(
         self,
@@ -1168,6 +1221,8 @@ class Accelerator(PreparationSteps):
             [0.6, 0.8]
         """
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if self._engine is not None and not self._engine.is_stepping:
+            return self._engine.norm_of_step(max_norm)
         measured = unscale_all(self.scaler, self._optimizers if self.sync_gradients else (), left=tensors)
         scale = self._scale_of_gradients
         return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, measured) / scale
@@ -1185,10 +1240,10 @@ class Accelerator(PreparationSteps):
             >>> next(model.parameters()).grad[0].tolist()
             [1.0, 0.5]
         """
-        if self._session.strategy.steps_in_backward:
+        if self._session.strategy.steps_in_backward or self._engine is not None:
+            who = "DeepSpeed has stepped in backward" if self._engine is None else "Megatron-LM's engine has stepped"
             raise InvalidArgument(
-                "clip_grad_value_: DeepSpeed has stepped in backward already, and clips norms alone; set "
-                "gradient_clipping in its configuration"
+                f"clip_grad_value_: {who} already, and clips norms alone; set gradient_clipping in its configuration"
             )
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         limit = float(clip_value) * self._scale_of_gradients
@@ -1649,7 +1704,7 @@ class Accelerator(PreparationSteps):
             >>> sorted(load_file("weights/model.safetensors"))
             ['bias', 'weight']
         """
-        checkpointing.save_model(self, model, save_directory, max_shard_size, safe_serialization)
+        checkpointing.save_model(self, without_engine(model), save_directory, max_shard_size, safe_serialization)
 
     # Models and the end
 
@@ -1670,7 +1725,7 @@ class Accelerator(PreparationSteps):
             >>> debug_launcher(work, num_processes=2)[0]
             ('DataParallel', 'Linear')
         """
-        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+        return extract_model_from_parallel(without_engine(model), keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """The full state dict of ``model``, under the user's own names if ``unwrap``.
@@ -1685,7 +1740,7 @@ class Accelerator(PreparationSteps):
             >>> sorted(accelerator.get_state_dict(model))
             ['bias', 'weight']
         """
-        strategy = self._session.strategy
+        strategy, model = self._session.strategy, without_engine(model)
         if not unwrap and not strategy.in_shards(model):
             return model.state_dict()
         return strategy.model_state(model, here=self.is_main_process)
@@ -1709,6 +1764,7 @@ class Accelerator(PreparationSteps):
         """
         self._session.strategy.release(self._models)
         self._prepared = Bundle()
+        self._engine = None
         self._has_stepped = False
         self._checkpoints.release_memory()
         self.step = 0

@@ -138,7 +138,7 @@ def save_state(
         output_dir,
         accelerator.project_configuration,
         _participants(accelerator),
-        _bundle(accelerator),
+        _bundle(accelerator, "no_save_optim"),
         accelerator._session.strategy,
         accelerator.step,
         lambda: [cursor_of(loader) for loader in accelerator._dataloaders],
@@ -164,7 +164,7 @@ def load_state(
         input_dir,
         accelerator.project_configuration,
         _participants(accelerator),
-        _bundle(accelerator),
+        _bundle(accelerator, "no_load_optim"),
         accelerator._session.strategy,
         lambda cursors: _check_cursors(accelerator, cursors),
         where,
@@ -230,12 +230,20 @@ def _participants(accelerator: PreparationSteps) -> Participants:
     return Participants(accelerator._session.topology, meet=accelerator._session.meet)
 
 
-def _bundle(accelerator: PreparationSteps) -> Bundle:
-    """What is saved; of optimizers and schedules that an engine steps, it saves the states itself."""
+def _bundle(accelerator: PreparationSteps, without_optimizers: str) -> Bundle:
+    """What is saved; of optimizers and schedules that an engine of DeepSpeed steps, it saves the states itself.
+
+    Args:
+        without_optimizers: the field of a ``MegatronLMPlugin`` that leaves them out.
+    """
     prepared = accelerator._prepared
+    plugin = accelerator._session.config.megatron_plugin
+    with_optimizers = plugin is None or not getattr(plugin, without_optimizers)
     return replace(
         prepared,
-        optimizers=[one for one in prepared.optimizers if not isinstance(one, DeepSpeedOptimizerWrapper)],
+        optimizers=[
+            one for one in prepared.optimizers if with_optimizers and not isinstance(one, DeepSpeedOptimizerWrapper)
+        ],
         schedulers=[one for one in prepared.schedulers if not isinstance(one, DeepSpeedSchedulerWrapper)],
         scaler=accelerator.scaler,
     )

@@ -20,7 +20,7 @@ from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_precision, compile_process, freeze
 from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
-from accelerate_cpp.devices.selection import select_device
+from accelerate_cpp.devices.selection import available_accelerators, select_device
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.deepspeed.library import require_library
 from accelerate_cpp.plugins import fsdp
@@ -45,6 +45,8 @@ from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedT
 from accelerate_cpp.plugins.fp8_recipes import Recipe
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
+from accelerate_cpp.plugins.megatron import MegatronLMPlugin
+from accelerate_cpp.plugins.megatron_mesh import MeshOfMegatron, chosen_megatron_plugin, mesh_of_megatron
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientState
 from accelerate_cpp.runtime.processes import Processes
@@ -274,6 +276,8 @@ class AcceleratorState(PluginViews, PartialState):
         fsdp_plugin: shards models; ``None`` keeps the current one, or with ``ACCELERATE_USE_FSDP`` makes one from the
             variables ``FSDP_*``.
         torch_tp_plugin: splits layers, where there is no ``parallelism_config``.
+        megatron_lm_plugin: chooses the mesh and the shards; ``None`` keeps the current one, or with
+            ``ACCELERATE_USE_MEGATRON_LM`` makes one from the variables ``MEGATRON_LM_*``.
         parallelism_config: the mesh of processes; ``None`` keeps the current one.
         kwargs: as for :class:`PartialState`.
 
@@ -289,6 +293,8 @@ class AcceleratorState(PluginViews, PartialState):
 
     fsdp_plugin: FullyShardedDataParallelPlugin
     """How models are sharded; there is none where they are not."""
+    megatron_lm_plugin: MegatronLMPlugin
+    """How an engine as that of Megatron-LM trains; there is none where none does."""
     dynamo_plugin: TorchDynamoPlugin
     """How models are compiled; its values at the time of ``prepare`` are used."""
 
@@ -306,7 +312,6 @@ class AcceleratorState(PluginViews, PartialState):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
-        unsupported.refuse_given({"megatron_lm_plugin": megatron_lm_plugin})
         running = None if current.session is None else current.session.config
         has_state = running is not None and running.mixed_precision is not None
         engines = chosen_deepspeed_plugins(
@@ -318,8 +323,12 @@ class AcceleratorState(PluginViews, PartialState):
                 "DeepSpeed and FSDP are both asked for (deepspeed_plugin or ACCELERATE_USE_DEEPSPEED, fsdp_plugin or "
                 "ACCELERATE_USE_FSDP), and each shards the model; leave one of them out"
             )
+        asked = with_tensor_plugin(parallelism_config, torch_tp_plugin)
+        megatron = chosen_megatron_plugin(megatron_lm_plugin, None if running is None else running.megatron_plugin)
+        if megatron is not None and not has_state:
+            asked, sharding = self._of_megatron(megatron, cpu, asked, sharding, engines)
         parallelism = chosen_parallelism(
-            with_tensor_plugin(parallelism_config, torch_tp_plugin),
+            asked,
             sharding if sharding is not None and sharding.shards else None,
             through_deepspeed=engines is not None,
         )
@@ -341,10 +350,16 @@ class AcceleratorState(PluginViews, PartialState):
                     mixed_precision=precision,
                     fsdp_plugin=sharding,
                     deepspeed_plugins=engines,
+                    megatron_plugin=megatron,
                     sequences=None if engines is None else split_sequences(parallelism),
                     axes=freeze(axes),
                     parallelism=parallelism,
                 )
+            )
+        elif running is not None and megatron is not running.megatron_plugin:
+            raise InvalidArgument(
+                "megatron_lm_plugin: this process already has a state without it, and all its models are prepared in "
+                "one way; pass the plugin to the first Accelerator"
             )
         elif running is not None and sharding is not running.fsdp_plugin:
             raise InvalidArgument(
@@ -357,7 +372,32 @@ class AcceleratorState(PluginViews, PartialState):
             announce_sharding()
         if engines is not None:
             self._deepspeed_plugins = engines
+        if megatron is not None and self.distributed_type == DistributedType.MEGATRON_LM:
+            megatron.set_mixed_precision(self.mixed_precision)
+            self.megatron_lm_plugin = megatron
         self._keep_parallelism(parallelism)
+
+    @staticmethod
+    def _of_megatron(
+        plugin: MegatronLMPlugin, cpu: bool, parallelism: Any, sharding: Any, engines: Any
+    ) -> MeshOfMegatron:
+        """The mesh and the shards that ``plugin`` asks for, which nothing else may ask for."""
+        for name, found in (
+            ("parallelism_config", parallelism or env_table.USE_PARALLELISM_CONFIG.get() or None),
+            ("fsdp_plugin", sharding),
+            ("deepspeed_plugin", engines),
+        ):
+            if found is not None:
+                raise InvalidArgument(
+                    f"megatron_lm_plugin (or ACCELERATE_USE_MEGATRON_LM) and {name} (or its variable) each say how "
+                    "models are split over processes; leave one of them out"
+                )
+        if current.session is None:
+            config = compile_process(cpu=cpu)
+            on_cpu = config.cpu or (config.device or "").startswith("cpu") or not available_accelerators()
+        else:
+            on_cpu = current.session.device.type == "cpu"
+        return mesh_of_megatron(plugin, num_processes(), on_cpu)
 
     def _require_agreement(self, session: Any, mixed_precision: str | None, cpu: bool, kwargs: dict[str, Any]) -> None:
         config, device = session.config, session.device
@@ -393,6 +433,7 @@ class AcceleratorState(PluginViews, PartialState):
                 fp8=None,
                 fsdp_plugin=None,
                 deepspeed_plugins=None,
+                megatron_plugin=None,
                 sequences=None,
                 axes=freeze(None),
                 parallelism=None,
@@ -415,8 +456,13 @@ class AcceleratorState(PluginViews, PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """The kind of run: ``NO`` for one process, ``FSDP`` if parameters are sharded, else by the kind of device."""
+        """The kind of run: ``NO`` for one process, ``FSDP`` if parameters are sharded, else by the kind of device.
+
+        With a plugin for Megatron-LM, several processes are ``MEGATRON_LM``.
+        """
         kind = super().distributed_type
+        if kind != DistributedType.NO and self._session.config.uses_megatron:
+            return DistributedType.MEGATRON_LM
         return DistributedType.FSDP if kind != DistributedType.NO and self._session.config.shards else kind
 
     @property
@@ -447,6 +493,7 @@ def open_session(
     fsdp_plugin: FullyShardedDataParallelPlugin | None,
     parallelism_config: Any,
     deepspeed_plugins: Any = None,
+    megatron_lm_plugin: Any = None,
 ) -> Session:
     """Creates the state of a run from the arguments of an ``Accelerator``, and makes its session the current one."""
     group = handlers.get(InitProcessGroupKwargs)
@@ -456,6 +503,7 @@ def open_session(
         dynamo_plugin=dynamo_plugin,
         deepspeed_plugin=deepspeed_plugins,
         fsdp_plugin=fsdp_plugin,
+        megatron_lm_plugin=megatron_lm_plugin,
         parallelism_config=parallelism_config,
         _from_accelerator=True,
         **({} if group is None else group.to_kwargs()),

@@ -38,8 +38,8 @@ import command_reference  # noqa: E402
 import example_gallery  # noqa: E402
 
 GUIDES = (
-    *("quicktour", "accumulation", "checkpoints", "precision", "parallelism", "model_parallelism", "deepspeed"),
-    *("trackers", "notebooks", "machines"),
+    *("quicktour", "accumulation", "checkpoints", "precision", "parallelism", "model_parallelism", "planning"),
+    *("megatron", "deepspeed", "trackers", "notebooks", "machines"),
 )
 PAGES = [*REPOSITORY.glob("*.md"), *sorted(DOCS.glob("*.md")), EXAMPLES / "README.md"]
 BOX = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)

@@ -98,7 +98,7 @@ class TestConstruction:
     @pytest.mark.parametrize(
         ("name", "text"),
         [
-            ("ACCELERATE_USE_MEGATRON_LM", "1"),
+            ("ACCELERATE_USE_SAGEMAKER", "1"),
             ("ACCELERATE_MIXED_PRECISION", "fp7"),
             ("ACCELERATE_DYNAMO_BACKEND", "quick"),
         ],

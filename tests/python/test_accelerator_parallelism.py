@@ -22,12 +22,37 @@ from accelerate_cpp.utils import (
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_a_plugin_is_refused_with_one_sentence() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"^megatron_lm_plugin=MegatronLMPlugin\(\.\.\.\): [^.]* does not work [^.]*$"
-    ):
-        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"fsdp_plugin": FullyShardedDataParallelPlugin()},
+        {"parallelism_config": ParallelismConfig(tp_size=2)},
+        {"torch_tp_plugin": TorchTensorParallelPlugin(tp_size=2)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_only_one_plugin_says_how_models_are_split(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"megatron_lm_plugin .* each say how models are split"):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(), **other)
     assert current.session is None
+
+
+def test_degrees_have_to_fit_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InvalidArgument, match=r"tp_degree=2 .* does not divide the 3 processes"):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(tp_degree=2))
+    assert current.session is None
+
+
+def test_one_process_trains_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.distributed_type == "NO"
+    assert not hasattr(accelerator.state, "megatron_lm_plugin")
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    assert type(model) is torch.nn.Linear
+    with pytest.raises(InvalidArgument, match="this process already has a state without it"):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
 
 
 def test_the_plugin_for_tensor_parallelism_asks_for_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,10 +175,10 @@ def test_an_option_that_agrees_with_the_running_processes_is_accepted(recwarn: p
 def test_what_is_not_supported_is_refused_and_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="fsdp_plugin"):
         AcceleratorState(cpu=True, fsdp_plugin=object())
-    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
-    with pytest.raises(InvalidArgument, match="ACCELERATE_USE_MEGATRON_LM"):
+    monkeypatch.setenv("ACCELERATE_USE_SAGEMAKER", "true")
+    with pytest.raises(InvalidArgument, match="ACCELERATE_USE_SAGEMAKER"):
         AcceleratorState(cpu=True)
-    monkeypatch.delenv("ACCELERATE_USE_MEGATRON_LM")
+    monkeypatch.delenv("ACCELERATE_USE_SAGEMAKER")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp7")
     with pytest.raises(InvalidArgument, match="ACCELERATE_MIXED_PRECISION"):
         AcceleratorState(cpu=True)

@@ -211,9 +211,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "utils.megatron_lm": {
         "data_loader": "prepare_data_loader",
-        "optimizer": "AcceleratedOptimizer",
-        "scheduler": "AcceleratedScheduler",
-        "utils": "is_megatron_lm_available recursively_apply send_to_device",
+        "utils": "is_megatron_lm_available send_to_device",
     },
     "utils.memory": {
         "utils": (

@@ -24,6 +24,8 @@ ORIGINAL_OF: dict[str, str] = {
     "parallel.data_parallel_strategy": "accelerator",
     "parallel.sharded.widened_weights": "utils.fsdp_utils",
     "parallel.tensor.probe": "accelerator",
+    "prepare.megatron.preparing": "accelerator",
+    "prepare.megatron.recompute": "utils.megatron_lm",
     "quantization.bitsandbytes": "utils.bnb",
     "placement.checkpoint_loading": "utils.modeling",
     "placement.device_map": "utils.modeling",

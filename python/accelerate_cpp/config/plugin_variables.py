@@ -131,6 +131,11 @@ DEEPSPEED_CONFIGURED: Variable[str] = Variable(
     "ACCELERATE_CONFIG_DS_FIELDS", str, str, "", "fields that the configuration of the launch sets, with commas"
 )
 
+
+class Assumed(int):
+    """A default of the original that nobody asked for, as an integer; what a field has from the user is none."""
+
+
 _EXPERTS = "processes over which experts are split"
 
 MEGATRON: _Variables = _variables(
@@ -151,7 +156,7 @@ MEGATRON: _Variables = _variables(
         ("recompute_num_layers", parse_integer, 1, "layers per group of these"),
         ("attention_backend", parse_flag, True, "let Megatron-LM choose the attention"),
         ("expert_model_parallel_size", parse_integer, 1, _EXPERTS),
-        ("context_parallel_size", parse_integer, 2, "processes over which sequences are split"),
+        ("context_parallel_size", parse_integer, Assumed(2), "processes over which sequences are split"),
         ("attention_dropout", _parse_number, 0.0, "probability"),
         ("hidden_dropout", _parse_number, 0.0, "probability"),
         ("attention_softmax_in_fp32", parse_flag, True, "compute the softmax of attention in fp32"),

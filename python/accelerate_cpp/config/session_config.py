@@ -67,6 +67,7 @@ class SessionConfig:
         ddp_kwargs: options of data parallelism that the user set, by their ``DistributedDataParallel`` names.
         fsdp_plugin: how models are sharded; ``None`` where they are not. It may be changed until models are prepared.
         deepspeed_plugins: one plugin of DeepSpeed, or several by name; ``None`` trains without it.
+        megatron_plugin: the plugin for Megatron-LM, which has chosen the mesh and the shards; ``None`` without it.
         sequences: the number of processes over which DeepSpeed splits sequences, and how; ``None`` where it does not.
         axes: the sizes of the mesh that the user asked for; none for data parallelism over all processes.
         parallelism: the ``ParallelismConfig`` that the user passed, for the options of its axes.
@@ -85,6 +86,7 @@ class SessionConfig:
     ddp_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fsdp_plugin: Any = None
     deepspeed_plugins: Any = None
+    megatron_plugin: Any = None
     sequences: tuple[int, Any] | None = None
     axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     parallelism: Any = None
@@ -96,6 +98,11 @@ class SessionConfig:
     def uses_deepspeed(self) -> bool:
         """Whether engines of DeepSpeed train."""
         return self.deepspeed_plugins is not None
+
+    @property
+    def uses_megatron(self) -> bool:
+        """Whether models are trained by an engine as that of Megatron-LM."""
+        return self.megatron_plugin is not None
 
     @property
     def casting_precision(self) -> str | None:

@@ -28,11 +28,13 @@ class Unsupported:
         return f"{found}: {self.asked} does not work in accelerate_cpp yet; {self.instead}"
 
 
-_PLAIN = "leave it out: plain data parallelism over all processes is used"
-
 ARGUMENTS: tuple[Unsupported, ...] = (
     Unsupported("fsdp_local_state", "LOCAL_STATE_DICT", "choose SHARDED_STATE_DICT or FULL_STATE_DICT"),
-    Unsupported("megatron_lm_plugin", "training through Megatron-LM", _PLAIN),
+    Unsupported(
+        "set_all_logging_options",
+        "switching on everything that Megatron-LM logs, which only it knows",
+        "pass tensorboard_dir: losses, rates and norms are logged",
+    ),
     Unsupported("init_method", "a rendezvous of the caller's own", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
     Unsupported(
         "_use_sagemaker_dp", "SageMaker's data-parallel library", "launch with torchrun inside the SageMaker container"
@@ -46,7 +48,6 @@ STEPS: tuple[Unsupported, ...] = (
     Unsupported("_prepare_cp", "context parallelism in a step of its own", "call prepare"),
     Unsupported("_prepare_tp", "tensor parallelism in a step of its own", "call prepare"),
     Unsupported("_prepare_fsdp2", "sharding parameters over the processes", "call prepare"),
-    Unsupported("_prepare_megatron_lm", "training through Megatron-LM", "call prepare"),
 )
 
 
@@ -59,13 +60,6 @@ FUNCTIONS: tuple[Unsupported, ...] = (
         "a step of sharding by itself",
         "call prepare, which does it",
         *("fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "compile_regions_fsdp2"),
-    ),
-    *_functions(
-        "training through Megatron-LM",
-        "use the optimizer, the loader or the loss without it",
-        *("avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups", "MegatronEngine"),
-        *("MegatronLMDummyDataLoader", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"),
-        *("BertTrainStep", "GPTTrainStep", "T5TrainStep"),
     ),
     *_functions("a launch on Amazon SageMaker", "use prepare_multi_gpu_env", "prepare_sagemager_args_inputs"),
     *_functions("a launch on TPUs", "use notebook_launcher, through torch_xla", "prepare_tpu"),
@@ -80,7 +74,6 @@ def _switch(name: str, asked: str, instead: str) -> tuple[Variable[bool], Unsupp
 _UNSET = "unset it, or choose plain data parallelism where it was set (launch flag or configuration file)"
 
 SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
-    _switch("ACCELERATE_USE_MEGATRON_LM", "training through Megatron-LM", _UNSET),
     _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
     _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),
     _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),

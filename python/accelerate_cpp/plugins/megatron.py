@@ -45,12 +45,25 @@ _OF_SCHEDULE = (
 class MegatronLMPlugin:
     """How Megatron-LM trains. The first 27 fields are read from ``MEGATRON_LM_*`` if they are ``None``.
 
-    It may be changed until models are prepared. Training through Megatron-LM does not work in accelerate_cpp yet: an
-    ``Accelerator`` refuses the plugin. Fields that are not described have the names of Megatron-LM's own arguments.
+    It may be changed until models are prepared, but for degrees, which count when an ``Accelerator`` is created. The
+    library is not needed: models of transformers are split, cut and trained by this package, on the mesh that the
+    degrees describe (docs/model_parallelism.md). Fields that are not described have the names of Megatron-LM's own
+    arguments, and choose implementations of its own models.
 
     Attributes:
         tp_degree: processes over which layers are split.
-        pp_degree: stages of the pipeline.
+        pp_degree: processes over which models are cut into stages.
+        context_parallel_size: processes over which sequences are split.
+        use_distributed_optimizer: share states of optimizers out over the processes with other batches.
+        use_custom_fsdp: share parameters and gradients out, too.
+        num_layers_per_virtual_pipeline_stage: layers of a stage; each process then has several, in turn.
+        decoder_last_pipeline_num_layers: layers of the last stage.
+        recompute_granularity: ``"full"``, layers, ``"selective"``, attention, or ``"none"``, not in the original, are
+            computed again in the backward pass; ``recompute_activations`` is the same as ``"selective"``.
+        recompute_method: ``"block"``: only the first ``recompute_num_layers`` layers of each stage.
+        attention_dropout, hidden_dropout: the probabilities with which elements of models drop out.
+        calculate_per_token_loss: all tokens of a step count equally, instead of all micro-batches.
+        no_save_optim, no_load_optim: leave states of optimizers out of checkpoints, or do not load them.
         num_micro_batches: micro-batches per optimizer step.
         gradient_clipping: the largest norm of gradients; 0 means none.
         sequence_parallelism: split everything that ``tp_degree`` does not split along the sequence.
@@ -221,7 +234,7 @@ class MegatronLMPlugin:
 
     def set_tensorboard_logging_options(self) -> None:
         """Not supported: only Megatron-LM knows the options that switch on everything that it can log."""
-        unsupported.refuse("megatron_lm_plugin", "MegatronLMPlugin.set_all_logging_options=True")
+        unsupported.refuse("set_all_logging_options", "MegatronLMPlugin.set_all_logging_options=True")
 
 
 def _steps(scheduler: Any, name: str) -> int:

@@ -11,6 +11,9 @@ from accelerate_cpp.errors import InvalidArgument
 
 __all__ = ["MODEL_CONFIGS_TO_MEGATRON_PARSERS", "add_model_config_to_megatron_parser", "write_model_arguments"]
 
+_LONGEST_OF_T5 = 512
+"""What the configuration of T5 said before transformers 5, of which positions are relative."""
+
 Parser = Callable[[Any, Any, Any], Any]
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS: dict[str, Parser] = {}
@@ -35,17 +38,20 @@ def write_model_arguments(plugin: Any, model: torch.nn.Module, batch: Mapping[st
     """Writes the arguments for ``model`` into ``plugin.megatron_lm_default_args``.
 
     Raises:
-        InvalidArgument: no function is registered for its kind.
+        InvalidArgument: no function is registered for its kind, and it is no decoder.
     """
     config: Any = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", "")).lower()
-    if kind not in MODEL_CONFIGS_TO_MEGATRON_PARSERS:
+    if kind not in MODEL_CONFIGS_TO_MEGATRON_PARSERS and type(model).__name__.endswith("ForCausalLM"):
+        _decoder(plugin, model, batch, "HuggingFaceTokenizer")
+    elif kind not in MODEL_CONFIGS_TO_MEGATRON_PARSERS:
         known = ", ".join(MODEL_CONFIGS_TO_MEGATRON_PARSERS)
         raise InvalidArgument(
             f"Megatron-LM: a model of type {kind!r}; expected one of {known}, or register a function for it with "
             "add_model_config_to_megatron_parser"
         )
-    MODEL_CONFIGS_TO_MEGATRON_PARSERS[kind](plugin, model, batch)
+    else:
+        MODEL_CONFIGS_TO_MEGATRON_PARSERS[kind](plugin, model, batch)
     plugin.megatron_lm_default_args["model_return_dict"] = config.return_dict
 
 
@@ -96,8 +102,9 @@ def _gpt2(plugin: Any, model: Any, batch: Mapping[str, Any] | None) -> None:
 @add_model_config_to_megatron_parser("t5")
 def _t5(plugin: Any, model: Any, batch: Mapping[str, Any] | None) -> None:
     config = model.config
-    plugin.encoder_seq_length = _length(plugin.encoder_seq_length, batch, "input_ids", config.n_positions)
-    plugin.decoder_seq_length = _length(plugin.decoder_seq_length, batch, "labels", config.n_positions)
+    longest = getattr(config, "n_positions", _LONGEST_OF_T5)
+    plugin.encoder_seq_length = _length(plugin.encoder_seq_length, batch, "input_ids", longest)
+    plugin.decoder_seq_length = _length(plugin.decoder_seq_length, batch, "labels", longest)
     plugin.megatron_lm_default_args.update(
         encoder_seq_length=plugin.encoder_seq_length,
         decoder_seq_length=plugin.decoder_seq_length,
@@ -105,7 +112,7 @@ def _t5(plugin: Any, model: Any, batch: Mapping[str, Any] | None) -> None:
         num_layers=config.num_layers,
         hidden_size=config.d_model,
         num_attention_heads=config.num_heads,
-        max_position_embeddings=config.n_positions,
+        max_position_embeddings=longest,
         pretraining_flag=True,
         orig_vocab_size=config.vocab_size,
     )
@@ -113,12 +120,17 @@ def _t5(plugin: Any, model: Any, batch: Mapping[str, Any] | None) -> None:
 
 @add_model_config_to_megatron_parser("llama")
 def _llama(plugin: Any, model: Any, batch: Mapping[str, Any] | None) -> None:
+    _decoder(plugin, model, batch, "Llama2Tokenizer")
+
+
+def _decoder(plugin: Any, model: Any, batch: Mapping[str, Any] | None, tokenizer: str) -> None:
     config = model.config
-    if plugin.seq_length is None:
-        plugin.seq_length = config.max_sequence_length
+    own = getattr(config, "max_sequence_length", None)
+    given = plugin.seq_length or own or plugin.decoder_seq_length
+    plugin.seq_length = _length(given, batch, "input_ids", config.max_position_embeddings)
     plugin.megatron_lm_default_args.update(
         return_logits=plugin.return_logits,
-        tokenizer_type="Llama2Tokenizer",
+        tokenizer_type=tokenizer,
         model_type_name="gpt",
         num_layers=config.num_hidden_layers,
         pretraining_flag=True,

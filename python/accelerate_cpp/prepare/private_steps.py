@@ -160,6 +160,6 @@ class PreparationSteps:
         prepared = self.prepare(*args)
         return (prepared,) if len(args) == 1 else prepared
 
-    def _prepare_megatron_lm(self, *args: Any) -> NoReturn:
-        """Not supported: raises ``InvalidArgument``. In the original, it creates Megatron-LM's engine."""
-        unsupported.refuse("_prepare_megatron_lm", "Accelerator._prepare_megatron_lm(...)")
+    def _prepare_megatron_lm(self, *args: Any) -> tuple[Any, ...]:
+        """``args`` prepared, their model and optimizer as an engine; the same as ``prepare``."""
+        return self._prepare_deepspeed(*args)

@@ -64,6 +64,7 @@ class Choices(NamedTuple):
     mixed_precision: str | None
     shards: bool
     uses_deepspeed: bool
+    uses_megatron: bool
 
 
 class Remembered(NamedTuple):
@@ -86,6 +87,7 @@ def remember(session: Session | Remembered | None) -> Remembered | None:
         config.mixed_precision,
         config.shards,
         config.uses_deepspeed,
+        config.uses_megatron,
     )
     return Remembered(choices, session.topology, session.device)
 

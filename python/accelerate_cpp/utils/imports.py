@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.config import env_table, unsupported
+from accelerate_cpp.config import env_table
 from accelerate_cpp.config.libraries import found as _found
 from accelerate_cpp.config.libraries import is_installed as _is_installed
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
@@ -111,7 +111,7 @@ def is_megatron_lm_available() -> bool:
 
     Imports the package ``megatron`` to check whether it has training code.
     """
-    if not unsupported.switch("ACCELERATE_USE_MEGATRON_LM").get():
+    if not env_table.USE_MEGATRON_LM.get():
         return False
     return _is_installed("megatron", "megatron-core", at_least="0.8.0") and _found("megatron.training")
 

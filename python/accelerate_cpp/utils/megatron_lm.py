@@ -1,22 +1,27 @@
-"""Names that programs import which train through Megatron-LM."""
+"""What programs import that train through Megatron-LM: its engine, stand-ins, wrappers and helper functions."""
 
 from __future__ import annotations
 
-from abc import ABC
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.utils.not_yet import (
-    MegatronEngine,
-    MegatronLMDummyDataLoader,
-    MegatronLMOptimizerWrapper,
-    MegatronLMSchedulerWrapper,
-    avg_losses_across_data_parallel_group,
-    gather_across_data_parallel_groups,
-    refusing,
+from accelerate_cpp.optimizer import AcceleratedOptimizer
+from accelerate_cpp.prepare.megatron.datasets import MegatronLMDummyDataLoader
+from accelerate_cpp.prepare.megatron.engine import MegatronEngine
+from accelerate_cpp.prepare.megatron.groups import DataGroup
+from accelerate_cpp.prepare.megatron.train_steps import (
+    AbstractTrainStep,
+    BertTrainStep,
+    GPTTrainStep,
+    T5TrainStep,
 )
+from accelerate_cpp.scheduler import AcceleratedScheduler
+from accelerate_cpp.state import AcceleratorState
+from accelerate_cpp.utils.operations import recursively_apply
 
 __all__ = [
     "AbstractTrainStep",
@@ -52,100 +57,60 @@ class MegatronLMDummyScheduler:
         self.kwargs = kwargs
 
 
-class AbstractTrainStep(ABC):  # noqa: B024 - an ABC, as the original's, whose methods may be left out
-    """How Megatron-LM trains a kind of model; subclasses provide the functions that it calls.
+class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
+    """An optimizer that an engine steps: ``step`` and ``zero_grad`` do nothing."""
 
-    Args:
-        name: the name of the kind.
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer, device_placement=False, scaler=None)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Does nothing: the engine clears gradients."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Does nothing: the engine steps."""
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because gradients were not finite."""
+        return bool(getattr(self.optimizer, "skipped_iter", False))
+
+
+class MegatronLMSchedulerWrapper(AcceleratedScheduler):
+    """A schedule that an engine steps: ``step`` does nothing."""
+
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+        super().__init__(scheduler, optimizers)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the engine steps."""
+
+
+def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean of each loss, without dimensions, over the processes with other batches or tokens; shape (losses,).
+
+    Collective; no gradient flows through it.
     """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {method}; a subclass of AbstractTrainStep defines it")
-
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """The function that gets a batch from a loader."""
-        raise self._missing("get_batch_func")
-
-    def get_forward_step_func(self) -> Any:
-        """The function that runs the forward pass."""
-        raise self._missing("get_forward_step_func")
-
-    def get_loss_func(self, accelerator: Any) -> Any:
-        """The function that computes the loss."""
-        raise self._missing("get_loss_func")
+    return _data_group().averaged(torch.stack([loss.detach().reshape(()).clone() for loss in losses]))
 
 
-class BertTrainStep(AbstractTrainStep):
-    """Not supported (``InvalidArgument``). In the original, it trains models of BERT's kind."""
+def gather_across_data_parallel_groups(tensor: Any) -> Any:
+    """Concatenates the tensors of the processes with other batches along their first dimension, in containers as well.
 
-    @refusing
-    def __init__(self, accelerator: Any, args: Any) -> None: ...
+    A tensor without dimensions gives one value per process. Collective.
+    """
+    data = _data_group()
 
-    @refusing
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
+    def gathered(own: torch.Tensor) -> torch.Tensor:
+        rows = own.reshape(1) if own.ndim == 0 else own.contiguous()
+        if data.alone or (data.group is not None and data.copies is None):
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(data.copies))]
+        dist.all_gather(parts, rows, group=data.copies)
+        return torch.cat(parts)
 
-    @refusing
-    def get_loss_func(self, accelerator: Any, pretraining_flag: bool, num_labels: int) -> Any:  # type: ignore[override]
-        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
-
-    @refusing
-    def get_forward_step_func(self, pretraining_flag: bool, bert_binary_head: bool) -> Any:  # type: ignore[override]
-        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""
-
-
-class GPTTrainStep(AbstractTrainStep):
-    """Not supported (``InvalidArgument``). In the original, it trains models of GPT's kind."""
-
-    @refusing
-    def __init__(self, accelerator: Any, args: Any) -> None: ...
-
-    @refusing
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
-
-    @refusing
-    def get_loss_func(self, accelerator: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
-
-    @refusing
-    def get_forward_step_func(self) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""
+    return recursively_apply(gathered, tensor, error_on_other_type=True)
 
 
-class T5TrainStep(AbstractTrainStep):
-    """Not supported (``InvalidArgument``). In the original, it trains models of T5's kind."""
-
-    @refusing
-    def __init__(self, accelerator: Any, args: Any) -> None: ...
-
-    @staticmethod
-    @refusing
-    def attn_mask_postprocess(attention_mask: torch.Tensor) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it converts an attention mask to Megatron-LM's form."""
-
-    @staticmethod
-    @refusing
-    def get_decoder_mask(seq_length: int, device: torch.device) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the mask of the decoder."""
-
-    @staticmethod
-    @refusing
-    def get_enc_dec_mask(attention_mask: torch.Tensor, dec_seq_length: int, device: torch.device) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the mask between encoder and decoder."""
-
-    @refusing
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that gets a batch."""
-
-    @refusing
-    def get_loss_func(self, accelerator: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that computes the loss."""
-
-    @refusing
-    def get_forward_step_func(self) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that runs the forward pass."""
+def _data_group() -> DataGroup:
+    state = AcceleratorState()
+    return DataGroup(state.device_mesh, state.num_processes)

@@ -13,8 +13,6 @@ from typing import Any, TypeVar, cast
 import torch
 
 from accelerate_cpp.config import unsupported
-from accelerate_cpp.optimizer import AcceleratedOptimizer
-from accelerate_cpp.scheduler import AcceleratedScheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,93 +53,3 @@ def prepare_sagemager_args_inputs(sagemaker_config: Any, args: argparse.Namespac
 @refusing
 def prepare_tpu(args: argparse.Namespace, current_env: dict[str, str], pod: bool = False) -> Any:
     """Not supported (``InvalidArgument``). In the original, it returns the environment of a launch on TPUs."""
-
-
-@refusing
-def avg_losses_across_data_parallel_group(losses: list[torch.Tensor]) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it averages losses over copies of a Megatron-LM model."""
-
-
-@refusing
-def gather_across_data_parallel_groups(tensor: Any) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it gathers tensors from copies of a Megatron-LM model."""
-
-
-class MegatronEngine(torch.nn.Module):
-    """Not supported (``InvalidArgument``). In the original, it trains a model through Megatron-LM."""
-
-    @refusing
-    def __init__(self, accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None: ...
-
-    @refusing
-    def train(self) -> None:  # type: ignore[override]
-        """Not supported (``InvalidArgument``). In the original, it puts the model in training mode."""
-
-    @refusing
-    def eval(self) -> None:  # type: ignore[override]
-        """Not supported (``InvalidArgument``). In the original, it puts the model in evaluation mode."""
-
-    @refusing
-    def get_batch_data_iterator(self, batch_data: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it splits a batch into micro-batches."""
-
-    @refusing
-    def train_step(self, **batch_data: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it trains on a batch."""
-
-    @refusing
-    def eval_step(self, **batch_data: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it evaluates a batch."""
-
-    @refusing
-    def forward(self, **batch_data: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it trains on a batch, or evaluate it."""
-
-    @refusing
-    def get_module_config(self) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the options of the model."""
-
-    @refusing
-    def log_eval_results(self) -> None:
-        """Not supported (``InvalidArgument``). In the original, it logs the losses of the evaluation."""
-
-    @refusing
-    def save_checkpoint(self, output_dir: Any) -> None:
-        """Not supported (``InvalidArgument``). In the original, it saves the model and its optimizer."""
-
-    @refusing
-    def load_checkpoint(self, input_dir: Any) -> None:
-        """Not supported (``InvalidArgument``). In the original, it loads the files of ``save_checkpoint``."""
-
-
-class MegatronLMDummyDataLoader:
-    """Not supported (``InvalidArgument``). In the original, it reads data in Megatron-LM's own format."""
-
-    @refusing
-    def __init__(self, **dataset_kwargs: Any) -> None: ...
-
-    @refusing
-    def set_megatron_data_args(self) -> None:
-        """Not supported (``InvalidArgument``). In the original, it writes data options into Megatron-LM's arguments."""
-
-    @refusing
-    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it returns the function that creates the datasets."""
-
-    @refusing
-    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any:
-        """Not supported (``InvalidArgument``). In the original, it creates the loaders."""
-
-
-class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
-    """Not supported (``InvalidArgument``). In the original, it is an optimizer of Megatron-LM."""
-
-    @refusing
-    def __init__(self, optimizer: Any) -> None: ...
-
-
-class MegatronLMSchedulerWrapper(AcceleratedScheduler):
-    """Not supported (``InvalidArgument``). In the original, it is a schedule of Megatron-LM."""
-
-    @refusing
-    def __init__(self, scheduler: Any, optimizers: Any) -> None: ...

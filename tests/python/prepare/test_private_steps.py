@@ -75,7 +75,6 @@ def test_micro_batches_are_counted_by_the_step_that_programs_call_and_replace(mo
         ("_prepare_cp", "context parallelism"),
         ("_prepare_tp", "tensor parallelism"),
         ("_prepare_fsdp2", "sharding parameters"),
-        ("_prepare_megatron_lm", "Megatron-LM"),
     ],
 )
 def test_steps_of_what_does_not_work_yet_say_so(step: str, purpose: str) -> None:

@@ -11,17 +11,9 @@ import pytest
 from accelerate_cpp import utils
 from accelerate_cpp.config import unsupported
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.optimizer import AcceleratedOptimizer
-from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.utils import not_yet
 
 ROWS = [pytest.param(row, id=row.name) for row in unsupported.FUNCTIONS]
-METHODS = [
-    (kind, name)
-    for kind in (not_yet.MegatronEngine, not_yet.MegatronLMDummyDataLoader)
-    for name in vars(kind)
-    if not name.startswith("_")
-]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -38,17 +30,6 @@ def test_it_takes_the_arguments_of_the_original_and_has_a_docstring(row: unsuppo
     if theirs is not None:
         own_names, theirs_names = (list(inspect.signature(kind).parameters) for kind in (own, theirs))
         assert own_names == theirs_names
-
-
-@pytest.mark.parametrize(("kind", "name"), METHODS, ids=lambda value: getattr(value, "__name__", value))
-def test_methods_of_a_refused_class_are_refused_by_its_name(kind: Any, name: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^{kind.__name__}\(\.\.\.\): training through Megatron-LM"):
-        getattr(kind, name)(None)
-
-
-def test_wrappers_are_the_kinds_that_programs_look_for() -> None:
-    assert issubclass(not_yet.MegatronLMOptimizerWrapper, AcceleratedOptimizer)
-    assert issubclass(not_yet.MegatronLMSchedulerWrapper, AcceleratedScheduler)
 
 
 def test_a_function_keeps_its_name_and_its_signature() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.blocks import Absent, Batch, Batches, Block, cost_of, sendable, shallow_copy
 
-__all__ = ["DecoderBatches", "DecoderStage", "DivisibleDecoder"]
+__all__ = ["DecoderBatches", "DecoderStage", "DivisibleDecoder", "names_of_layers"]
 
 _IGNORED = -100
 """The label of tokens that do not count, as in Transformers."""
@@ -235,6 +235,12 @@ def _embeddings(model: nn.Module, which: str) -> nn.Module | None:
     except (AttributeError, NotImplementedError):
         return None
     return found if isinstance(found, nn.Module) else None
+
+
+def names_of_layers(model: nn.Module) -> list[str]:
+    """The names of the layers of a decoder of Transformers, in order; none of another model."""
+    found = _layers_of(model)
+    return [] if found is None else [f"{found}.{name}" for name, _ in model.get_submodule(found).named_children()]
 
 
 def _layers_of(model: nn.Module) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.tensor.known_plans import known_styles
 from accelerate_cpp.parallel.tensor.probe import Between
 from accelerate_cpp.parallel.tensor.styles import COLUMNS, ROWS, SUMMED, require_fit
 
@@ -28,6 +29,7 @@ _FEED_FORWARD = (
 )
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
 _HEADS_OF_KEYS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_kv_head")
+_FEATURES_OF_HEADS = ("all_head_size", "inner_dim")
 # Between two layers of an nn.Sequential: what treats each feature alone.
 _ELEMENTWISE = (
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.Hardswish),
@@ -56,7 +58,7 @@ class Plan:
 
 def is_found_by_shapes(model: nn.Module, given: Mapping[str, Any] | None) -> bool:
     """Whether nobody says how ``model`` is split."""
-    return given is None and not getattr(model, "_tp_plan", None)
+    return given is None and not getattr(model, "_tp_plan", None) and known_styles(model) is None
 
 
 def plan_for(model: nn.Module, given: Mapping[str, Any] | None, processes: int) -> Plan:
@@ -70,12 +72,17 @@ def plan_for(model: nn.Module, given: Mapping[str, Any] | None, processes: int) 
             model.
     """
     own = getattr(model, "_tp_plan", None)
+    known = known_styles(model)
     if given is not None:
         plan = Plan(_expanded(model, given))
         _refuse_ties(model, plan.styles)
     elif own:
         plan = Plan(_without_ties(model, _expanded(model, own, strict=False)))
         _require_whole_heads(model, plan.styles, processes)
+    elif known is not None:
+        styles, attention = known
+        plan = Plan(_without_ties(model, styles), attention)
+        _require_whole_heads_of(model, attention, processes)
     else:
         plan = _by_shapes(model, processes)
     modules = dict(model.named_modules())
@@ -139,6 +146,14 @@ def _require_whole_heads(model: nn.Module, plan: Mapping[str, Any], processes: i
         head_dim, features = getattr(parent, "head_dim", None), getattr(modules[name], "out_features", None)
         if style == COLUMNS and head_dim and features and features // head_dim % processes:
             raise _odd_heads(name, features // head_dim, processes)
+
+
+def _require_whole_heads_of(model: nn.Module, attention: Sequence[str], processes: int) -> None:
+    for name in attention:
+        for attribute in _HEADS:
+            heads = model.get_submodule(name).__dict__.get(attribute)
+            if isinstance(heads, int) and heads % processes:
+                raise _odd_heads(name, heads, processes)
 
 
 def _odd_heads(name: str, heads: int, processes: int) -> InvalidArgument:
@@ -242,8 +257,8 @@ def _require_heads(prefix: str, attention: nn.Module, columns: Mapping[str, nn.L
 
 
 def tell_heads(attention: nn.Module, processes: int) -> None:
-    """Divides the numbers of heads that ``attention`` reads by ``processes``, each of which has its share of them."""
-    for attribute in (*_HEADS, *_HEADS_OF_KEYS):
+    """Divides the numbers of heads, and of their features, that ``attention`` reads by ``processes``."""
+    for attribute in (*_HEADS, *_HEADS_OF_KEYS, *_FEATURES_OF_HEADS):
         found = attention.__dict__.get(attribute)
         if isinstance(found, int) and found % processes == 0:
             setattr(attention, attribute, found // processes)
