@@ -84,7 +84,9 @@ def mesh_of_megatron(plugin: MegatronLMPlugin, processes: int, on_cpu: bool) -> 
     sizes: dict[str, Any] = {"tp_size": tensor, "pp_size": stages, "cp_size": sequences}
     sizes["dp_replicate_size" if sharding is None else "dp_shard_size"] = copies
     if tensor > 1:
-        sizes["tp_handler"] = TorchTensorParallelConfig(sequence_parallel=bool(plugin.sequence_parallelism))
+        sizes["tp_handler"] = TorchTensorParallelConfig(
+            sequence_parallel=bool(plugin.sequence_parallelism), loss_parallel=True
+        )
     if stages > 1:
         virtual = plugin.num_layers_per_virtual_pipeline_stage is not None
         sizes["pp_handler"] = PipelineParallelConfig(

@@ -100,6 +100,8 @@ class TorchTensorParallelConfig:
             the original.
         sequence_parallel: each process computes norms, residuals and dropout for its part of the tokens, and keeps only
             these for the backward pass. Not in the original.
+        loss_parallel: a head that is split by its outputs, ``"colwise_gather_output"``, gives logits that stay split
+            until something needs the whole; ``cross_entropy`` does not. Not in the original.
 
     Raises:
         InvalidArgument: the installed transformers is older than 4.52, whose models cannot be split.
@@ -108,6 +110,7 @@ class TorchTensorParallelConfig:
     enable_async_tp: bool = False
     plan: Mapping[str, Any] | None = field(default=None, repr=False)
     sequence_parallel: bool = field(default=False, repr=False)
+    loss_parallel: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         oldest = BETA_TP_AVAILABLE_TRANSFORMERS_VERSION

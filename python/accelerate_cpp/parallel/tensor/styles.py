@@ -18,11 +18,14 @@ from torch.nn import functional
 from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.tensor.exchanges import SharedInput, gathered, own_part, summed, with_summed_gradients
+from accelerate_cpp.parallel.tensor.vocabulary import SplitLogits
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 COLUMNS, ROWS, GATHERED_COLUMNS = "colwise", "rowwise", "colwise_gather_output"
+COLUMNS_OF_LOGITS = "colwise, of logits"
+"""As ``GATHERED_COLUMNS``, but gathered only where the whole is needed, which a loss does not."""
 SUMMED = "replicated_with_grad_allreduce"
 """Every process has the whole, and computes with it on its part of the heads."""
 COLUMNS_OF_TOKENS, ROWS_OF_TOKENS = "colwise, of tokens", "rowwise, of tokens"
@@ -31,7 +34,8 @@ TOKENS = 1
 """The dimension of tokens in what blocks compute with: (batch, tokens, features)."""
 
 _WHOLE = "replicate"
-_BY_OUTPUTS = (COLUMNS, GATHERED_COLUMNS, "colwise_rep", "embedding_colwise")
+GATHERED = (GATHERED_COLUMNS, "colwise_rep")
+_BY_OUTPUTS = (COLUMNS, *GATHERED, "embedding_colwise")
 _BY_INPUTS = (ROWS, "rowwise_rep", "rowwise_split_input")
 _BY_ENTRIES = ("embedding_rowwise",)
 NAMES = (*_BY_OUTPUTS, *_BY_INPUTS, *_BY_ENTRIES, SUMMED, _WHOLE)
@@ -71,7 +75,7 @@ def split(module: nn.Module, style: Any, mesh: DeviceMesh, shared: SharedInput) 
     if style == SUMMED:
         sum_gradients(module, mesh.get_group())
     elif isinstance(module, nn.Linear) and isinstance(style, str):
-        by_outputs = style in (*_BY_OUTPUTS, COLUMNS_OF_TOKENS)
+        by_outputs = style in (*_BY_OUTPUTS, COLUMNS_OF_TOKENS, COLUMNS_OF_LOGITS)
         _distribute(module, mesh, 0 if by_outputs else 1)
         group = mesh.get_group()
         compute = _columns(module, style, group, shared) if by_outputs else _rows(module, style, group)
@@ -109,6 +113,8 @@ def _columns(
         of_tokens = style == COLUMNS_OF_TOKENS
         inputs = gathered(inputs, TOKENS, group, adds_gradients=True) if of_tokens else shared(inputs)
         outputs = functional.linear(inputs, local_part(module.weight), local_part(module.bias))
+        if style == COLUMNS_OF_LOGITS:
+            return SplitLogits.of(outputs, group)
         return outputs if style in (COLUMNS, COLUMNS_OF_TOKENS) else gathered(outputs, -1, group)
 
     return forward

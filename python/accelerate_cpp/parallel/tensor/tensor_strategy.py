@@ -101,6 +101,7 @@ class TensorParallelStrategy(FullyShardedStrategy):
             self._layers.sequence_parallel,
             self._root_mesh()["tp"],
             lambda tensors: first.bring([one for one in tensors if not is_sharded_tensor(one)], widening.dtype_of),
+            self._layers.loss_parallel,
         )
         self._replaced.note(before, places_of(model))
         widening.tell()
