@@ -201,6 +201,23 @@ def what_is_frozen_and_buffers_start_from_rank_0(sizes: dict[str, int], folder: 
 
 
 @scenario
+def layers_that_the_program_has_split_are_shared_out_too(sizes: dict[str, int], folder: str) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    run = accelerator(sizes)
+    assert run.torch_device_mesh is not None
+    model, expected = network(), network()
+    plan = {f"{block}.fc1": ColwiseParallel() for block in (1, 2)} | {
+        f"{block}.fc2": RowwiseParallel() for block in (1, 2)
+    }
+    parallelize_module(model, run.torch_device_mesh["tp"], plan)
+    model, optimizer = run.prepare(model, sgd(model))
+    plain, _ = one_process(expected, batches(steps=3))
+    same(several(run, model, optimizer, batches(steps=3)), plain)
+    same_weights(run, model, expected)
+
+
+@scenario
 def an_optimizer_that_is_prepared_apart_steps(sizes: dict[str, int], folder: str) -> None:
     run = accelerator(sizes)
     model, expected = network(), network()

@@ -143,3 +143,96 @@ def test_the_trainer_trains_a_model_that_transformers_has_split(tmp_path: Path) 
     assert len(alone) == 6
     for own in run_processes(run_trainer, 2, str(tmp_path), timeout=300, environment=OFFLINE):
         assert own == [pytest.approx(step, rel=1e-4) for step in alone]
+
+
+_OF_TRANSFORMERS = {"dp_shard_size": "fsdp_size", "dp_replicate_size": "dp_replicate_size"}
+
+
+def trained_as_loaded(folder: str, sizes: dict[str, int]) -> tuple[list[Any], list[Any]]:
+    """Losses and norms of a model that transformers has split over the ``tp`` of a mesh, and those of one process."""
+    import torch
+    from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate_cpp.errors import InvalidArgument
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if "dp_shard_size" in sizes else None
+    run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes), fsdp_plugin=plugin)  # type: ignore[arg-type]
+    expected = decoder("Llama")
+    if run.is_main_process:
+        expected.save_pretrained(f"{folder}/model")
+    run.wait_for_everyone()
+    with pytest.raises(InvalidArgument, match="is split over 4 processes, but tp_size is 2 of 4"):
+        run.prepare(LlamaForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32, tp_plan="auto", tp_size=4))
+    asked = DistributedConfig(
+        tp_plan="auto", tp_size=2, **{_OF_TRANSFORMERS[name]: 2 for name in sizes if "dp" in name}
+    )
+    model = LlamaForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32, distributed_config=asked)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
+    plain = torch.optim.SGD(expected.parameters(), lr=0.2)
+    mesh = run._session.topology.mesh
+    found, wanted = [], []
+    for step in range(STEPS):
+        whole = batch(step)
+        own = {name: rows.tensor_split(mesh.data_size)[mesh.data_rank] for name, rows in whole.items()}
+        loss = model(**own).loss
+        run.backward(loss)
+        norm = run.clip_grad_norm_(model.parameters(), 1.0)
+        found.append((run.reduce(loss.detach(), "mean").item(), float(norm)))
+        loss = expected(**whole).loss
+        loss.backward()
+        wanted.append((loss.item(), torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0).item()))
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+    return found, wanted
+
+
+@pytest.mark.parametrize("others", ["dp_shard_size", "dp_replicate_size"])
+def test_models_that_transformers_has_split_are_shared_out_too(others: str, tmp_path: Path) -> None:
+    sizes = {others: 2, "tp_size": 2}
+    for found, wanted in run_processes(trained_as_loaded, 4, str(tmp_path), sizes, timeout=300, environment=OFFLINE):
+        for one, other in zip(found, wanted, strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+
+
+def run_trainer_with_split_sequences(folder: str) -> list[tuple[float, float]]:
+    """Losses and norms that the Trainer reports; two processes have parts of each sequence."""
+    from accelerate_cpp.alias.finder import install
+
+    install()
+    import torch
+    from accelerate import ParallelismConfig
+    from transformers import Trainer, TrainingArguments
+
+    processes = int(os.environ["WORLD_SIZE"])
+    arguments = TrainingArguments(
+        f"{folder}/out{processes}",
+        per_device_train_batch_size=4,
+        max_steps=6,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        parallelism_config=ParallelismConfig(cp_size=2) if processes > 1 else None,
+    )
+    model = decoder("Llama")
+    model.config._attn_implementation = "sdpa"
+    rows = [{"input_ids": row, "labels": row} for step in range(6) for row in batch(step)["input_ids"]]
+    assert torch.is_grad_enabled()
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    return [(one["loss"], float(one["grad_norm"])) for one in trainer.state.log_history if "grad_norm" in one]
+
+
+def test_the_trainer_splits_sequences(tmp_path: Path) -> None:
+    (alone,) = run_processes(run_trainer_with_split_sequences, 1, str(tmp_path), timeout=300, environment=OFFLINE)
+    assert len(alone) == 6
+    for own in run_processes(run_trainer_with_split_sequences, 2, str(tmp_path), timeout=300, environment=OFFLINE):
+        assert own == [pytest.approx(step, rel=1e-4) for step in alone]

@@ -57,10 +57,11 @@ class TensorParallelStrategy(FullyShardedStrategy):
         split = _split_over(model)
         if split is None:
             return False
-        if split.size() != self._mesh.size("tp") and split.size() != self._mesh.world_size:
+        if split.size() != (self._mesh.size("tp") if split.ndim == 1 else self._mesh.world_size):
             raise InvalidArgument(
                 f"prepare: {type(model).__name__} is split over {split.size()} processes, but tp_size is "
-                f"{self._mesh.size('tp')}; load it with as many"
+                f"{self._mesh.size('tp')} of {self._mesh.world_size}; load it with as many (transformers: "
+                "distributed_config=DistributedConfig(tp_size=..., fsdp_size=...)), or as a whole"
             )
         return split.ndim > 1 or self._num_data_ranks == 1
 
