@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -513,7 +514,48 @@ def low_precision_trains() -> None:
         assert losses[-1] < losses[0] - 0.1, (precision, fields, losses)
 
 
+def losses_rates_and_norms_are_logged_once() -> None:
+    import io
+    import tempfile
+    from contextlib import redirect_stdout
+
+    import torch
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.data import DataLoader
+
+    from accelerate_cpp.utils import broadcast_object_list
+
+    (folder,) = broadcast_object_list([tempfile.mkdtemp()])
+    run = begun(tensorboard_dir=folder)
+    model = model_of("Llama")
+    model, _, loader = run.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=RATE),
+        DataLoader(rows_of("Llama", 16), batch_size=2, collate_fn=collated),
+    )
+    losses = [model(**batch).loss.item() for batch in loader]
+    model.eval()
+    validated = [model(**batch).loss.item() for batch in loader]
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        model.train()
+    mean = sum(validated) / 2
+    expected = f"validation loss at iteration 2 | lm loss value: {mean:.6E} | lm loss PPL: {math.exp(mean):.6E}\n"
+    assert printed.getvalue() == (expected if run.is_last_process else "")
+    if run.is_last_process:
+        model._writer.close()
+        events = EventAccumulator(folder)
+        events.Reload()
+        logged = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+        assert logged["lm loss"] == pytest.approx(losses)
+        assert logged["learning-rate"] == [RATE, RATE]
+        assert logged["lm loss validation"] == pytest.approx([mean])
+        assert min(logged["grad-norm"]) > 0
+        assert logged["skipped"] == [0, 0]
+
+
 SCENARIOS = [
+    losses_rates_and_norms_are_logged_once,
     train_steps_of_the_program_train_as_they_say,
     checkpoints_go_on_where_they_were_also_on_another_mesh,
     stages_have_the_layers_that_the_plugin_counts,
