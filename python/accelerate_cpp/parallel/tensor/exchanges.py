@@ -7,11 +7,14 @@ Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Mod
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from accelerate_cpp.devices.shards import is_sharded_tensor
 
 
 def _parts(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -36,6 +39,27 @@ def _sum_of_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> to
     summed = torch.empty_like(parts[group.rank()])
     dist.reduce_scatter(summed, parts, group=group)
     return summed
+
+
+class _Part(torch.autograd.Function):
+    """``DTensor.to_local``, whose backward pass compares layouts and passes through two more functions of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Any) -> torch.Tensor:
+        ctx.like = parameter._spec
+        part: torch.Tensor = parameter._local_tensor
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        return DTensor(gradients[0].contiguous(), copy.copy(ctx.like), requires_grad=False)
+
+
+def part_of(parameter: Any) -> Any:
+    """What this process has of a parameter that is laid out over processes; others, and ``None``, as they are."""
+    return _Part.apply(parameter) if is_sharded_tensor(parameter) else parameter  # type: ignore[no-untyped-call]
 
 
 class _SumGradients(torch.autograd.Function):

@@ -15,9 +15,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.parallel.tensor.exchanges import SharedInput, gathered, own_part, summed, with_summed_gradients
+from accelerate_cpp.parallel.tensor.exchanges import (
+    SharedInput,
+    gathered,
+    own_part,
+    part_of,
+    summed,
+    with_summed_gradients,
+)
 from accelerate_cpp.parallel.tensor.vocabulary import SplitLogits
 
 if TYPE_CHECKING:
@@ -112,7 +118,7 @@ def _columns(
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         of_tokens = style == COLUMNS_OF_TOKENS
         inputs = gathered(inputs, TOKENS, group, adds_gradients=True) if of_tokens else shared(inputs)
-        outputs = functional.linear(inputs, local_part(module.weight), local_part(module.bias))
+        outputs = functional.linear(inputs, part_of(module.weight), part_of(module.bias))
         if style == COLUMNS_OF_LOGITS:
             return SplitLogits.of(outputs, group)
         return outputs if style in (COLUMNS, COLUMNS_OF_TOKENS) else gathered(outputs, -1, group)
@@ -125,9 +131,9 @@ def _rows(module: nn.Linear, style: str, group: dist.ProcessGroup) -> Callable[[
         of_tokens = style == ROWS_OF_TOKENS
         if style not in (ROWS, ROWS_OF_TOKENS):
             inputs = own_part(inputs, -1, group)
-        outputs = functional.linear(inputs, local_part(module.weight))
+        outputs = functional.linear(inputs, part_of(module.weight))
         outputs = own_part(outputs, TOKENS, group, adds=True) if of_tokens else summed(outputs, group)
-        bias: Any = local_part(module.bias)
+        bias: Any = part_of(module.bias)
         if bias is None:
             return outputs
         return outputs + (with_summed_gradients(bias, group) if of_tokens else bias).to(outputs.dtype)
