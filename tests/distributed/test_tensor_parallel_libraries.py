@@ -51,19 +51,10 @@ def batch(step: int) -> dict[str, Any]:
     return {"input_ids": tokens, "labels": labels}
 
 
-def trained(kind: str, sizes: dict[str, int], options: dict[str, Any], cuts: bool) -> dict[str, Any]:
-    """Losses and norms of several processes and of one, and how far their weights are apart."""
+def losses_and_norms(run: Any, model: Any, optimizer: Any, expected: Any) -> tuple[list[Any], list[Any]]:
+    """Those of steps of a prepared ``model``, and of ``expected`` in this process alone."""
     import torch
 
-    from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-    from accelerate_cpp.utils import TorchTensorParallelConfig
-
-    layers = TorchTensorParallelConfig(sequence_parallel=cuts)
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if "dp_shard_size" in sizes else None
-    config = ParallelismConfig(**sizes, tp_handler=layers)  # type: ignore[arg-type]
-    run = Accelerator(cpu=True, parallelism_config=config, fsdp_plugin=plugin)
-    model, expected = decoder(kind, **options), decoder(kind, **options)
-    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
     plain = torch.optim.SGD(expected.parameters(), lr=0.2)
     mesh = run._session.topology.mesh
     found, wanted = [], []
@@ -79,6 +70,23 @@ def trained(kind: str, sizes: dict[str, int], options: dict[str, Any], cuts: boo
         for one in (optimizer, plain):
             one.step()
             one.zero_grad()
+    return found, wanted
+
+
+def trained(kind: str, sizes: dict[str, int], options: dict[str, Any], cuts: bool) -> dict[str, Any]:
+    """Losses and norms of several processes and of one, and how far their weights are apart."""
+    import torch
+
+    from accelerate_cpp import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate_cpp.utils import TorchTensorParallelConfig
+
+    layers = TorchTensorParallelConfig(sequence_parallel=cuts)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if "dp_shard_size" in sizes else None
+    config = ParallelismConfig(**sizes, tp_handler=layers)  # type: ignore[arg-type]
+    run = Accelerator(cpu=True, parallelism_config=config, fsdp_plugin=plugin)
+    model, expected = decoder(kind, **options), decoder(kind, **options)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
+    found, wanted = losses_and_norms(run, model, optimizer, expected)
     state = run.get_state_dict(model)
     apart = {name: float((state[name] - value).abs().max()) for name, value in expected.state_dict().items() if state}
     return {"found": found, "wanted": wanted, "apart": max(apart.values(), default=0.0), "names": len(state)}
@@ -170,23 +178,7 @@ def trained_as_loaded(folder: str, sizes: dict[str, int]) -> tuple[list[Any], li
     )
     model = LlamaForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32, distributed_config=asked)
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
-    plain = torch.optim.SGD(expected.parameters(), lr=0.2)
-    mesh = run._session.topology.mesh
-    found, wanted = [], []
-    for step in range(STEPS):
-        whole = batch(step)
-        own = {name: rows.tensor_split(mesh.data_size)[mesh.data_rank] for name, rows in whole.items()}
-        loss = model(**own).loss
-        run.backward(loss)
-        norm = run.clip_grad_norm_(model.parameters(), 1.0)
-        found.append((run.reduce(loss.detach(), "mean").item(), float(norm)))
-        loss = expected(**whole).loss
-        loss.backward()
-        wanted.append((loss.item(), torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0).item()))
-        for one in (optimizer, plain):
-            one.step()
-            one.zero_grad()
-    return found, wanted
+    return losses_and_norms(run, model, optimizer, expected)
 
 
 @pytest.mark.parametrize("others", ["dp_shard_size", "dp_replicate_size"])
@@ -202,7 +194,6 @@ def run_trainer_with_split_sequences(folder: str) -> list[tuple[float, float]]:
     from accelerate_cpp.alias.finder import install
 
     install()
-    import torch
     from accelerate import ParallelismConfig
     from transformers import Trainer, TrainingArguments
 
@@ -222,11 +213,8 @@ def run_trainer_with_split_sequences(folder: str) -> list[tuple[float, float]]:
         disable_tqdm=True,
         parallelism_config=ParallelismConfig(cp_size=2) if processes > 1 else None,
     )
-    model = decoder("Llama")
-    model.config._attn_implementation = "sdpa"
     rows = [{"input_ids": row, "labels": row} for step in range(6) for row in batch(step)["input_ids"]]
-    assert torch.is_grad_enabled()
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = Trainer(decoder("Llama"), arguments, train_dataset=rows)
     trainer.train()
     return [(one["loss"], float(one["grad_norm"])) for one in trainer.state.log_history if "grad_norm" in one]
 

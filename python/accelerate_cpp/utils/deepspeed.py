@@ -8,12 +8,11 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.parallel.deepspeed.optimizers import cpu_form_of
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin, active_plugin
 from accelerate_cpp.plugins.deepspeed_config import HfDeepSpeedConfig
 from accelerate_cpp.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
-from accelerate_cpp.scheduler import AcceleratedScheduler
+from accelerate_cpp.utils.stepped_by_engines import OptimizerOfEngine, ScheduleOfEngine
 
 __all__ = [
     "DeepSpeedEngineWrapper",
@@ -85,29 +84,11 @@ class DeepSpeedEngineWrapper:
         return float(norm.item() if hasattr(norm, "item") else norm) if norm is not None else None
 
 
-class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
+class DeepSpeedOptimizerWrapper(OptimizerOfEngine):
     """An optimizer of DeepSpeed, which its engine steps: ``step`` and ``zero_grad`` do nothing."""
 
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer, device_placement=False, scaler=None)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Does nothing: the engine clears gradients."""
-
-    def step(self, closure: Any = None) -> Any:
-        """Does nothing: the engine steps."""
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped because gradients were not finite."""
-        return bool(getattr(self.optimizer, "overflow", False))
+    _skipped_attribute = "overflow"
 
 
-class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
+class DeepSpeedSchedulerWrapper(ScheduleOfEngine):
     """A schedule that an engine of DeepSpeed steps: ``step`` does nothing."""
-
-    def __init__(self, scheduler: Any, optimizers: Any) -> None:
-        super().__init__(scheduler, optimizers)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the engine steps."""

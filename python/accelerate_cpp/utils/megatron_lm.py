@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.alias.borrowed_names import lending
-from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.prepare.megatron.datasets import MegatronLMDummyDataLoader
 from accelerate_cpp.prepare.megatron.engine import MegatronEngine
 from accelerate_cpp.prepare.megatron.groups import DataGroup
@@ -19,9 +18,9 @@ from accelerate_cpp.prepare.megatron.train_steps import (
     GPTTrainStep,
     T5TrainStep,
 )
-from accelerate_cpp.scheduler import AcceleratedScheduler
 from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils.operations import recursively_apply
+from accelerate_cpp.utils.stepped_by_engines import OptimizerOfEngine, ScheduleOfEngine
 
 __all__ = [
     "AbstractTrainStep",
@@ -57,32 +56,14 @@ class MegatronLMDummyScheduler:
         self.kwargs = kwargs
 
 
-class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
-    """An optimizer that an engine steps: ``step`` and ``zero_grad`` do nothing."""
+class MegatronLMOptimizerWrapper(OptimizerOfEngine):
+    """An optimizer that a ``MegatronEngine`` steps: ``step`` and ``zero_grad`` do nothing."""
 
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer, device_placement=False, scaler=None)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Does nothing: the engine clears gradients."""
-
-    def step(self, closure: Any = None) -> Any:
-        """Does nothing: the engine steps."""
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped because gradients were not finite."""
-        return bool(getattr(self.optimizer, "skipped_iter", False))
+    _skipped_attribute = "skipped_iter"
 
 
-class MegatronLMSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that an engine steps: ``step`` does nothing."""
-
-    def __init__(self, scheduler: Any, optimizers: Any) -> None:
-        super().__init__(scheduler, optimizers)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the engine steps."""
+class MegatronLMSchedulerWrapper(ScheduleOfEngine):
+    """A schedule that a ``MegatronEngine`` steps: ``step`` does nothing."""
 
 
 def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:

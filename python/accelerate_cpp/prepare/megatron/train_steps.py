@@ -157,17 +157,7 @@ class GPTTrainStep(AbstractTrainStep):
 
     def get_loss_func(self, accelerator: Any) -> LossFunction:
         """A function of the mask of the loss and of the losses of tokens, with ``return_logits`` and the logits."""
-        custom = _use_custom(accelerator, "custom_loss_function")
-        if custom is not None:
-            return custom  # type: ignore[no-any-return]
-
-        @_mean_of_tokens
-        def loss_func(loss_mask: Tensor, output_tensor: Any) -> tuple[Tensor, Reported]:
-            losses, *logits = output_tensor if isinstance(output_tensor, tuple) else (output_tensor,)
-            loss, reported = _mean_over(losses, loss_mask)
-            return loss, {"lm loss": reported, **({"logits": logits[0].detach()} if logits else {})}
-
-        return loss_func
+        return _loss_of_tokens(accelerator)
 
     def get_forward_step_func(self) -> ForwardStep:
         """A function from an iterator and the model to its outputs and the function that computes their loss."""
@@ -338,16 +328,7 @@ class T5TrainStep(AbstractTrainStep):
 
     def get_loss_func(self, accelerator: Any) -> LossFunction:
         """A function of the mask of the loss and of the losses of tokens."""
-        custom = _use_custom(accelerator, "custom_loss_function")
-        if custom is not None:
-            return custom  # type: ignore[no-any-return]
-
-        @_mean_of_tokens
-        def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Reported]:
-            loss, reported = _mean_over(output_tensor, loss_mask)
-            return loss, {"lm loss": reported}
-
-        return loss_func
+        return _loss_of_tokens(accelerator)
 
     def get_forward_step_func(self) -> ForwardStep:
         """As of :class:`GPTTrainStep`."""
@@ -369,6 +350,21 @@ def _mean_of_tokens(function: LossFunction) -> LossFunction:
     """Notes that ``function`` returns a mean over its first argument, a mask."""
     function.is_mean_of_tokens = True  # type: ignore[attr-defined]
     return function
+
+
+def _loss_of_tokens(accelerator: Any) -> LossFunction:
+    """The program's own loss function, or one of the mask of the loss and the losses of tokens, or these and logits."""
+    custom: LossFunction | None = _use_custom(accelerator, "custom_loss_function")
+    if custom is not None:
+        return custom
+
+    @_mean_of_tokens
+    def loss_func(loss_mask: Tensor, output_tensor: Any) -> tuple[Tensor, Reported]:
+        losses, *logits = output_tensor if isinstance(output_tensor, tuple) else (output_tensor,)
+        loss, reported = _mean_over(losses, loss_mask)
+        return loss, {"lm loss": reported, **({"logits": logits[0].detach()} if logits else {})}
+
+    return loss_func
 
 
 def tokens_counted(loss_function: LossFunction) -> Tensor | None:
