@@ -3,8 +3,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "bindings/bindings.h"
 #include "core/base/error.h"
@@ -58,6 +60,14 @@ void broadcast_tensors(Communicator& communicator, const std::vector<at::Tensor>
     communicator.broadcast(data.load(), root, comm::Call(Deadline::after(timeout), comm::shape_of(tensor)));
     data.store();
   }
+}
+
+std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> traffic_of(const C10dBackend& backend) {
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> found;
+  for (const auto& [kind, total] : backend.traffic().totals()) {
+    found.emplace(kind, std::pair(total.operations, total.size_bytes));
+  }
+  return found;
 }
 
 at::Tensor window(Communicator& communicator, std::size_t size_bytes, milliseconds timeout) {
@@ -114,7 +124,10 @@ void bind_comm(py::module_& module) {
   py::class_<C10dBackend, ::c10d::Backend, c10::intrusive_ptr<C10dBackend>>(
       module, "C10dBackend", "A communicator as a torch.distributed backend.")
       .def_property_readonly("communicator", &C10dBackend::communicator)
-      .def_property_readonly("timeout", &C10dBackend::timeout);
+      .def_property_readonly("timeout", &C10dBackend::timeout)
+      .def_property_readonly("traffic", &traffic_of,
+                             "What has been issued through the backend so far: by the kind of operation, such as "
+                             "all_reduce, how many, and the bytes that this rank put in (csrc/core/comm/traffic.h).");
 
   module.def(
       "create_backend",

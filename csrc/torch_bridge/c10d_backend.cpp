@@ -77,6 +77,20 @@ WorkPointer C10dBackend::enqueue(const Order& order, std::uint64_t sequence, Ten
                       hooks_.rethrow);
 }
 
+void C10dBackend::count_each(OperationKind kind, const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    count(kind, tensor);
+  }
+}
+
+void C10dBackend::count_joint(OperationKind kind, const Tensors& tensors) {
+  std::size_t size_bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    size_bytes += tensor.nbytes();
+  }
+  traffic_.add(kind, size_bytes);
+}
+
 void C10dBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool) {
   ::c10d::BarrierOptions here = options;
   here.asyncOp = false;

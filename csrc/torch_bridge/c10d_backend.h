@@ -19,6 +19,7 @@
 
 #include "core/base/background.h"
 #include "core/comm/communicator.h"
+#include "core/comm/traffic.h"
 #include "core/comm/transfer_pump.h"
 #include "core/comm/work_queue.h"
 #include "torch_bridge/c10d_work.h"
@@ -49,6 +50,8 @@ class C10dBackend final : public ::c10d::Backend {
   // For operations that do not go through the backend. They also wait for the asynchronous ones issued before them.
   const std::shared_ptr<Communicator>& communicator() const { return ordered_; }
   std::chrono::milliseconds timeout() const { return options_->timeout; }
+  // What has been issued through the backend, whether or not it has ended; in a window, as what it consists of.
+  const Traffic& traffic() const { return traffic_; }
 
   // Gives up whatever is under way, ends the threads, and leaves the group: for use before the interpreter ends, which
   // the threads may need. With a `reason`, or if something was under way, peers treat this rank as failed.
@@ -157,6 +160,11 @@ class C10dBackend final : public ::c10d::Backend {
   WorkPointer collect(WorkPointer work);
   WorkPointer refuse(::c10d::OpType type, const std::exception_ptr& error);
   bool coalesces_here() const;
+  // Counts an operation on `tensor`, and one on each of several.
+  void count(OperationKind kind, const at::Tensor& tensor) { traffic_.add(kind, tensor.nbytes()); }
+  void count_each(OperationKind kind, const Tensors& tensors);
+  // Counts one operation on all of `tensors`.
+  void count_joint(OperationKind kind, const Tensors& tensors);
 
   const std::shared_ptr<Communicator> communicator_;
   const c10::intrusive_ptr<Options> options_;
@@ -165,6 +173,7 @@ class C10dBackend final : public ::c10d::Backend {
   // Outlives the backend in the operations under way.
   const std::shared_ptr<std::atomic<::c10d::ErrorType>> error_;
   std::atomic<std::uint64_t> sequence_{0};
+  Traffic traffic_;
   std::atomic<bool> closed_{false};
   const std::shared_ptr<WorkQueue> queue_;
   const std::shared_ptr<Communicator> ordered_;

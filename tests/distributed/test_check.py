@@ -104,3 +104,12 @@ def test_an_interrupt_ends_the_check_without_a_report(tmp_path: Path) -> None:
     printed, _ = process.communicate()
     assert process.returncode == 130
     assert b"accelerate-cpp check:" not in printed
+
+
+def test_a_mesh_is_told_with_what_its_ranks_hold(tmp_path: Path) -> None:
+    _, findings, printed = check(tmp_path, "--num_machines", "2", SCRIPTS / "healthy_split_layers.py")
+    (one,) = (one for one in findings if one["code"] == "mesh")
+    assert one["level"] == "note"
+    weights = 4 * (4 * 4 + 4 + 4 * 2 + 2)  # of both layers half, and the whole bias of the second
+    assert one["what"].startswith(f"the mesh is tp 2. ranks 0, 1: {weights} B of weights and 0 B of optimizer states")
+    assert "On 2 machines with 1 rank each, along tp ranks communicate between hosts" in printed.replace("\n  ", " ")

@@ -144,6 +144,22 @@ def test_step_measures_a_training_step(runs: Runs) -> None:
 
 @linux_only
 @pytest.mark.long
+def test_pipeline_bubble_measures_each_schedule_beside_its_formula(runs: Runs) -> None:
+    results = runs.folder / "results.json"
+    options = ["--turns", "1", "--steps", "1", "--micro_batches", "4"]
+    done = runs.run(BENCHMARKS / "pipeline_bubble.py", *options, "--json", str(results))
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(results.read_text())
+    schedules = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+    assert [(row["schedule"], row["micro_batches"]) for row in measured] == [(schedule, 4) for schedule in schedules]
+    assert all(0 < row["least"] <= row["waits"] <= row["most"] < 1 for row in measured)
+    assert [round(row["formula"], 3) for row in measured] == [0.2, 0.2, 0.111, 0.04]
+    shown = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(shown) == 1 + len(measured)
+
+
+@linux_only
+@pytest.mark.long
 def test_facade_measures_imports(runs: Runs) -> None:
     options = ["--turns", "1", "--only", "import beyond torch", "--contestants", "accelerate_cpp"]
     done = runs.run(BENCHMARKS / "facade.py", *options)

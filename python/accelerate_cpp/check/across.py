@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from accelerate_cpp.check.journal import LEVELS, Finding, Record, of_kind
+from accelerate_cpp.check.meshes import judge_mesh
 from accelerate_cpp.check.task import Task
 
 Journals = Mapping[int, Sequence[Record]]
@@ -36,6 +37,7 @@ def judge(task: Task, journals: Journals, crash: tuple[int, str] | None = None) 
         if not has_cause:
             findings += _different_calls(journals)
         findings += _without_accelerator(task, journals)
+        findings += judge_mesh(task, journals)
     errors = [one for one in findings if one.level == "error"]
     plain = [one for one in errors if one.code != "lost-peer"]
     if plain:  # one that was lost has its reason among the others

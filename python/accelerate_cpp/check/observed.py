@@ -99,6 +99,11 @@ class Observed:
         """Whether engines of another library step, on gradients and parameters of their own."""
         return any(getattr(one, "deepspeed_plugin", None) is not None for one in self.accelerators)
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether models are in stages, which only ``train_batch`` computes with, and other ranks have others."""
+        return any(one._session.strategy.trains_batches for one in self.accelerators)
+
     def prepared(self, kind: str) -> list[Any]:
         """The prepared objects of a kind: ``models``, ``optimizers``, ``dataloaders`` or ``schedulers``."""
         return [item for accelerator in self.accelerators for item in getattr(accelerator, f"_{kind}")]

@@ -11,6 +11,7 @@ import torch
 
 from accelerate_cpp.check.observed import CheckFinished, Observed
 from accelerate_cpp.check.source import here
+from accelerate_cpp.devices.shards import is_sharded_tensor
 
 _NAMES_SHOWN = 4
 
@@ -147,8 +148,14 @@ class Training:
             self._write_down_weights()
 
     def _write_down_weights(self) -> None:
+        if self._observed.has_stages:
+            return  # ranks have other weights
         for number, model in enumerate(self._watched):
-            trained = {n: p for n, p in model.named_parameters() if id(p) in self._received}
+            trained = {
+                name: parameter
+                for name, parameter in model.named_parameters()
+                if id(parameter) in self._received and not is_sharded_tensor(parameter)
+            }
             checksums = {name: _checksum(parameter) for name, parameter in trained.items()}
             self._observed.journal.write(
                 "weights", model=number, steps=self._observed.steps, checksums=checksums, where=here()
@@ -204,7 +211,8 @@ class Training:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         without = [name.removeprefix("module.") for name, p in trained if id(p) not in self._received]
         kind = type(getattr(model, "module", model)).__name__
-        if observed.is_distributed and len(without) < len(trained) and not self._forwards[id(model)]:
+        is_called = self._forwards[id(model)] or observed.has_stages
+        if observed.is_distributed and len(without) < len(trained) and not is_called:
             observed.find(
                 "error",
                 "prepared-model-unused",

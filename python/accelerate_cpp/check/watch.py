@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.check.configuration import judge_arguments
 from accelerate_cpp.check.loading import Loading
+from accelerate_cpp.check.meshes import write_down_mesh
 from accelerate_cpp.check.observed import Observed
 from accelerate_cpp.check.saving import Saving
 from accelerate_cpp.check.schedules import Schedules
@@ -102,6 +103,7 @@ class Watch:
         self._training.conclude()
         self._schedules.conclude()
         self._saving.conclude(has_ended)
+        write_down_mesh(self._observed)
 
     def _connect(self, original: Around, _: bool, **kwargs: Any) -> Any:
         """Ranks wait for each other as long as the check allows, not as long as a run would."""
@@ -117,6 +119,7 @@ class Watch:
             wrap(Accelerator, name, self._prepare)
         wrap(Accelerator, "prepare_data_loader", self._prepare_data_loader)
         wrap(Accelerator, "backward", self._backward)
+        wrap(Accelerator, "train_batch", self._train_batch)
         for name in ("accumulate", "no_sync"):
             wrap(Accelerator, name, self._accumulate)
         wrap(torch.Tensor, "backward", self._plain_backward)
@@ -147,6 +150,13 @@ class Watch:
     def _backward(self, original: Around, _: bool, accelerator: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         self._training.backward(loss)
         return original(accelerator, loss, *args, **kwargs)
+
+    def _train_batch(self, original: Around, _: bool, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._observed.backwards
+        loss = original(accelerator, *args, **kwargs)
+        if self._observed.backwards == before:  # stages compute backwards by themselves
+            self._training.backward(loss)
+        return loss
 
     def _plain_backward(self, original: Around, is_the_users: bool, loss: Any, *args: Any, **kwargs: Any) -> Any:
         if is_the_users:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from accelerate_cpp.errors import InvalidArgument
@@ -52,6 +52,11 @@ class Mesh:
     def data_ranks(self) -> list[int]:
         """The ``data_rank`` of each rank."""
         return [Mesh(rank, self.sizes).data_rank for rank in range(self.world_size)]
+
+    def axes_among(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The axes along which ``ranks`` are at different places, in the order of :data:`AXES`."""
+        members = [Mesh(rank, self.sizes) for rank in ranks]
+        return tuple(axis for axis in AXES if len({one.place(axis) for one in members}) > 1)
 
     def one_rank_per_batch(self) -> list[int]:
         """The ranks that compute with something else than a lower one: the first of those that split a model."""

@@ -13,12 +13,17 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, 
 from accelerate_cpp.placement import memory_report
 
 if TYPE_CHECKING:
+    from accelerate_cpp.comm.mesh import Mesh
+    from accelerate_cpp.parallel.costs.steps import Step
     from accelerate_cpp.placement.empty_models import EmptyModel
 
 __getattr__ = lending("commands.estimate")
 
 _DTYPES = ["float32", "float16", "int8", "int4"]
 _OPTIMIZERS = ("adam", "adamw", "sgd", "sgd_momentum")
+_AXES = ("dp_replicate", "dp_shard", "tp", "cp", "sp", "pp")
+_ATTENTIONS = ("allgather", "alltoall", "ulysses")
+_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
 
 def estimate_command_parser(
@@ -41,13 +46,20 @@ def estimate_command_parser(
         "--trust_remote_code", action="store_true", help="run code from the model's repository; read it first"
     )
     _add_training_flags(parser)
+    _add_mesh_flags(parser)
     parser.set_defaults(func=estimate_command)
     return parser
 
 
 def _add_training_flags(parser: CustomArgumentParser) -> None:
     section = parser.add_argument_group("training", "Weights, gradients, optimizer states and activations.")
-    section.add_argument("--batch_size", type=integer_from(1), default=1, metavar="N", help="samples per batch")
+    section.add_argument(
+        "--batch_size",
+        type=integer_from(1),
+        default=1,
+        metavar="N",
+        help="samples per batch; with --parallelism, per micro-batch",
+    )
     section.add_argument(
         "--sequence_length",
         type=integer_from(1),
@@ -66,8 +78,51 @@ def _add_training_flags(parser: CustomArgumentParser) -> None:
     section.add_argument("--picture", metavar="FILE", help="also draw the bars in this file, such as memory.png")
 
 
+def _add_mesh_flags(parser: CustomArgumentParser) -> None:
+    section = parser.add_argument_group(
+        "several processes", "What each holds and sends, for decoders of transformers (docs/planning.md)."
+    )
+    section.add_argument(
+        "--parallelism", metavar="SIZES", help='sizes of a ParallelismConfig, such as "dp_shard=4,tp=8,pp=4"'
+    )
+    section.add_argument(
+        "--sequence_parallel", action="store_true", help="of tp: norms and residuals are computed for parts of tokens"
+    )
+    section.add_argument(
+        "--loss_parallel", action="store_true", help="of tp: logits stay split, and losses are computed of the parts"
+    )
+    section.add_argument(
+        "--cp_comm_strategy", choices=_ATTENTIONS, default="allgather", help="of cp; default: allgather"
+    )
+    section.add_argument(
+        "--micro_batches",
+        type=integer_from(1),
+        metavar="N",
+        help="per step and process; default: 2 for each process along pp, 1 without pp",
+    )
+    section.add_argument("--pp_schedule", type=str.lower, choices=_SCHEDULES, default="1f1b", help="default: 1f1b")
+    section.add_argument("--clip", action="store_true", help="gradients are clipped by their norm")
+    section.add_argument(
+        "--ranks_per_host", type=integer_from(1), default=8, metavar="N", help="neighbouring ranks; default: 8"
+    )
+    for name, default, what in (
+        ("bandwidth_within", 400.0, "GB/s that each rank can send to others of its host"),
+        ("bandwidth_between", 50.0, "GB/s that each rank can send to other hosts"),
+        ("latency_within", 2.0, "microseconds of a message within a host"),
+        ("latency_between", 5.0, "microseconds of a message between hosts"),
+    ):
+        section.add_argument(
+            f"--{name}", type=float, default=default, metavar="X", help=f"{what}; default: {default:g}"
+        )
+
+
 def estimate_command(args: argparse.Namespace) -> int:
     """Prints the estimate for ``args``."""
+    if args.parallelism is not None:
+        if args.picture is not None:
+            raise _no_picture()
+        print(mesh_text(args))
+        return 0
     picture = None if args.picture is None else memory_report.checked_picture(Path(args.picture).expanduser())
     report = _report(args)
     print(memory_report.text(report))
@@ -111,6 +166,97 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
     return [
         [dtype, layer, total, dict(report.training.get(dtype, {}))] for dtype, (layer, total) in report.stored.items()
     ]
+
+
+def mesh_text(args: argparse.Namespace) -> str:
+    """The report for ``args.parallelism``: what each rank holds, what it sends, and how long the pipeline waits.
+
+    Raises:
+        InvalidArgument: the sizes cannot be combined, or the model cannot be split or cut that way.
+    """
+    # Imported here, because they load torch.
+    import torch
+
+    from accelerate_cpp.parallel.costs.links import Links
+    from accelerate_cpp.placement.empty_models import empty_model
+    from accelerate_cpp.placement.mesh_memory import held_by_ranks
+    from accelerate_cpp.placement.mesh_report import MeshReport, text
+
+    in_16_bits = "float32" not in args.dtypes
+    names = ("ranks_per_host", "bandwidth_within", "bandwidth_between", "latency_within", "latency_between")
+    links = Links(**{name: getattr(args, name) for name in names})
+    mesh = mesh_from(args.parallelism)
+    device = _device(args.device)
+    model = empty_model(
+        args.model_name,
+        args.library_name,
+        batch_size=args.batch_size,
+        sequence_length=args.sequence_length,
+        model_class=args.model_class,
+        trust_remote_code=args.trust_remote_code,
+    )
+    step = _step(args, mesh, model.tokens, 2 if in_16_bits else 4)
+    dtype = torch.float16 if in_16_bits else None
+    stages, held = held_by_ranks(model.module, mesh, step, args.optimizer, dtype, device)
+    precision = "float16 (mixed precision)" if in_16_bits else "float32"
+    return text(MeshReport(args.model_name, model.title, precision, args.optimizer, mesh, step, links, stages, held))
+
+
+def mesh_from(sizes: str) -> Mesh:
+    """The mesh of rank 0, from sizes such as ``"dp_shard=4,tp=8"``.
+
+    Raises:
+        InvalidArgument: there is no such axis, a size is no positive integer, or the sizes cannot be combined.
+    """
+    from accelerate_cpp.comm.mesh import Mesh
+    from accelerate_cpp.errors import InvalidArgument
+    from accelerate_cpp.plugins.combinations import require_legal
+    from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accelerate_cpp.plugins.parallelism_config import ParallelismConfig
+
+    found = dict.fromkeys(_AXES, 1)
+    for part in filter(None, (part.strip() for part in sizes.split(","))):
+        name, _, size = (word.strip() for word in part.partition("="))
+        name = name.removesuffix("_size")
+        if name not in found or not size.isdecimal() or int(size) < 1:
+            raise InvalidArgument(
+                f"--parallelism {sizes!r}: {part!r}; expected a size, 1 or more, of {', '.join(_AXES)}, such as "
+                "dp_shard=4,tp=8"
+            )
+        found[name] = int(size)
+    config = ParallelismConfig(**{f"{name}_size": size for name, size in found.items()})  # type: ignore[arg-type]
+    sharding = FullyShardedDataParallelPlugin(fsdp_version=2) if found["dp_shard"] > 1 else None
+    require_legal(config, config.total_size, sharding)
+    return Mesh(0, config.axes())
+
+
+def _step(args: argparse.Namespace, mesh: Mesh, tokens: int, element_bytes: int) -> Step:
+    from accelerate_cpp.parallel.costs.steps import Step
+    from accelerate_cpp.parallel.pipeline.schedules import schedule_named
+
+    stages, sharded = mesh.size("pp"), mesh.size("dp_shard") > 1
+    micro_batches = args.micro_batches or (2 * stages if stages > 1 else 1)
+    if stages > 1:
+        schedule_named(args.pp_schedule).check(stages, micro_batches)
+    return Step(
+        rows=args.batch_size,
+        tokens=tokens,
+        micro_batches=micro_batches,
+        element_bytes=element_bytes,
+        weight_bytes=element_bytes if sharded else 4,  # of copies, gradients travel as optimizers use them
+        sequence_parallel=args.sequence_parallel,
+        loss_parallel=args.loss_parallel,
+        attention=args.cp_comm_strategy,
+        schedule=args.pp_schedule,
+        sharded=sharded,
+        clips=args.clip,
+    )
+
+
+def _no_picture() -> Exception:
+    from accelerate_cpp.errors import InvalidArgument
+
+    return InvalidArgument("--picture: there are no bars of a mesh to draw; leave --picture or --parallelism out")
 
 
 def _report(args: argparse.Namespace) -> memory_report.Report:

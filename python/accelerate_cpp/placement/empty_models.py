@@ -35,12 +35,14 @@ class EmptyModel:
         title: its class and its library.
         make_inputs: makes the arguments of a forward pass, with the loss where the model computes one.
         batch: what these are, in words.
+        tokens: of a sample; 0 where there are none.
     """
 
     module: nn.Module
     title: str
     make_inputs: Callable[[], Inputs]
     batch: str
+    tokens: int = 0
 
 
 def empty_model(
@@ -197,6 +199,7 @@ def _of_transformers(
         f"{type(module).__name__} of transformers",
         lambda: ((), _arguments(module, config, shape, (batch_size, length))),
         batch,
+        length,
     )
 
 

@@ -34,7 +34,7 @@ class Report:
     failure: str | None = None
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """``count`` bytes with a unit (of 1024)."""
     amount, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
     for unit in units:
@@ -48,7 +48,7 @@ def text(report: Report) -> str:
     """The whole report."""
     lines = [f"{report.name}: {report.title}, {report.parameters:,} parameters", ""]
     rows = [(dtype, size(layer), size(total)) for dtype, (layer, total) in report.stored.items()]
-    lines += _table(("dtype", "largest layer", "total size"), rows)
+    lines += table(("dtype", "largest layer", "total size"), rows)
     if report.training:
         lines += ["", f"Training with {report.setting}:", *_training_table(report)]
         lines += ["", *_bars(report.training), ""]
@@ -67,13 +67,16 @@ def _training_table(report: Report) -> list[str]:
         known = [part for part in parts.values() if part is not None]
         together = size(sum(known)) if len(known) == len(parts) else f"over {size(sum(known))}"
         rows.append((dtype, *("?" if part is None else size(part) for part in parts.values()), together))
-    return _table(("dtype", *names, "together"), rows)
+    return table(("dtype", *names, "together"), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines with columns of equal width, of which the first ``left`` are aligned to the left."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in enumerate(cells)
+        )
         for cells in (list(zip(row, widths, strict=True)) for row in (head, *rows))
     ]
 

@@ -111,6 +111,7 @@ def activation_bytes(
     make_inputs: Callable[[], Inputs],
     dtype: torch.dtype | None = None,
     device: str = "cpu",
+    weights: torch.dtype | None = None,
 ) -> int:
     """Bytes that autograd saves for the backward pass in one forward pass, parameters and buffers left out.
 
@@ -119,11 +120,12 @@ def activation_bytes(
         make_inputs: called once, to make positional and named arguments of the forward pass on ``device``.
         dtype: that of autocast, as mixed precision uses it; ``None`` for none.
         device: whose kernels; ``cuda`` needs a GPU to be there, as torch asks it which kernels it has.
+        weights: as :func:`activation_bytes_by_module` takes it.
 
     Raises:
         Exception: whatever the forward pass raises, for example where it looks at values.
     """
-    with _without_data(model, make_inputs, device=device) as (forward, own):
+    with _without_data(model, make_inputs, weights, device) as (forward, own):
         return saved_bytes(forward, own, dtype, device)
 
 

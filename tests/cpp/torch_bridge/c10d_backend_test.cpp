@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +47,53 @@ TEST(C10dBackend, TellsItsNameItsPlaceAndItsTimeout) {
     EXPECT_EQ(backend.timeout(), milliseconds(7));
     EXPECT_EQ(backend.getBackendOptions()->timeout, milliseconds(7));
   });
+}
+
+TEST(C10dBackend, CountsOperationsAndWhatThisRankPutsIntoThem) {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    EXPECT_TRUE(backend.traffic().totals().empty());
+    Tensors whole = {filled(1, {4})};
+    Tensors part = {filled(1, {2})};
+    std::vector<Tensors> parts = {{filled(0, {2}), filled(0, {2})}};
+    backend.allreduce(whole, kNow);
+    backend.allreduce(whole, kLater)->wait();
+    Tensors two = {filled(1, {1}), filled(1, {3})};
+    backend.allreduce_coalesced(two, options<::c10d::AllreduceCoalescedOptions>(false));
+    backend.reduce(whole, options<::c10d::ReduceOptions>(false));
+    backend.broadcast(whole, options<::c10d::BroadcastOptions>(false));
+    backend.allgather(parts, part, options<::c10d::AllgatherOptions>(false));
+    backend._allgather_base(whole[0], part[0], options<::c10d::AllgatherOptions>(false));
+    backend.reduce_scatter(part, parts, options<::c10d::ReduceScatterOptions>(false));
+    backend._reduce_scatter_base(part[0], whole[0], options<::c10d::ReduceScatterOptions>(false));
+    std::vector<Tensors> nothing;
+    backend.gather(rank == 0 ? parts : nothing, part, options<::c10d::GatherOptions>(false));
+    backend.scatter(part, rank == 0 ? parts : nothing, options<::c10d::ScatterOptions>(false));
+    two = {filled(1, {2}), filled(1, {2})};
+    backend.alltoall(parts[0], two, options<::c10d::AllToAllOptions>(false));
+    std::vector<std::int64_t> equal;
+    Tensors other = {filled(0, {4})};
+    backend.alltoall_base(other[0], whole[0], equal, equal, options<::c10d::AllToAllOptions>(false));
+    backend.barrier(options<::c10d::BarrierOptions>(false));
+    if (rank == 0) {
+      backend.send(whole, 1, 0)->wait();
+    } else {
+      backend.recv(whole, 0, 0)->wait();
+    }
+    std::map<std::string, Traffic::Total> expected = {
+        {"all_reduce", {4, 48}},     {"reduce", {1, 16}},
+        {"broadcast", {1, 16}},      {"all_gather", {2, 16}},
+        {"gather", {1, 8}},          {"scatter", {1, rank == 0 ? 16U : 0U}},
+        {"barrier", {1, 0}},         {"all_to_all", {2, 32}},
+        {"reduce_scatter", {2, 32}}, {rank == 0 ? "send" : "receive", {1, 16}}};
+    EXPECT_EQ(backend.traffic().totals(), expected);
+  });
+}
+
+TEST(C10dBackend, CountsNothingThatItRefuses) {
+  const auto backend = alone();
+  Tensors none;
+  EXPECT_THROW(backend->allreduce(none, kNow), InvalidArgument);
+  EXPECT_TRUE(backend->traffic().totals().empty());
 }
 
 TEST(C10dBackend, RunsASynchronousCallInItsCaller) {

@@ -38,6 +38,16 @@ def test_a_backend_knows_its_place_and_its_timeout() -> None:
     assert run_ranks(3, facts) == [(rank, 3, rank, 3, "shm", MINUTE) for rank in range(3)]
 
 
+def test_a_backend_counts_what_is_asked_of_it() -> None:
+    def counts(backend: C10dBackend) -> dict[str, tuple[int, int]]:
+        for _ in range(2):
+            backend.allreduce([torch.ones(3)], dist.AllreduceOptions()).wait()
+        backend.barrier(dist.BarrierOptions()).wait()
+        return backend.traffic
+
+    assert run_ranks(2, counts) == [{"all_reduce": (2, 24), "barrier": (1, 0)}] * 2
+
+
 def test_a_single_rank_needs_no_other() -> None:
     backend = create_backend(dist.HashStore(), 0, 1, timedelta(milliseconds=1))
     data = torch.ones(3)

@@ -12,6 +12,7 @@ import pytest
 from accelerate_cpp.check.journal import Journal, of_kind, read_journals
 from accelerate_cpp.check.observed import Observed
 from accelerate_cpp.check.task import Task
+from accelerate_cpp.comm.mesh import Mesh
 
 Found = Callable[[], dict[str, str]]
 
@@ -27,6 +28,7 @@ def observed(tmp_path: Path) -> Observed:
         _schedulers=[],
         _dataloaders=[],
         _custom_objects=[],
+        _session=SimpleNamespace(strategy=SimpleNamespace(trains_batches=False), topology=SimpleNamespace(mesh=Mesh())),
     )
     seen = Observed(Task("train.py", processes=2, configured=2), Journal(tmp_path, 0))
     seen.accelerators.append(accelerator)

@@ -43,3 +43,19 @@ def test_of_processes_that_split_a_model_one_counts() -> None:
     mesh = Mesh(0, {"pp": 2, "dp_replicate": 2, "cp": 2, "tp": 2})
     assert mesh.one_rank_per_batch() == [0, 2, 4, 6]
     assert Mesh(1, {"dp_shard": 3}).one_rank_per_batch() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [
+        ([0, 1], ("tp",)),
+        ([0, 2], ("dp_shard",)),
+        ([1, 13], ("pp",)),
+        ([0, 2, 4, 6, 8, 10], ("dp_replicate", "dp_shard")),
+        (range(24), ("pp", "dp_replicate", "dp_shard", "tp")),
+        ([5], ()),
+    ],
+)
+def test_a_group_is_along_the_axes_on_which_its_ranks_differ(ranks: list[int], axes: tuple[str, ...]) -> None:
+    mesh = Mesh(3, {"pp": 2, "dp_replicate": 2, "dp_shard": 3, "tp": 2})
+    assert mesh.axes_among(ranks) == axes

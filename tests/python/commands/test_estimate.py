@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import huggingface_hub.errors
 import pytest
 
 from accelerate_cpp.commands import estimate
+from accelerate_cpp.errors import InvalidArgument
 
 # Stands for timm: one layer with a bias, on images of 8 by 8.
 TIMM = """
@@ -193,3 +195,73 @@ def test_a_model_that_the_hub_does_not_show_is_told(kind: str, answer: str, monk
 
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
     assert estimate.verify_on_hub("a/b") == answer
+
+
+def llama(folder: Path, **options: object) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "vocab_size": 96}
+    (folder / "config.json").write_text(json.dumps(config | sizes | options))
+
+
+def test_a_mesh_shows_what_ranks_hold_and_send(folder: Path) -> None:
+    llama(folder)
+    mesh = ["--parallelism", "pp=2, dp_shard_size=2, tp=2", "--sequence_parallel", "--micro_batches", "4"]
+    batch = ["--batch_size", "2", "--sequence_length", "16", "--ranks_per_host", "2", "--optimizer", "sgd"]
+    done = run(folder, str(folder), *mesh, *batch, "--dtypes", "float32")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert shown[1] == "8 ranks: pp 2 x dp_shard 2 x tp 2; 4 hosts of 2"
+    assert shown[2] == "A step: 2 batches of 4 micro-batches of 2 x 16 tokens, 256 tokens together"
+    assert [line.split()[:4] for line in shown if line.startswith("tp ")] == [["tp", "within", "a", "host"]]
+    assert [line.split()[:3] for line in shown if line.startswith(("dp_shard ", "pp    "))] == [
+        ["dp_shard", "between", "hosts"],
+        ["pp", "between", "hosts"],
+    ]
+    assert shown[-1] == "Pipeline 1f1b: ranks wait for 20.0 % of a step, apart from communication."
+
+
+@pytest.mark.long
+def test_mixed_precision_sends_half_as_much(folder: Path) -> None:
+    llama(folder)
+    sent = {}
+    for dtype in ("float32", "float16"):
+        arguments = ["--parallelism", "dp_shard=2", "--dtypes", dtype, "--sequence_length", "16"]
+        done = run(folder, str(folder), *arguments)
+        assert done.returncode == 0, done.stderr
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith("dp_shard "))
+        words = line.split()
+        sent[dtype] = float(words[words.index("KiB") - 1])
+    assert sent["float32"] == pytest.approx(2 * sent["float16"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("pp=2,cp=2", "parallelism_config: pp_size=2 with cp_size=2; a pipeline cuts batches"),
+        ("sp=2", "parallelism_config: sp_size=2 splits sequences by the attention of DeepSpeed"),
+        ("ep=2", "--parallelism 'ep=2': 'ep=2'; expected a size, 1 or more, of dp_replicate, dp_shard, tp, cp"),
+        ("tp=0", "--parallelism 'tp=0': 'tp=0'; expected a size"),
+        ("tp", "--parallelism 'tp': 'tp'; expected a size"),
+    ],
+)
+def test_sizes_that_cannot_be_combined_are_refused(sizes: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
+        estimate.mesh_from(sizes)
+
+
+def test_sizes_are_those_of_a_mesh() -> None:
+    assert estimate.mesh_from("pp=2, dp_shard_size=4,tp=1").sizes == {"pp": 2, "dp_shard": 4}
+
+
+def test_what_a_model_cannot_be_split_into_is_refused_in_one_line(folder: Path) -> None:
+    llama(folder)
+    done = run(folder, str(folder), "--parallelism", "tp=3", "--sequence_length", "16")
+    assert done.returncode == 2
+    assert "computes 4 heads, which cannot be shared out over tp_size=3" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_mesh_has_no_picture(folder: Path) -> None:
+    done = run(folder, str(folder), "--parallelism", "tp=2", "--picture", "bars.png")
+    assert done.returncode == 2
+    assert "--picture: there are no bars of a mesh to draw" in done.stderr

@@ -1,0 +1,1 @@
+"""What an optimizer step on a mesh communicates and waits for, computed without processes."""
