@@ -82,7 +82,7 @@ def _part(
         kv_heads=kv_heads,
         kv_features=kv_heads * head_dim,
         attentions=len(blocks),
-        columns=_number_of(styles, COLUMNS),
+        columns=len({name.rpartition(".")[0] for name, style in styles.items() if style == COLUMNS}),
         rows=_number_of(styles, ROWS),
         gathering=gathering,
         in_parts=tuple(

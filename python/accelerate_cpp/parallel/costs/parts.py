@@ -48,7 +48,8 @@ class Part:
         kv_features: features of the keys of a token, and as many of its values.
         heads, kv_heads: of attention.
         attentions: calls of attention in a forward pass.
-        columns: ``nn.Linear`` layers within blocks that are split by their outputs.
+        columns: inputs of ``nn.Linear`` layers within blocks that are split by their outputs; those of one module, such
+            as queries, keys and values, share theirs.
         rows: those that are split by their inputs.
         gathering: modules that get all tokens where sequence parallelism cuts them.
         in_parts: elements of each parameter that processes use for their heads alone.
@@ -170,7 +171,7 @@ class Decoder:
             kv_heads=self.kv_heads,
             kv_features=self.kv_heads * (self.head_dim or self.hidden // self.heads),
             attentions=count,
-            columns=5 * count,
+            columns=2 * count,
             rows=2 * count,
             gathering=2 * count,
             in_parts=(),

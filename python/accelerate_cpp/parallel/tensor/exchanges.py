@@ -136,19 +136,24 @@ class SharedInput:
     """:func:`with_summed_gradients`, once for layers that get the same tensor one after the other.
 
     Queries, keys and values are computed from one tensor; its gradients are then added up before they are exchanged.
+    What was made of a tensor is kept as long as the program keeps that.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._last: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor], int] | None = None
+        self._last: tuple[weakref.ref[torch.Tensor], torch.Tensor, int] | None = None
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if not (torch.is_grad_enabled() and tensor.requires_grad):
             return tensor
         if self._last is not None:
-            given, made, version = self._last[0](), self._last[1](), self._last[2]
-            if given is tensor and made is not None and version == tensor._version:
+            given, made, version = self._last
+            if given() is tensor and version == tensor._version:
                 return made
         fresh = with_summed_gradients(tensor, self._group)
-        self._last = weakref.ref(tensor), weakref.ref(fresh), tensor._version
+        self._last = weakref.ref(tensor, self._forget), fresh, tensor._version
         return fresh
+
+    def _forget(self, gone: weakref.ref[torch.Tensor]) -> None:
+        if self._last is not None and self._last[0] is gone:
+            self._last = None

@@ -59,7 +59,7 @@ def test_biases_and_norms_of_heads_are_found() -> None:
     assert part.kv_features == 2 * 16
     (part,) = parts_of(model := on_meta("Qwen2"), [model], plan_for(model, None, 2))
     assert Weight((32,), 0) in part.weights  # the bias of queries, whose outputs are split
-    assert part.columns == 5 * LLAMA.layers
+    assert part.columns == 2 * LLAMA.layers
 
 
 def test_styles_whose_communication_is_not_known_are_refused() -> None:
