@@ -138,6 +138,9 @@ def refusals() -> list[str]:
     model = prepare_pippy(network(), example_args=example)
     said += [refused(partial(model, *inputs)) for inputs in ((torch.rand(2, 9),), (torch.rand(2, 8), 2), ())]
     assert (model(*example) is None) == (torch.distributed.get_rank() == 0), "the pipeline goes on"
+    model = prepare_pippy(sequence(), example_args=example)
+    said += [refused(partial(model, *inputs)) for inputs in ((1,), (), (torch.rand(0, 8),))]
+    assert (model(*example) is None) == (torch.distributed.get_rank() == 0), "the pipeline goes on"
     return said
 
 
@@ -150,7 +153,121 @@ def test_what_cannot_be_done_is_refused_on_all_processes() -> None:
         r"for inputs \(float32\[..., 8\]\), and rank 0 passed \(float32\[..., 9\]\) .*prepare_pippy again",
         r"rank 0 passed \(float32\[..., 8\], 2\)",
         r"rank 0 passed \(\)",
+        "takes a tensor or a tuple of tensors, but got int",
+        "pipeline of Sequential: missing a required argument: 'input'",
+        "expected tensors with equally many rows, at least one",
     ]
     for said in run_processes(refusals, 2):
         for pattern, sentence in zip(patterns, said, strict=True):
             assert re.search(pattern, sentence), sentence
+
+
+def sequence() -> Any:
+    """Entries of unequal costs, one of which is a sequence itself."""
+    import torch
+    from torch import nn
+
+    class Group(nn.Sequential):
+        pass
+
+    torch.manual_seed(0)
+    inner = Group(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(0.5))
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), inner, nn.LayerNorm(8), nn.Linear(8, 3)).eval()
+
+
+def how(model: Any) -> str:
+    return type(model.pippy_stage).__name__
+
+
+def shared_stages() -> dict[str, Any]:
+    """For models that are trained in stages: with which they ran, and how far outputs are from the whole model's.
+
+    Outputs of every other model are given to all processes.
+    """
+    import torch
+    from torch import nn
+
+    from accelerate_cpp import prepare_pippy
+    from test_pipeline import decoder
+
+    class Dictionary(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"x": x, "more": x + 1}
+
+    class Sum(nn.Module):
+        def forward(self, found: Any) -> Any:
+            return found["x"] + found["more"]
+
+    state, found = state_over(None), {}
+
+    def compare(name: str, model: Any, example: Any, batches: list[Any], **options: Any) -> None:
+        gather_output = len(found) % 2 == 1
+        expected = [whole(model(*args, **named)) for args, named in batches]
+        prepare_pippy(model, example_args=example[0], example_kwargs=example[1], gather_output=gather_output, **options)
+        errors = []
+        for (args, named), wanted in zip(batches, expected, strict=True):
+            own = model(*args, **named) if state.is_main_process else model()
+            errors.append(None if own is None else difference([own], [wanted]))
+        found[name] = how(model), model.hf_split_points, gather_output, errors
+
+    def whole(output: Any) -> Any:
+        return output.logits.detach() if hasattr(output, "logits") else output.detach()
+
+    torch.manual_seed(0)
+    one = (torch.rand(2, 8),), {}
+    rows = [((torch.rand(count, 8),), {}) for count in ROWS]
+    compare("sequence", sequence(), one, [*rows, ((), {"input": torch.rand(3, 8)})])
+    compare("inner names", sequence(), one, rows, split_points=["2.2"])
+    compare("outer names", sequence(), one, rows, split_points="2")
+    compare("classes", sequence(), one, rows, no_split_module_classes=["Group"])
+    compare("longer", nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), one, [((torch.rand(5, 4, 8),), {})])
+    pairs = nn.Sequential(nn.Linear(8, 8), Dictionary(), Sum(), nn.Linear(8, 8)).eval()
+    compare("structures", pairs, one, rows, split_points=["2"])
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    compare("taken apart", nn.Sequential(nn.Identity(), block), ((torch.rand(2, 3, 8),), {}), [])
+    for kind in ("llama", "gpt2"):
+        model = decoder(kind).eval()
+        words = [torch.randint(3, 23, shape) for shape in ((5, 7), (1, 4), (4, 9))]
+        masks = [torch.ones_like(one).tril(1) for one in words]
+        named = [((), {"input_ids": one, "attention_mask": mask}) for one, mask in zip(words, masks, strict=True)]
+        placed = [((words[0],), {"attention_mask": masks[0], "use_cache": False}), ((words[1],), {})]
+        compare(kind, model, ((words[0][:2],), {}), [*named, *placed])
+    more = decoder("llama", use_cache=False, output_hidden_states=True).eval()
+    compare("hidden states", more, ((words[0],), {}), [])
+    points = model.hf_split_points
+    prepare_pippy(model, example_args=(words[0][:2],))
+    assert (how(model), model.hf_split_points) == ("DecoderStage", points), "as before, for another example"
+    compare("head", decoder("llama").eval(), ((words[0][:2],), {}), placed, split_points=["lm_head"])
+    compare(
+        "within a layer",
+        decoder("llama", use_cache=False).eval(),
+        ((words[0],), {}),
+        [((words[0],), {})],
+        split_points=["model.layers.2.mlp"],
+    )
+    return found
+
+
+def test_stages_are_those_of_training_where_these_can_cut_the_model() -> None:
+    pytest.importorskip("transformers")
+    expected = {
+        "sequence": ("SequentialStage", ["2.1"]),
+        "inner names": ("SequentialStage", ["2.2"]),
+        "outer names": ("SequentialStage", ["2"]),
+        "classes": ("SequentialStage", ["2.0"]),
+        "longer": ("SequentialStage", ["1"]),
+        "structures": ("TracedStage", ["2"]),
+        "taken apart": ("TracedStage", ["1.linear1"]),
+        "llama": ("DecoderStage", ["model.layers.4"]),
+        "gpt2": ("DecoderStage", ["transformer.h.3"]),
+        "hidden states": ("TracedStage", ["model.layers.4"]),
+        "head": ("DecoderStage", ["lm_head"]),
+        "within a layer": ("TracedStage", ["model.layers.2.mlp"]),
+    }
+    first, last = run_processes(shared_stages, 2, timeout=300)
+    for found in (first, last):
+        assert {name: (kind, points) for name, (kind, points, *_) in found.items()} == expected
+    for name, (*_, gathers, errors) in last.items():
+        for elsewhere, error in zip(first[name][-1], errors, strict=True):
+            assert error < 1e-6, name
+            assert elsewhere < 1e-6 if gathers else elsewhere is None, name

@@ -572,6 +572,10 @@ def what_cannot_be_computed_is_refused(schedule: str) -> None:
         pipe.train_batch(batch["input_ids"][:0], squares)
     with pytest.raises(InvalidArgument, match="takes input_ids"):
         pipe.train_batch("text", squares)
+    wrapped = decoder("gpt2")
+    wrapped.forward = wrapped.forward
+    with pytest.raises(InvalidArgument, match="the forward method of GPT2LMHeadModel was replaced"):
+        pipeline(wrapped, schedule)
     plain = pipeline(sequence(), schedule)
     with pytest.raises(InvalidArgument, match="pass labels, or loss_fn"):
         plain.train_batch(*rows_of_numbers(0)[:1])

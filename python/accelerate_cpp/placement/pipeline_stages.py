@@ -1,34 +1,29 @@
-"""Where the stages of a pipeline begin: modules of a model that stand together, shared out evenly in bytes."""
+"""Where the stages of a pipeline begin: modules of a model that stand together, shared out evenly."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.pipeline.blocks import Divisible, cost_of
+from accelerate_cpp.parallel.pipeline.cut import balanced_starts, divide
+from accelerate_cpp.parallel.pipeline.decoder import DivisibleDecoder
 from accelerate_cpp.placement.module_sizes import class_names
 
 __all__ = ["choose_split_points"]
 
-_AS_EVEN = 1.1
-"""Modules are not split for stages that would be more even than this."""
-
-
-@dataclass
-class _Block:
-    """Neighbouring parts of a model, the first of which a stage can begin with."""
-
-    begins_with: str
-    size: int
+_AS_EVEN = 0.1
+"""Modules are not taken apart for stages that would be more even than by this."""
 
 
 def choose_split_points(model: nn.Module, count: int, whole: str | Collection[str] | None = None) -> list[str]:
     """Names of the modules with which the second to the last of ``count`` stages begin, in the order of the model.
 
-    The largest stage is as small as neighbours allow, but for a tenth, with which modules are not taken apart.
+    The most expensive stage is as cheap as neighbours allow, but for a tenth, with which modules are not taken apart.
+    The cost is that of stages that are trained. Layers of a decoder of Transformers are not taken apart.
 
     Args:
         whole: names of classes of modules that are not taken apart.
@@ -37,54 +32,78 @@ def choose_split_points(model: nn.Module, count: int, whole: str | Collection[st
         InvalidArgument: there are not that many modules to begin with.
     """
     kinds = class_names(whole)
-    levels = [_blocks(model, depth, kinds) for depth in range(1, _depth(model) + 1)]
-    cuts = [_cut(blocks, count) for blocks in levels if len(blocks) >= count]
-    if not cuts:
-        raise InvalidArgument(
-            f"{type(model).__name__} has {len(levels[-1])} modules that a stage of a pipeline can begin with, and "
-            f"there are {count} processes; start fewer"
-        )
-    least = min(largest for largest, _ in cuts)
-    return next(names for largest, names in cuts if largest <= _AS_EVEN * least)
+    parts = _Parts(model, kinds)
+    try:
+        divisible = divide(model)
+    except InvalidArgument:
+        return parts.split_points(count)
+    between = _between_blocks(model, divisible, kinds)
+    enough = len(between.names) >= count
+    if enough and (
+        isinstance(divisible, DivisibleDecoder) or between.largest(count) <= (1 + _AS_EVEN) * parts.largest(count)
+    ):
+        return between.split_points(count)
+    return parts.split_points(count)
 
 
-def _depth(module: nn.Module) -> int:
-    """How deeply modules are nested, at least 1."""
-    return 1 + max(map(_depth, module.children()), default=0)
+class _Blocks:
+    """Neighbouring parts of a model: what a stage may begin with, what each costs, and which make up a module."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.names: list[str] = []
+        self.costs: list[int] = []
+        self.modules: list[tuple[int, int]] = []
+
+    def split_points(self, count: int) -> list[str]:
+        return [self.names[start] for start in self._starts(count)[1:]]
+
+    def largest(self, count: int) -> int:
+        """The cost of the most expensive stage."""
+        starts = self._starts(count)
+        ends = [*starts[1:], len(self.costs)]
+        return max(sum(self.costs[start:end]) for start, end in zip(starts, ends, strict=True))
+
+    def _starts(self, count: int) -> list[int]:
+        if len(self.names) < count:
+            raise InvalidArgument(
+                f"{self._kind} has {len(self.names)} modules that a stage of a pipeline can begin with, and there are "
+                f"{count} processes; start fewer"
+            )
+        return balanced_starts(self.costs, count, self.modules, _AS_EVEN if self.modules else 0)
 
 
-def _blocks(model: nn.Module, depth: int, whole: Collection[str]) -> list[_Block]:
-    """The modules at ``depth``; what no stage can begin with, such as a parameter, is in the block after it."""
-    blocks: list[_Block] = []
-    waiting = 0
-    for name, size in _pieces(model, "", model, depth, whole):
-        if name is None:
-            waiting += size
-        else:
-            blocks.append(_Block(name, waiting + size))
-            waiting = 0
-    if blocks:
-        blocks[-1].size += waiting
-    return blocks
+class _Parts(_Blocks):
+    """The smallest modules of any model, or those of the classes ``whole``.
 
-
-def _pieces(
-    model: nn.Module, name: str, module: nn.Module, depth: int, whole: Collection[str]
-) -> Iterator[tuple[str | None, int]]:
-    """Each module at ``depth`` in ``module``, and what is beside it: what a stage may begin with, and its bytes.
-
-    What modules share counts for each of them: each stage has it.
+    What no stage can begin with, such as a parameter, is in the block after it. What modules share counts for each of
+    them: each stage has it.
     """
-    if depth == 0 or not module._modules or type(module).__name__ in whole:
-        yield _first_called(model, name), _size(module, recurse=True)
-        return
-    yield None, _size(module, recurse=False)
-    for label, child in module.named_children():
-        yield from _pieces(model, f"{name}.{label}" if name else label, child, depth - 1, whole)
 
+    def __init__(self, model: nn.Module, whole: Collection[str]) -> None:
+        super().__init__(type(model).__name__)
+        self._model, self._whole, self._waiting = model, whole, 0
+        self._add("", model)
+        if self.costs:
+            self.costs[-1] += self._waiting
 
-def _size(module: nn.Module, recurse: bool) -> int:
-    return sum(tensor.nbytes for tensor in chain(module.parameters(recurse), module.buffers(recurse)))
+    def _add(self, name: str, module: nn.Module) -> None:
+        if not module._modules or type(module).__name__ in self._whole:
+            begins = _first_called(self._model, name)
+            self._waiting += cost_of([module])
+            if begins is not None:
+                self.names.append(begins)
+                self.costs.append(self._waiting)
+                self._waiting = 0
+            return
+        own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
+        self._waiting += sum(2 * tensor.nbytes for tensor in own)
+        begin = len(self.names)
+        for label, child in module.named_children():
+            self._add(f"{name}.{label}" if name else label, child)
+        if name and len(self.names) > begin:
+            self.modules.append((begin, len(self.names)))
+            self.names[begin] = _first_called(self._model, name) or name
 
 
 def _first_called(model: nn.Module, name: str) -> str | None:
@@ -95,28 +114,26 @@ def _first_called(model: nn.Module, name: str) -> str | None:
     return next((found for label in module._modules if (found := _first_called(model, f"{name}.{label}"))), None)
 
 
-def _cut(blocks: Sequence[_Block], count: int) -> tuple[int, list[str]]:
-    """``count`` stages, as even as possible: the bytes of the largest, and with what all but the first begin."""
-    low, high = max(block.size for block in blocks), sum(block.size for block in blocks)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_starts(blocks, middle, count)) <= count:
-            high = middle
+def _between_blocks(model: nn.Module, divisible: Divisible, whole: Collection[str]) -> _Blocks:
+    """The blocks of a model that can be cut; those inside one module of the classes ``whole`` are one."""
+    found = _Blocks(type(model).__name__)
+    around: str | None = None
+    for block in divisible.blocks:
+        inside = _outermost(model, block.names, whole)
+        if inside is not None and inside == around:
+            found.costs[-1] += block.cost
         else:
-            low = middle + 1
-    starts = _starts(blocks, high, count)
-    ends = [*starts[1:], len(blocks)]
-    largest = max(sum(block.size for block in blocks[start:end]) for start, end in zip(starts, ends, strict=True))
-    return largest, [blocks[start].begins_with for start in starts[1:]]
+            found.names.append(block.names[0])
+            found.costs.append(block.cost)
+        around = inside
+    return found
 
 
-def _starts(blocks: Sequence[_Block], limit: int, count: int) -> list[int]:
-    """Where stages of at most ``limit`` bytes begin, filled in order; no fewer than ``count`` of them."""
-    starts, load = [0], blocks[0].size
-    for number, block in enumerate(blocks[1:], start=1):
-        blocks_left, stages_left = len(blocks) - number, count - len(starts)
-        if load + block.size > limit or blocks_left <= stages_left:
-            starts.append(number)
-            load = 0
-        load += block.size
-    return starts
+def _outermost(model: nn.Module, names: Sequence[str], whole: Collection[str]) -> str | None:
+    """The name of the outermost module of the classes ``whole`` around the module that is named first."""
+    labels = names[0].split(".")
+    for depth in range(len(labels)):
+        name = ".".join(labels[:depth])
+        if type(model.get_submodule(name)).__name__ in whole:
+            return name
+    return None

@@ -65,9 +65,9 @@ def test_each_axis_says_whether_it_leaves_a_host_and_how_long_it_takes() -> None
     rows = {line.split()[0]: line for line in shown if line.startswith(("tp ", "dp_replicate "))}
     hidden = 256 * 1024 * 4
     assert rows["tp"].split()[1:4] == ["within", "a", "host"]
-    # 28 all-reduces of 1 MiB, of which each rank sends 3/2, at 1 GB/s
-    assert rows["tp"].endswith(f"{28 * hidden * 1.5 / 1e9 * 1e3:.1f} ms")
-    assert rows["tp"].split()[4:8] == ["all_reduce", "28", "28.00", "MiB"]
+    # 16 all-reduces of 1 MiB, 4 for each layer, of which each rank sends 3/2, at 1 GB/s
+    assert rows["tp"].endswith(f"{16 * hidden * 1.5 / 1e9 * 1e3:.1f} ms")
+    assert rows["tp"].split()[4:8] == ["all_reduce", "16", "16.00", "MiB"]
     assert rows["dp_replicate"].split()[1:3] == ["between", "hosts"]
     assert shown[-1].startswith("Together ")
 

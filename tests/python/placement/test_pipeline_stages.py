@@ -67,9 +67,10 @@ def test_a_parameter_counts_for_the_stage_of_the_module_after_it() -> None:
 
 
 def test_a_list_of_modules_stands_for_the_first_in_it() -> None:
-    model = nn.Sequential()
-    model.embedding, model.rest = Layer(100), nn.ModuleList([nn.ModuleList(), nn.ModuleList([Layer(50), Layer(50)])])
-    assert choose_split_points(model, 2) == ["rest.1.0"]
+    model = Model(nn.ModuleList(), nn.ModuleList([Layer(50), Layer(50)]), own=100)
+    assert choose_split_points(model, 2) == ["blocks.1.1"]
+    model.blocks.insert(0, Layer(100))
+    assert choose_split_points(model, 3) == ["blocks.2.0", "head"]
 
 
 def test_every_stage_has_a_module() -> None:

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from accelerate_cpp._native import balanced_partition
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.pipeline.cut import balanced_starts
 
 __all__ = ["Decoder", "Part", "Weight"]
-
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,8 @@ class Decoder:
         layer = sum(weight.elements() for weight in self._layer())
         table, norm = self.vocabulary * self.hidden, self.hidden
         # As in cut_model: bytes in float32, and twice where each token is multiplied with them.
-        costs = [4 * table + 1, *[8 * layer + 1] * self.layers, 8 * (table + norm) + 1]
-        owners = balanced_partition(block_bytes=costs, capacities=[_NO_LIMIT] * stages) or []
-        starts = [*(owners.index(stage) for stage in range(stages)), blocks]
+        costs = [4 * table, *[8 * layer] * self.layers, 8 * (table + norm)]
+        starts = [*balanced_starts(costs, stages), blocks]
         return [self._part(begin, end) for begin, end in pairwise(starts)]
 
     def _layer(self) -> tuple[Weight, ...]:

@@ -57,6 +57,9 @@ class Batches(Protocol):
     def read(self, inputs: Any, targets: Any, kwargs: Mapping[str, Any] | None) -> Batch:
         """The batch that a user hands over."""
 
+    def read_call(self, inputs: Mapping[str, Any]) -> Batch:
+        """The batch of a forward pass with ``inputs``, which are under the names that the model has for them."""
+
     def default_loss(self, outputs: Any, targets: Any, count: float) -> Tensor:
         """A part of the model's own loss: the sum over what is counted in ``targets``, divided by ``count``."""
 
@@ -75,17 +78,18 @@ class Divisible(Protocol):
 
 
 def cost_of(modules: Iterable[nn.Module]) -> int:
-    """The bytes of the parameters, and again of those with which each token is multiplied.
+    """The bytes of the parameters and buffers, and again of parameters with which each token is multiplied.
 
     Rows that are looked up in an embedding need memory, but no time.
     """
-    weights: dict[int, int] = {}
+    found: dict[int, int] = {}
     for module in modules:
         for part in module.modules():
             times = 1 if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) else 2
             for parameter in part.parameters(recurse=False):
-                weights[id(parameter)] = max(weights.get(id(parameter), 0), times * parameter.nbytes)
-    return sum(weights.values())
+                found[id(parameter)] = max(found.get(id(parameter), 0), times * parameter.nbytes)
+            found.update((id(buffer), buffer.nbytes) for buffer in part.buffers(recurse=False))
+    return sum(found.values())
 
 
 def sendable(outputs: Any) -> Any:

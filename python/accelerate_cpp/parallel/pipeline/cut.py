@@ -13,7 +13,7 @@ from accelerate_cpp.parallel.pipeline.blocks import Batches, Block, Divisible
 from accelerate_cpp.parallel.pipeline.decoder import DivisibleDecoder
 from accelerate_cpp.parallel.pipeline.sequential import DivisibleSequential
 
-__all__ = ["Cut", "Tie", "cut_model"]
+__all__ = ["Cut", "Tie", "balanced_starts", "cut_model", "divide"]
 
 _NO_LIMIT = 1 << 62
 
@@ -55,7 +55,7 @@ def cut_model(model: nn.Module, count: int, split_points: Sequence[str] | None =
         InvalidArgument: the model is of another kind, has fewer blocks than stages, or ``split_points`` are not
             ``count - 1`` names of blocks in order.
     """
-    divisible = _divisible(model)
+    divisible = divide(model)
     blocks = divisible.blocks
     if len(blocks) < count:
         raise InvalidArgument(
@@ -63,7 +63,7 @@ def cut_model(model: nn.Module, count: int, split_points: Sequence[str] | None =
             "stages are needed; use fewer ranks, or a schedule with one stage on each"
         )
     if split_points is None:
-        starts = _balanced(blocks, count)
+        starts = balanced_starts([block.cost for block in blocks], count)
     else:
         starts = _named(type(model).__name__, blocks, count, split_points)
     ends = [*starts[1:], len(blocks)]
@@ -71,7 +71,13 @@ def cut_model(model: nn.Module, count: int, split_points: Sequence[str] | None =
     return Cut(divisible.batches, stages, [blocks[start].names[0] for start in starts], _ties(stages))
 
 
-def _divisible(model: nn.Module) -> Divisible:
+def divide(model: nn.Module) -> Divisible:
+    """``model``, which is not changed, as blocks between which it can be cut.
+
+    Raises:
+        InvalidArgument: it is neither an ``nn.Sequential`` nor a decoder of Transformers, or it is one that does more
+            than to call its blocks.
+    """
     if DivisibleSequential.accepts(model):
         return DivisibleSequential(model)
     if DivisibleDecoder.accepts(model):
@@ -83,10 +89,21 @@ def _divisible(model: nn.Module) -> Divisible:
     )
 
 
-def _balanced(blocks: Sequence[Block], count: int) -> list[int]:
+def balanced_starts(
+    costs: Sequence[int], count: int, modules: Sequence[tuple[int, int]] = (), tolerance: float = 0.0
+) -> list[int]:
+    """The blocks with which ``count`` stages begin, of which the most expensive is as cheap as possible.
+
+    Args:
+        costs: of the blocks, at least ``count`` of them.
+        modules: which blocks, from the first to before the last, make up a module. Few of them are cut if that makes
+            stages uneven by no more than ``tolerance`` (0.1 for 10 %).
+    """
     # With positive costs, the most even partition, which is what is found, leaves no stage without a block.
-    costs = [block.cost + 1 for block in blocks]
-    stages = balanced_partition(block_bytes=costs, capacities=[_NO_LIMIT] * count) or []
+    sizes, limits = [cost + 1 for cost in costs], [_NO_LIMIT] * count
+    stages = balanced_partition(block_bytes=sizes, capacities=limits, modules=modules, tolerance=tolerance) or []
+    if len(set(stages)) < count:
+        stages = balanced_partition(block_bytes=sizes, capacities=limits) or []
     return [stages.index(stage) for stage in range(count)]
 
 

@@ -91,6 +91,11 @@ class DivisibleDecoder:
                 f"pipeline: {name} adds the losses of its routers to its loss, which stages do not pass on; set "
                 "config.output_router_logits=False"
             )
+        if any("forward" in module.__dict__ for module in (model, core)):
+            raise InvalidArgument(
+                f"pipeline: the forward method of {name} was replaced, as preparing it or hooks do, and runs all "
+                "layers; cut the model before that"
+            )
         self._keys = list(layers._modules)
         self._stubs: dict[str, nn.Module | None] = {}  # in place of what precedes the layers
         self._norms: list[str] = []
@@ -215,6 +220,14 @@ class DecoderBatches:
                 f"got {type(inputs).__name__}"
             )
         return Batch((tokens,), named, targets)
+
+    def read_call(self, inputs: Mapping[str, Any]) -> Batch:
+        named = {name: value for name, value in inputs.items() if value is not None and name != "return_dict"}
+        if not named.get("use_cache", True):
+            del named["use_cache"]
+        if "labels" in named:
+            raise InvalidArgument(f"pipeline: stages of {self._name} return logits and no loss; leave labels out")
+        return self.read({"input_ids": None, **named}, None, None)
 
     def default_loss(self, outputs: Any, targets: Any, count: float) -> Tensor:
         loss: Tensor = self._loss_function(outputs, targets, vocab_size=self._vocabulary, num_items_in_batch=count)

@@ -15,9 +15,57 @@ from torch import Tensor, nn
 
 from accelerate_cpp.parallel.pipeline.micro_batches import MicroBatches
 from accelerate_cpp.parallel.pipeline.peers import global_rank
-from accelerate_cpp.parallel.pipeline.shapes import Passed
+from accelerate_cpp.parallel.pipeline.shapes import Passed, passed_between, with_rows_of
 
-__all__ = ["evaluate"]
+__all__ = ["KnownShapes", "evaluate", "form_of"]
+
+
+class KnownShapes:
+    """What stages return, which is found out once for each form of batches.
+
+    Args:
+        stages: those of this rank by their number.
+        ranks: for each stage its rank in the group.
+        follow_inputs: whether what stages return has the first two dimensions of the inputs, and otherwise always the
+            same shape and dtype.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        ranks: Sequence[int],
+        group: dist.ProcessGroup | None,
+        follow_inputs: bool,
+    ) -> None:
+        self._stages, self._ranks, self._group, self._follow_inputs = stages, ranks, group, follow_inputs
+        self._known: dict[Any, list[Passed]] = {}
+
+    def of(self, parts: MicroBatches, device: torch.device) -> list[Passed]:
+        """For a part, what each stage returns. Called by all ranks of the group.
+
+        Raises:
+            InvalidArgument: on all ranks, if a stage returns something that cannot be sent; the rank of a stage that
+                raises has what it raises.
+        """
+        key: Any = form_of(parts, device)
+        if self._follow_inputs:
+            key = key[0], tuple(parts.kwargs)
+        if key not in self._known:
+            args, named = parts.part(0)
+            self._known[key] = passed_between(self._stages, self._ranks, self._group, device, args, named)
+        elif self._follow_inputs:
+            return [with_rows_of(one, parts.inputs) for one in self._known[key]]
+        return self._known[key]
+
+
+def form_of(parts: MicroBatches, device: torch.device) -> tuple[Any, Any, Any]:
+    """What decides about the shapes and dtypes that stages pass on: autocast, inputs, and what is given by name."""
+    cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    shapes = tuple(
+        (name, (parts.size, *value.shape[1:]) if isinstance(value, Tensor) else type(value))
+        for name, value in parts.kwargs.items()
+    )
+    return cast, parts.inputs, shapes
 
 
 def evaluate(

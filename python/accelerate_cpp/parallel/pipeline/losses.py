@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.blocks import Batches
 from accelerate_cpp.parallel.pipeline.micro_batches import MicroBatches
+from accelerate_cpp.parallel.pipeline.outputs import Outputs
 
 __all__ = ["LossFunction", "PartsOfLoss", "Shares"]
 
@@ -29,12 +30,11 @@ class PartsOfLoss:
             count, for a cross entropy and for labels of a decoder; else their rows. A ``loss_fn`` with ``reduction ==
             "sum"`` needs none.
         scale: what gradients are multiplied with.
-        keep: whether outputs are kept.
+        outputs: where outputs are kept, if they are.
         measures: whether there is a loss.
 
     Attributes:
         losses: the shares of the loss that parts have, detached and not scaled.
-        outputs: of each part, detached, if they are kept.
     """
 
     def __init__(
@@ -45,22 +45,19 @@ class PartsOfLoss:
         loss_fn: LossFunction | None,
         counted: Shares | None,
         scale: float | Tensor = 1.0,
-        keep: bool = False,
+        outputs: Outputs | None = None,
         measures: bool = True,
     ) -> None:
         self._batches, self._parts, self._has_targets = batches, parts, has_targets
-        self._loss_fn, self._scale, self._keep, self._measures = loss_fn, scale, keep, measures
+        self._loss_fn, self._scale, self._outputs, self._measures = loss_fn, scale, outputs, measures
         self.losses: dict[int, Tensor] = {}
-        self.outputs: dict[int, Any] = {}
         self._weights = self._weights_of_parts(counted) if measures else []
 
     def __call__(self, outputs: Any, number: int) -> Tensor:
         """The loss of which the gradient is taken for one part; it is no view."""
-        rows = self._parts.rows[number]
-        if rows < self._parts.size:
-            outputs = tree_map_only(Tensor, lambda tensor: tensor[:rows], outputs)
-        if self._keep:
-            self.outputs[number] = tree_map_only(Tensor, lambda tensor: tensor.detach(), outputs)
+        outputs = self._parts.without_repeated(outputs, number)
+        if self._outputs is not None:
+            self._outputs.keep(outputs)
         if not self._measures:
             return torch.zeros(())
         loss = self._share(outputs, number)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.blocks import Batch
+from accelerate_cpp.parallel.pipeline.shapes import Passed, described
 
 __all__ = ["MicroBatches"]
 
@@ -23,26 +24,41 @@ __all__ = ["MicroBatches"]
 class MicroBatches:
     """A batch in ``count`` parts.
 
+    Args:
+        size: the rows of a part; by default as few as suffice.
+        elsewhere: the shapes and dtypes of the inputs of the first stage, on ranks that do not have them: their
+            ``batch`` has none.
+
     Attributes:
         args: what the first stage gets, all parts together, with equally many rows for each of them.
         kwargs: what all stages get, likewise; what is no tensor is the same for all parts.
         rows: for each part how many of its rows are rows of the batch, the first ones. Fewer rows than parts leave
             some parts with none.
         size: the rows of a part.
+        inputs: the shapes and dtypes of what the first stage gets with one part.
 
     Raises:
         InvalidArgument: tensors differ in their numbers of rows, or have none.
     """
 
-    def __init__(self, batch: Batch, count: int, device: torch.device) -> None:
-        total = _rows(batch.args)
-        bounds = [part * total // count for part in range(count + 1)]
+    def __init__(
+        self,
+        batch: Batch,
+        count: int,
+        device: torch.device,
+        size: int | None = None,
+        elsewhere: Passed | None = None,
+    ) -> None:
+        whole = described(batch.args) if elsewhere is None else elsewhere
+        total = _rows(whole)
+        bounds = [part * total // count if size is None else min(part * size, total) for part in range(count + 1)]
         self.rows = [end - begin for begin, end in pairwise(bounds)]
-        self.size = max(self.rows)
+        self.size = max(self.rows) if size is None else size
+        self.inputs: Passed = tuple(((self.size, *shape[1:]), dtype) for shape, dtype in whole)
         self._device = device
         self._targets, self._bounds, self._total = batch.targets, bounds, total
         order: Tensor | None = None
-        if total % count:
+        if min(self.rows) < self.size:
             places = [
                 min(begin + place, max(end, 1) - 1) for begin, end in pairwise(bounds) for place in range(self.size)
             ]
@@ -77,6 +93,17 @@ class MicroBatches:
             {name: value[span] if isinstance(value, Tensor) else value for name, value in named.items()},
         )
 
+    def without_repeated(self, outputs: Any, number: int) -> Any:
+        """``outputs`` for one part without those for rows that were repeated; tensors that have no rows as they are."""
+        size, rows = self.size, self.rows[number]
+        if rows == size:
+            return outputs
+
+        def one(tensor: Tensor) -> Tensor:
+            return tensor[:rows] if tensor.ndim and tensor.shape[0] == size else tensor
+
+        return tree_map_only(Tensor, one, outputs)
+
     def targets(self, number: int) -> Any:
         """The rows of one part in each tensor of the targets that has the rows of the batch."""
         begin, end = self._bounds[number : number + 2]
@@ -88,11 +115,11 @@ class MicroBatches:
         return tree_map_only(Tensor, one, self._targets)
 
 
-def _rows(args: tuple[Tensor, ...]) -> int:
-    sizes = [value.shape[0] if value.ndim else 0 for value in args]
+def _rows(inputs: Passed) -> int:
+    sizes = [shape[0] if shape else 0 for shape, _ in inputs]
     if len(set(sizes)) != 1 or sizes[0] == 0:
         raise InvalidArgument(
-            f"pipeline: inputs have shapes {[list(value.shape) for value in args]}; expected tensors with equally many "
+            f"pipeline: inputs have shapes {[list(shape) for shape, _ in inputs]}; expected tensors with equally many "
             "rows, at least one"
         )
     return sizes[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,18 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.blocks import Absent
 from accelerate_cpp.parallel.pipeline.cut import Cut, cut_model
-from accelerate_cpp.parallel.pipeline.evaluation import evaluate
+from accelerate_cpp.parallel.pipeline.evaluation import KnownShapes, evaluate, form_of
 from accelerate_cpp.parallel.pipeline.losses import LossFunction, PartsOfLoss, Shares
 from accelerate_cpp.parallel.pipeline.micro_batches import MicroBatches
+from accelerate_cpp.parallel.pipeline.outputs import Outputs, given_to_all
 from accelerate_cpp.parallel.pipeline.peers import global_rank
 from accelerate_cpp.parallel.pipeline.schedules import Schedule, schedule_named
-from accelerate_cpp.parallel.pipeline.shapes import Passed, described, like, passed_between, with_rows_of
+from accelerate_cpp.parallel.pipeline.shapes import Passed, like
 from accelerate_cpp.parallel.pipeline.tied_weights import TiedWeights
+from accelerate_cpp.parallel.pipeline.without_tensors import can_be_saved, without_tensors
 from accelerate_cpp.plugins.parallelism import PipelineParallelConfig
 
 __all__ = ["Evaluation", "Pipeline"]
@@ -49,6 +51,9 @@ class Pipeline(nn.Module):
     whole state. Weights that stages share are on each rank that needs them, with the same values and gradients. Stages
     can be changed in place (split, sharded, checkpointed, compiled) before the first batch, and after that if
     :meth:`rebuild` is called.
+
+    A model of Transformers keeps the attributes that are no tensors, modules or methods: ``config``,
+    ``generation_config``, ``name_or_path`` and others are those of the whole model.
 
     Args:
         cut: all stages; only those of this rank are kept.
@@ -80,10 +85,13 @@ class Pipeline(nn.Module):
         self._names = frozenset(whole.state_dict())
         self._ties = cut.ties
         self.__dict__["_whole"] = whole if ranks == 1 else None
+        self.__dict__["_described"] = None
+        if can_be_saved(whole):
+            self.__dict__["_described"] = whole if ranks == 1 else without_tensors(whole)
         double = any(parameter.dtype == torch.float64 for parameter in whole.parameters())
         self._loss_dtype = torch.float64 if double else torch.float32
         self._built: OrderedDict[Any, _Running] = OrderedDict()
-        self._passed: dict[Any, list[Passed]] = {}
+        self._shapes: KnownShapes | None = None
         self._tied: TiedWeights | None = None
 
     @classmethod
@@ -133,7 +141,7 @@ class Pipeline(nn.Module):
     def rebuild(self) -> None:
         """Forgets what was found out about the stages, after they were changed."""
         self._built.clear()
-        self._passed.clear()
+        self._shapes = None
         self._tied = None
 
     def train_batch(
@@ -215,19 +223,20 @@ class Pipeline(nn.Module):
         device = self._device()
         parts = MicroBatches(batch, self.micro_batches, device)
         measures = loss_fn is not None or (batch.targets is not None and isinstance(batch.targets, Tensor))
+        kept = Outputs()
         last = PartsOfLoss(
-            self._batches, parts, batch.targets is not None, loss_fn, counted, keep=True, measures=measures
+            self._batches, parts, batch.targets is not None, loss_fn, counted, outputs=kept, measures=measures
         )
         if len(self._ranks) == 1:
             for number in range(parts.count):
                 args, named = parts.part(number)
                 last(self.stages[0](*args, **named), number)
-            return Evaluation(last.total().to(self._loss_dtype) if measures else None, _joined(last, parts))
+            return Evaluation(last.total().to(self._loss_dtype) if measures else None, kept.joined())
         passed = self._passed_for(parts, device)
         evaluate(self._own_stages(), self._ranks, passed, self._group, device, parts, last)
-        outputs = _joined(last, parts) if self.has_last_stage else None
+        outputs = kept.joined() if self.has_last_stage else None
         if gather_outputs:
-            outputs = self._gathered(outputs, device)
+            outputs = given_to_all(outputs, self._ranks[-1], self._group, device)
         loss = self._from_last(last.total() if self.has_last_stage else None, device) if measures else None
         return Evaluation(loss, outputs)
 
@@ -298,6 +307,62 @@ class Pipeline(nn.Module):
             stage.load_state_dict(chosen, strict=False, assign=assign)
         return _IncompatibleKeys(missing, unexpected)
 
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes the files from which ``from_pretrained`` loads the whole model; of a model of Transformers.
+
+        Args:
+            is_main_process: whether this rank writes; others do nothing.
+            state_dict: of the whole model, ``accelerator.get_state_dict(model)``, for which all ranks are needed.
+            kwargs: those of the model's own method.
+
+        Raises:
+            InvalidArgument: the model has no such method, or this rank writes and there is no state of the whole model.
+        """
+        described: Any = self.__dict__["_described"]
+        if described is None:
+            raise InvalidArgument(
+                "pipeline: save_pretrained is a method of models of Transformers, of which this is none; save "
+                "accelerator.get_state_dict(model), or call accelerator.save_model(model, folder)"
+            )
+        if not is_main_process:
+            return
+        if state_dict is None and self.__dict__["_whole"] is None:
+            raise InvalidArgument(
+                f"pipeline: save_pretrained without state_dict, but this rank only has the stages {self.stage_numbers} "
+                f"of {len(self._ranks)}; pass state_dict=accelerator.get_state_dict(model), which all ranks call, and "
+                "is_main_process=accelerator.is_main_process"
+            )
+        names: dict[int, list[str]] = {}  # of what is one tensor, one is enough
+        for name, tensor in described.state_dict(keep_vars=True).items():
+            names.setdefault(id(tensor), []).append(name)
+        missing = [one[0] for one in names.values() if state_dict is not None and state_dict.keys().isdisjoint(one)]
+        if missing:
+            raise InvalidArgument(
+                f"pipeline: save_pretrained with a state_dict that lacks {len(missing)} of the {len(names)} tensors of "
+                f"the model, such as {missing[0]!r}; pass accelerator.get_state_dict(model), which rank 0 gets, and "
+                "is_main_process=accelerator.is_main_process"
+            )
+        given = None if state_dict is None else dict(state_dict)  # Transformers takes out what it has written
+        described.save_pretrained(save_directory, is_main_process=True, state_dict=given, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            described = self.__dict__.get("_described")
+            value = getattr(described, name, None)
+            if described is None or name == "device" or callable(value) or isinstance(value, Tensor):
+                raise
+            if value is None and not hasattr(described, name):
+                raise
+            return value
+
     def _tied_weights(self) -> TiedWeights:
         if self._tied is None:
             self._tied = TiedWeights(self._ties, self._ranks, self._own_stages(), self._group)
@@ -311,51 +376,27 @@ class Pipeline(nn.Module):
 
     def _running(self, parts: MicroBatches, device: torch.device) -> _Running:
         """The schedule for batches of this shape."""
-        key = _shape_of(parts, device)
+        key = form_of(parts, device)
         if key in self._built:
             self._built.move_to_end(key)
             return self._built[key]
         passed = self._passed_for(parts, device)
-        running = self._built[key] = _Running(self, [described(parts.part(0)[0]), *passed], device)
+        running = self._built[key] = _Running(self, [parts.inputs, *passed], device)
         if len(self._built) > _KEPT:
             self._built.popitem(last=False)
         return running
 
     def _passed_for(self, parts: MicroBatches, device: torch.device) -> list[Passed]:
         """What stages return for parts of this shape. The first time, copies of weights get the same values."""
-        if not self._passed:
+        if self._shapes is None:
             self._tied_weights().equalise()
-        args, named = parts.part(0)
-        key: Any = _shape_of(parts, device)
-        if self._batches.shapes_follow_inputs:
-            # Hidden states have the same other dimensions and dtype for any batch.
-            key = key[0], tuple(named)
-        if key not in self._passed:
-            self._passed[key] = passed_between(self._own_stages(), self._ranks, self._group, device, args, named)
-            return self._passed[key]
-        if not self._batches.shapes_follow_inputs:
-            return self._passed[key]
-        return [with_rows_of(one, described(args)) for one in self._passed[key]]
+            self._shapes = KnownShapes(self._own_stages(), self._ranks, self._group, self._batches.shapes_follow_inputs)
+        return self._shapes.of(parts, device)
 
     def _from_last(self, loss: Tensor | None, device: torch.device) -> Tensor:
         value = torch.zeros((), dtype=self._loss_dtype, device=device) if loss is None else loss.to(self._loss_dtype)
         dist.broadcast(value, global_rank(self._ranks[-1], self._group), self._group)
         return value
-
-    def _gathered(self, outputs: Any, device: torch.device) -> Any:
-        """The outputs of the rank with the last stage, on all ranks."""
-        source = global_rank(self._ranks[-1], self._group)
-        leaves, structure = tree_flatten(outputs)
-        numbered = tree_unflatten(range(len(leaves)), structure)
-        said: list[Any] = [numbered, described(leaves)] if self.has_last_stage else [None, None]
-        dist.broadcast_object_list(said, source, self._group)
-        numbered, passed = said
-        if not self.has_last_stage:
-            leaves = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in passed]
-        leaves = [leaf.contiguous() for leaf in leaves]
-        for leaf in leaves:
-            dist.broadcast(leaf, source, self._group)
-        return tree_map(lambda number: leaves[number], numbered)
 
 
 class _Running:
@@ -399,20 +440,3 @@ class _Running:
     def _loss_of_part(self, outputs: Any, number: Tensor) -> Tensor:
         assert self._last is not None
         return self._last(outputs, int(number))
-
-
-def _shape_of(parts: MicroBatches, device: torch.device) -> tuple[Any, Any, Any]:
-    """What decides about the shapes and dtypes that stages pass on: autocast, inputs, and what is given by name."""
-    args, named = parts.part(0)
-    cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    shapes = tuple(
-        (name, tuple(value.shape) if isinstance(value, Tensor) else type(value)) for name, value in named.items()
-    )
-    return cast, described(args), shapes
-
-
-def _joined(last: PartsOfLoss, parts: MicroBatches) -> Any:
-    """The outputs of all parts, with the rows of the batch."""
-    flat = [tree_flatten(last.outputs[number]) for number in range(parts.count)]
-    leaves = [torch.cat(pieces) for pieces in zip(*(leaves for leaves, _ in flat), strict=True)]
-    return tree_unflatten(leaves, flat[0][1])

@@ -15,6 +15,7 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.pipeline import Pipeline
 from accelerate_cpp.parallel.sharded.clipping import clip_shards
 from accelerate_cpp.parallel.sharded.first_values import FirstValues, KnownValues
+from accelerate_cpp.parallel.sharded.replaced_parameters import places_of
 from accelerate_cpp.parallel.sharded.units import ignored_parameters, policy_for, units_of
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.strategy import Layout, ModelSteps
@@ -79,11 +80,16 @@ class PipelineStrategy(TensorParallelStrategy):
             )
         plan = self._plan_for(model) if self._mesh.size("tp") > 1 else Plan({})
         first = FirstValues(model, self._device)
-        first.bring([*model.parameters(), *model.buffers()], lambda tensor: tensor.dtype)
-        self._without_values = {id(one) for one in (*model.parameters(), *model.buffers()) if first.has_no_values(one)}
+        tensors = [*model.parameters(), *model.buffers()]
         pipeline = Pipeline.of(model, self._stages_group(), self._stage_options)
         own = {id(one) for one in pipeline.parameters()}
         self._replaced.leave_to_others(one for one in model.parameters() if id(one) not in own)
+        before = places_of(pipeline)
+        first.bring_to(pipeline.stage_modules, tensors)
+        self._replaced.note(before, places_of(pipeline))
+        self._without_values = {
+            id(one) for one in (*pipeline.parameters(), *pipeline.buffers()) if first.has_no_values(one)
+        }
         for stage in pipeline.stage_modules:
             self._prepare_stage(stage, plan.of_part(stage), steps)
         self._pipelines.add(pipeline)
@@ -110,7 +116,7 @@ class PipelineStrategy(TensorParallelStrategy):
         return KnownValues(model, self._device, self._without_values)
 
     def _bring_the_rest(self, model: torch.nn.Module) -> None:
-        """All values have been brought before the model was cut."""
+        """The stages have all of their values already."""
 
     def _options(self) -> dict[str, Any]:
         """Stages keep what they have gathered from one micro-batch to the next."""

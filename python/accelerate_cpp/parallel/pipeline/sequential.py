@@ -35,6 +35,16 @@ def _entries(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[s
             yield (*path, name), child
 
 
+def _begun(entries: Sequence[tuple[tuple[str, ...], nn.Module]], at: int) -> Iterator[str]:
+    """The names of the entry at a place, and of the sequences that begin with it."""
+    path, before = entries[at][0], entries[at - 1][0] if at else ()
+    yield ".".join(path)
+    for depth in range(len(path) - 1, 0, -1):
+        if before[:depth] == path[:depth]:
+            return
+        yield ".".join(path[:depth])
+
+
 class SequentialStage(nn.Sequential):
     """Neighbouring entries of a sequence under their names there.
 
@@ -63,7 +73,9 @@ class DivisibleSequential:
         self._model = model
         self.batches: Batches = SequentialBatches()
         self._entries = list(_entries(model, ()))
-        self.blocks = [Block((".".join(path),), cost_of([module])) for path, module in self._entries]
+        self.blocks = [
+            Block(tuple(_begun(self._entries, at)), cost_of([module])) for at, (_, module) in enumerate(self._entries)
+        ]
 
     def stage(self, begin: int, end: int) -> nn.Module:
         training = self._model.training
@@ -87,6 +99,9 @@ class SequentialBatches:
                 "hand over labels as targets="
             )
         return Batch(tuple(args), {}, targets)
+
+    def read_call(self, inputs: Mapping[str, Any]) -> Batch:
+        return self.read(inputs.get("input"), None, None)
 
     def default_loss(self, outputs: Any, targets: Any, count: float) -> Tensor:
         raise NotImplementedError("an nn.Sequential has no loss of its own")

@@ -67,6 +67,31 @@ class FirstValues:
                 if values.data_ptr() != tensor.data.data_ptr():
                     tensor.data.copy_(values)
 
+    def bring_to(self, parts: Iterable[torch.nn.Module], tensors: Iterable[torch.Tensor]) -> None:
+        """Gives those of ``tensors`` that are in ``parts`` the values of rank 0, on the device, and leaves others.
+
+        Each tensor is sent once, and a rank whose parts do not have it keeps none of it. So a rank has the tensors of
+        its parts on the device, and one more at a time.
+
+        Args:
+            parts: the modules of this rank; tensors on the meta device are replaced in them.
+            tensors: of the model, the same in the same order on all ranks.
+        """
+        holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for part in parts:
+            for key, found in _holders_of(part).items():
+                holders.setdefault(key, []).extend(found)
+        self._holders = holders
+        for tensor in dict.fromkeys(tensors):
+            if self.has_no_values(tensor):
+                continue
+            if id(tensor) in holders:
+                self.bring([tensor], lambda one: one.dtype)
+            elif dist.get_rank() == 0:
+                dist.broadcast(tensor.detach().to(self._device).contiguous(), src=0)
+            else:
+                dist.broadcast(torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device), src=0)
+
     def _made(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = torch.empty_like(tensor, device=self._device, dtype=dtype)
         if isinstance(tensor, torch.nn.Parameter):

@@ -11,7 +11,7 @@ from torch import nn
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.pipeline.blocks import cost_of, sendable
-from accelerate_cpp.parallel.pipeline.cut import cut_model
+from accelerate_cpp.parallel.pipeline.cut import balanced_starts, cut_model, divide
 from test_pipeline import decoder, rows_of_text, sequence
 
 DECODERS = ["llama", "tied llama", "gpt2", "qwen2", "mistral", "qwen3", "gpt_neox", "opt", "gemma"]
@@ -162,3 +162,25 @@ def test_what_is_sent_is_contiguous_and_no_view() -> None:
     assert transposed.is_contiguous()
     assert not view._is_view()
     assert same is kept
+
+
+def test_names_of_sequences_inside_begin_stages() -> None:
+    """Those that begin with the entry."""
+    model = sequence()
+    assert [block.names for block in divide(model).blocks][2:5] == [("2.0", "2"), ("2.1",), ("2.2.0", "2.2")]
+    assert cut_model(model, 3, ["2", "2.2"]).begins == ["0", "2.0", "2.2.0"]
+
+
+def test_few_modules_are_cut_if_stages_are_nearly_as_even() -> None:
+    costs = [10, 10, 10, 10, 11]
+    assert balanced_starts(costs, 2) == [0, 3]
+    assert balanced_starts([10, 10, 10, 10], 2, [(0, 3)], 0.1) == [0, 2]
+    assert balanced_starts([10, 10, 11, 10], 2, [(1, 3)], 0.1) == [0, 2]
+    assert balanced_starts([20, 1, 1, 20], 2) == [0, 2]
+    assert balanced_starts([20, 1, 1, 20], 2, [(1, 3)], 0.1) in ([0, 1], [0, 3])
+    assert balanced_starts([1, 1, 1000], 3, [(0, 2)], 0.1) == [0, 1, 2], "each stage has a block"
+
+
+def test_buffers_count_once() -> None:
+    layer = nn.BatchNorm1d(4, affine=False)
+    assert cost_of([layer]) == sum(buffer.nbytes for buffer in layer.buffers())

@@ -51,3 +51,30 @@ def test_tensors_without_the_rows_of_the_batch_are_refused() -> None:
         MicroBatches(Batch((torch.ones(4),), {"mask": torch.ones(3)}, None), 2, CPU)
     with pytest.raises(InvalidArgument, match=r"mask has shape \[\], but the batch has 4 rows"):
         MicroBatches(Batch((torch.ones(4),), {"mask": torch.ones(())}, None), 2, CPU)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 7, 8])
+def test_parts_of_a_given_size_are_filled_up_at_the_end(rows: int) -> None:
+    inputs = torch.arange(rows)
+    parts = MicroBatches(Batch((inputs,), {"mask": inputs * 2}, None), 2, CPU, size=4)
+    assert parts.rows == [min(rows, 4), max(0, rows - 4)]
+    seen = []
+    for number in range(2):
+        (part,), named = parts.part(number)
+        assert part.shape == (4,)
+        assert torch.equal(named["mask"], part * 2)
+        outputs = parts.without_repeated({"rows": part[:, None], "sum": part.sum(), "text": "text"}, number)
+        assert outputs["rows"].shape == (parts.rows[number], 1)
+        assert outputs["sum"] == part.sum()
+        seen += outputs["rows"].flatten().tolist()
+    assert seen == list(range(rows))
+
+
+def test_a_rank_without_inputs_knows_their_shapes() -> None:
+    inputs = torch.ones(5, 3)
+    mask = torch.arange(5)
+    here = MicroBatches(Batch((inputs,), {"mask": mask}, None), 2, CPU)
+    elsewhere = MicroBatches(Batch((), {"mask": mask}, None), 2, CPU, elsewhere=(((5, 3), torch.float32),))
+    assert here.inputs == elsewhere.inputs == (((3, 3), torch.float32),)
+    assert elsewhere.part(1)[0] == ()
+    assert torch.equal(elsewhere.part(1)[1]["mask"], here.part(1)[1]["mask"])
