@@ -1,7 +1,8 @@
 """A training step of a model whose layers, sequences or stages are split among processes, over Gloo and over shm.
 
 The model is a causal transformer of 8 blocks of width 512 (25 million parameters), with a sequence of 512 tokens, where
-computing counts, and of 8, where waiting does. What is split, and how, is the same over both backends.
+computing counts, and of 8, where waiting does. What is split, and how, is the same over both backends. For layers that
+are split, torch's own tensor parallelism takes the same steps over Gloo.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ WIDTH, HEADS, BLOCKS = 512, 8, 8
 TOKENS = {"512 tokens": 512, "8 tokens": 8}
 STEPS = {"512 tokens": 1, "8 tokens": 4}  # per turn
 WAYS = ("tensor parallel", "sequence parallel", "ring attention", "Ulysses", "pipeline")
-NAMES = tuple(f"{way} over {backend}" for way in WAYS for backend in ("gloo", "shm"))
+OF_TORCH = "torch's tensor parallel over gloo"
+NAMES = (*(f"{way} over {backend}" for way in WAYS for backend in ("gloo", "shm")), OF_TORCH)
 
 
 class Block(nn.Module):
@@ -98,11 +100,40 @@ def steps_of(way: str, backend: str) -> Callable[[int], Callable[[], None]]:
     return prepare
 
 
+def steps_of_torch() -> Callable[[int], Callable[[], None]]:
+    """The same steps with ``parallelize_module`` and plain torch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = dict.fromkeys(("attention.q_proj", "attention.k_proj", "attention.v_proj", "fc1"), ColwiseParallel())
+    plan: Any = columns | dict.fromkeys(("attention.o_proj", "fc2"), RowwiseParallel())
+    for block in model:
+        parallelize_module(block, mesh, plan)
+        block.attention.num_heads //= dist.get_world_size()  # type: ignore[union-attr, operator]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def prepare(tokens: int) -> Callable[[], None]:
+        batch = torch.randn(1, tokens, WIDTH)
+
+        def step() -> None:
+            square(model(batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return prepare
+
+
 def worker(name: str) -> None:
     """One rank of a contestant."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     way, _, backend = name.partition(" over ")
-    prepare = steps_of(way, backend)
+    prepare = steps_of_torch() if name == OF_TORCH else steps_of(way, backend)
     prepared: dict[str, Callable[[], None]] = {}
 
     def measure(measurement: str) -> list[float]:
@@ -118,7 +149,12 @@ def worker(name: str) -> None:
 def measurements(_: int) -> list[Measurement]:
     """Each way by itself, over both backends."""
     return [
-        Measurement(f"{way}: {tokens}", (f"{way} over gloo", f"{way} over shm")) for way in WAYS for tokens in TOKENS
+        Measurement(
+            f"{way}: {tokens}",
+            (f"{way} over gloo", f"{way} over shm", *((OF_TORCH,) if way == "tensor parallel" else ())),
+        )
+        for way in WAYS
+        for tokens in TOKENS
     ]
 
 
