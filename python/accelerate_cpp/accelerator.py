@@ -1050,7 +1050,8 @@ class Accelerator(PreparationSteps):
         if self._session.progress is not None:
             self._session.progress.saw_loss(loss, weight)
         if self._engine is not None:
-            return  # it has stepped already
+            self._engine.require_stepped(loss)
+            return
         if self._session.strategy.trains_batches:
             raise InvalidArgument(
                 "backward: a model in stages computes the gradients of a batch while it computes the loss; call "
@@ -1114,6 +1115,10 @@ class Accelerator(PreparationSteps):
             >>> weight.grad.item()
             10.0
         """
+        if self._engine is not None:
+            raise InvalidArgument(
+                "train_batch: with megatron_lm_plugin, a call of the prepared model, model(**batch), is a whole step"
+            )
         chosen, strategy = model or only_model(self._models, "train_batch"), self._session.strategy
         if not strategy.trains_batches:
             loss = loss_of_batch(chosen, batch, loss_fn, targets)
@@ -1351,7 +1356,9 @@ class Accelerator(PreparationSteps):
         """
         with ExitStack() as stack:
             stack.enter_context(overriding_even_batches(self._dataloaders, even_batches))
-            if self.use_distributed:
+            if self._engine is not None:
+                warnings.warn("join_uneven_inputs has no effect with megatron_lm_plugin", stacklevel=4)
+            elif self.use_distributed:
                 stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode))
             yield
 

@@ -358,8 +358,8 @@ class AcceleratorState(PluginViews, PartialState):
             )
         elif running is not None and megatron is not running.megatron_plugin:
             raise InvalidArgument(
-                "megatron_lm_plugin: this process already has a state without it, and all its models are prepared in "
-                "one way; pass the plugin to the first Accelerator"
+                "megatron_lm_plugin: this process already has a state without this plugin, and all its models are "
+                "prepared in one way; pass the plugin to the first Accelerator"
             )
         elif running is not None and sharding is not running.fsdp_plugin:
             raise InvalidArgument(

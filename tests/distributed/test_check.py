@@ -108,7 +108,7 @@ def test_an_interrupt_ends_the_check_without_a_report(tmp_path: Path) -> None:
 
 def test_a_mesh_is_told_with_what_its_ranks_hold(tmp_path: Path) -> None:
     _, findings, printed = check(tmp_path, "--num_machines", "2", SCRIPTS / "healthy_split_layers.py")
-    (one,) = (one for one in findings if one["code"] == "mesh")
+    (one,) = (one for one in findings if one["code"] == "mesh-layout")
     assert one["level"] == "note"
     weights = 4 * (4 * 4 + 4 + 4 * 2 + 2)  # of both layers half, and the whole bias of the second
     assert one["what"].startswith(f"the mesh is tp 2. ranks 0, 1: {weights} B of weights and 0 B of optimizer states")

@@ -92,6 +92,68 @@ def looks_the_same() -> list[str]:
     return wrong
 
 
+def written() -> list[str]:
+    """What differs after something was written into split logits, and after what cannot be done with them."""
+    import torch
+    from torch.nn import functional
+
+    from accelerate_cpp import PartialState
+    from accelerate_cpp.errors import InvalidArgument
+
+    PartialState(cpu=True)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "an entry": lambda logits: logits.__setitem__((..., 3), 7.0),
+        "in place": lambda logits: logits.mul_(2),
+        "masked": lambda logits: logits.masked_fill_(logits > 0, -1.0),
+        "added": lambda logits: logits.__iadd__(torch.arange(8.0)),
+    }
+    wrong = []
+    for name, write in ways.items():
+        (inputs, logits), (others, whole) = logits_of(split=True), logits_of(split=False)
+        for one in (logits, whole):
+            write(one)
+        if not torch.equal(logits[:, 1:].softmax(-1), whole[:, 1:].softmax(-1)):
+            wrong.append(f"{name} was not written")
+        labels = torch.tensor([0, 7, 3, 1, 4, 5])
+        for one in (logits, whole):
+            functional.cross_entropy(one.view(-1, 8), labels).backward()
+        torch.distributed.all_reduce(inputs.grad)
+        if not torch.allclose(inputs.grad, others.grad):
+            wrong.append(f"{name} has another gradient")
+    _, logits = logits_of(split=True)
+    if len(logits[0, 0]) != 8:
+        wrong.append("another length")
+    refused: dict[str, Callable[[], Any]] = {
+        "hook": lambda: logits.register_hook(print),
+        "retain": lambda: logits.retain_grad(),
+        "out": lambda: torch.add(torch.ones(2, 3, 8), 1, out=logits),
+        "data": lambda: setattr(logits, "data", torch.ones(2, 3, 8)),
+    }
+    for name, action in refused.items():
+        try:
+            action()
+        except InvalidArgument as error:
+            if "call logits.whole()" not in str(error):
+                wrong.append(f"{name}: {error}")
+        else:
+            wrong.append(f"{name} was not refused")
+    for bad, kind in ((9, IndexError), (-1, IndexError)):
+        try:
+            functional.cross_entropy(logits[0], torch.tensor([0, bad, 1]))
+        except kind as error:
+            if str(error) != f"Target {bad} is out of bounds.":
+                wrong.append(str(error))
+        else:
+            wrong.append(f"label {bad} was taken")
+    try:
+        functional.cross_entropy(logits[0], torch.tensor([0, 2, 1]), reduction="avg")
+    except ValueError:
+        pass
+    else:
+        wrong.append("avg was taken")
+    return wrong
+
+
 def cross_entropies(own: bool) -> list[tuple[Any, Any]]:
     """Values and gradients of cross entropies in all ways."""
     import torch
@@ -140,6 +202,8 @@ def trained(options: dict[str, Any], gathers: bool) -> tuple[list[float], list[f
     model, plain = decoder("Llama"), decoder("Llama")
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
     alone = torch.optim.SGD(plain.parameters(), lr=0.2)
+    with torch.no_grad():
+        assert type(model(**batch(0)).logits) is torch.Tensor
     sizes: list[int] = []
     all_gather = dist.all_gather
 
@@ -169,6 +233,10 @@ def trained(options: dict[str, Any], gathers: bool) -> tuple[list[float], list[f
 
 def test_split_logits_are_the_whole_to_everybody() -> None:
     assert run_processes(looks_the_same, 2) == [[], []]
+
+
+def test_what_is_written_into_split_logits_is_in_the_whole() -> None:
+    assert run_processes(written, 2) == [[], []]
 
 
 def test_cross_entropies_and_gradients_are_those_of_torch() -> None:

@@ -323,9 +323,11 @@ def checkpoints_go_on_where_they_were_also_on_another_mesh() -> None:
     steps(model, batches[:2], schedule)
     (folder,) = broadcast_object_list([tempfile.mkdtemp()])
     model.save_checkpoint(f"{folder}/a")
+    assert (model.iteration, model.args.consumed_train_samples) == (2, 16)
     expected = steps(model, batches[2:], schedule)
     assert expected[1][:2] == pytest.approx([7.5e-3, 1e-2])
     model.load_checkpoint(f"{folder}/a")
+    assert (model.iteration, model.args.consumed_train_samples) == (2, 16)
     found = steps(model, batches[2:], schedule)
     assert found[0] == pytest.approx(expected[0], rel=1e-6)
     assert found[1] == pytest.approx(expected[1])
@@ -554,7 +556,147 @@ def losses_rates_and_norms_are_logged_once() -> None:
         assert logged["skipped"] == [0, 0]
 
 
+def prepared_llama(run: Any, rows: int = 16, **loader: Any) -> tuple[Any, Any, Any]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    model = model_of("Llama")
+    data = DataLoader(rows_of("Llama", rows), batch_size=MICRO_ROWS, collate_fn=collated, **loader)
+    prepared: tuple[Any, Any, Any] = run.prepare(model, torch.optim.SGD(model.parameters(), lr=RATE), data)
+    return prepared
+
+
+def schedules_may_come_later_and_need_an_engine() -> None:
+    import torch
+
+    from accelerate_cpp.utils import MegatronLMDummyScheduler
+
+    run = begun()
+    with pytest.raises(Exception, match="a MegatronLMDummyScheduler without its model and optimizer"):
+        run.prepare(MegatronLMDummyScheduler(None, total_num_steps=4))
+    model, optimizer, loader = prepared_llama(run)
+    schedule = run.prepare(torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer.optimizer, lambda step: 0.1**step))
+    for batch in loader:
+        model(**batch)
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(RATE / 100)
+    other = begun(no_wd_decay_cond=lambda name, parameter: False)
+    plain = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    with pytest.raises(Exception, match=r"a ConstantLR with megatron_lm_plugin, .* pass a MegatronLMDummyScheduler"):
+        other.prepare(model_of("Llama"), plain, torch.optim.lr_scheduler.ConstantLR(plain))
+
+
+def only_the_engine_steps() -> None:
+    import torch
+
+    run = begun()
+    model, _, loader = prepared_llama(run)
+    batch = next(iter(loader))
+    with pytest.raises(Exception, match=r"train_batch: with megatron_lm_plugin, .* is a whole step"):
+        run.train_batch(batch)
+    with pytest.raises(Exception, match="backward: a loss with a graph in a run with megatron_lm_plugin"):
+        run.backward(next(model.parameters()).sum())
+    with torch.no_grad(), pytest.raises(Exception, match="a call in training mode is a step, but gradients are off"):
+        model(**batch)
+    with pytest.raises(Exception, match="a batch with no tensor"):
+        model()
+    with pytest.warns(UserWarning, match="join_uneven_inputs has no effect"), run.join_uneven_inputs([model]):
+        pass
+    uneven = begun()
+    uneven.even_batches = False
+    with pytest.raises(Exception, match="even_batches=False with megatron_lm_plugin"):
+        uneven.prepare(model_of("Llama"))
+    with pytest.raises(Exception, match="already has a state without this plugin"):
+        from accelerate_cpp import Accelerator
+        from accelerate_cpp.utils import MegatronLMPlugin
+
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(num_micro_batches=7))
+    same = type(run)(cpu=True, megatron_lm_plugin=uneven.state.megatron_lm_plugin)
+    assert same.distributed_type == "MEGATRON_LM"
+
+
+def only_known_batches_are_split_along_the_sequence() -> None:
+    for kind, fields in (
+        ("MegatronBert", {}),
+        ("Llama", {"custom_get_batch_function": lambda iterator: next(iterator)}),
+        ("Llama", {"return_logits": True}),
+    ):
+        run = begun(context_parallel_size=2, **fields)
+        with pytest.raises(Exception, match="context_parallel_size"):
+            run.prepare(model_of(kind))
+
+
+def reports_are_means_quotients_or_rows() -> None:
+    import torch
+
+    def loss_func(mask: Any, losses: Any) -> Any:
+        rows = (losses * mask).sum(1)
+        reported = {"lm loss": rows.mean(), "rows": rows, "share": (rows.sum(), mask.sum())}
+        return rows.mean(), reported
+
+    for fields in ({}, {"pp_degree": 2}):
+        run = begun(custom_loss_function=loss_func, **fields)
+        model, _, loader = prepared_llama(run)
+        batch = next(iter(loader))
+        model.eval()
+        with torch.no_grad():
+            found = model.eval_step(**batch)
+        assert found["rows"].shape == (len(batch["input_ids"]),)
+        assert found["share"] < found["lm loss"]
+        outputs = model(**batch)
+        assert outputs.loss.item() == pytest.approx((found["lm loss"] + found["share"]).item())
+
+
+def batches_are_made_once() -> None:
+    import torch
+
+    made = []
+
+    def get_batch(iterator: Any) -> Any:
+        data = next(iterator)
+        tokens = data["input_ids"]
+        made.append(len(tokens))
+        mask = torch.ones_like(tokens, dtype=torch.float)
+        return tokens, tokens.roll(-1, 1), mask, None, None
+
+    run = begun(custom_get_batch_function=get_batch)
+    model, _, loader = prepared_llama(run)
+    model(**next(iter(loader)))
+    assert made == [MICRO_ROWS] * MICRO_BATCHES
+
+
+def a_model_of_the_program_keeps_groups_and_the_end_of_its_texts() -> None:
+    import torch
+
+    run = begun(custom_model_provider_function=lambda: model_of("GPT2"))
+    given = model_of("GPT2")
+    names = dict(given.named_parameters())
+    groups = [
+        {"params": [one for one in names.values() if one.ndim > 1], "weight_decay": 0.5},
+        {"params": [one for one in names.values() if one.ndim == 1], "weight_decay": 0.0, "lr": 0.2},
+    ]
+    _, optimizer = run.prepare(given, torch.optim.AdamW(groups, lr=0.1))
+    found = [(group["lr"], group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
+    assert found == [(0.1, 0.5, 10), (0.2, 0.0, 18)]
+    plugin = run.state.megatron_lm_plugin
+    assert plugin.megatron_lm_default_args["eos_token_id"] == END
+    run.free_memory()
+    plugin.custom_model_provider_function = None
+    other = model_of("Llama")
+    other.config.eos_token_id = [5, 6]
+    run.prepare(other)
+    assert plugin.megatron_lm_default_args["eos_token_id"] == 5
+    with pytest.raises(Exception, match="custom_prepare_model_function without custom_model_provider_function"):
+        begun(custom_prepare_model_function=lambda provider: provider()).prepare(model_of("GPT2"))
+
+
 SCENARIOS = [
+    schedules_may_come_later_and_need_an_engine,
+    only_the_engine_steps,
+    only_known_batches_are_split_along_the_sequence,
+    reports_are_means_quotients_or_rows,
+    batches_are_made_once,
+    a_model_of_the_program_keeps_groups_and_the_end_of_its_texts,
     losses_rates_and_norms_are_logged_once,
     train_steps_of_the_program_train_as_they_say,
     checkpoints_go_on_where_they_were_also_on_another_mesh,

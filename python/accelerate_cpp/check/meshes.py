@@ -58,7 +58,9 @@ def judge_mesh(task: Task, journals: Mapping[int, Sequence[Record]]) -> list[Fin
     ]
     shown = " x ".join(f"{axis} {mesh.size(axis)}" for axis in axes)
     what = f"the mesh is {shown}. {'; '.join(held)}. {_hosts(task, mesh, axes)}"
-    return [Finding("note", "mesh", what, "", "accelerate-cpp estimate-memory --parallelism says what each sends")]
+    return [
+        Finding("note", "mesh-layout", what, "", "accelerate-cpp estimate-memory --parallelism says what each sends")
+    ]
 
 
 def _hosts(task: Task, mesh: Mesh, axes: Sequence[str]) -> str:

@@ -571,10 +571,10 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         f"{_MEGATRON}_num_micro_batches",
-        "Into how many parts is a batch cut, with which the stages compute in turns?",
+        "Of how many micro-batches does a step consist?",
         lambda text, answers: _integer(text, 1),
-        lambda answers, machine: 2 * int(answers.get(f"{_MEGATRON}_pp_degree", 1)),
-        _megatron("pp_degree", True),
+        lambda answers, machine: 2 * stages if (stages := int(answers.get(f"{_MEGATRON}_pp_degree", 1))) > 1 else 1,
+        _is(distributed_type="MEGATRON_LM"),
         {},
     ),
     _processes(

@@ -69,8 +69,8 @@ class MegatronLMPlugin:
         sequence_parallelism: split everything that ``tp_degree`` does not split along the sequence.
         is_train_batch_min: use the batch size of the loader with the smallest batches.
         train_iters, train_samples: the length of the training, for ``MegatronLMDummyScheduler``; pass one of them.
-        consumed_samples: the number of samples of each loader that were already trained on; missing numbers, up to
-            three, are 0.
+        consumed_samples: without effect (a warning says so): ``load_state`` and ``skip_first_batches`` go on within
+            loaders. Missing numbers, up to three, are 0.
         megatron_dataset_flag: data in Megatron-LM's own format.
         seq_length, encoder_seq_length, decoder_seq_length: the length of sequences, in tokens; by default that of the
             first batch.

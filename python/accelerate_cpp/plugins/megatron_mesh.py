@@ -23,8 +23,8 @@ from accelerate_cpp.plugins.parallelism_config import ParallelismConfig
 
 __all__ = ["MeshOfMegatron", "chosen_megatron_plugin", "mesh_of_megatron"]
 
-# What asks for another implementation of the same numbers, or of fewer bits, which this package has not.
-_WITHOUT_EFFECT = ("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d")
+# What asks for another implementation of the same numbers, or of fewer bits, or for samples to be left out.
+_WITHOUT_EFFECT = ("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d", "consumed_samples")
 
 
 class MeshOfMegatron(NamedTuple):
@@ -47,6 +47,8 @@ def chosen_megatron_plugin(argument: Any, running: MegatronLMPlugin | None) -> M
     """
     if argument is None:
         return MegatronLMPlugin() if running is None and env_table.USE_MEGATRON_LM.get() else running
+    if argument == running:
+        return running
     if not isinstance(argument, MegatronLMPlugin):
         raise InvalidArgument(f"megatron_lm_plugin={argument!r}: expected a MegatronLMPlugin")
     return argument
@@ -142,7 +144,7 @@ def _require_supported(plugin: MegatronLMPlugin) -> None:
     idle = [name for name in _WITHOUT_EFFECT if getattr(plugin, name)]
     if idle:
         warnings.warn(
-            f"MegatronLMPlugin({', '.join(f'{name}=True' for name in idle)}) has no effect: optimizers step as torch's "
-            "do; leave it out",
+            f"MegatronLMPlugin({', '.join(f'{name}={getattr(plugin, name)}' for name in idle)}) has no effect: "
+            "optimizers step as torch's do, and loaders know where they are from checkpoints; leave it out",
             stacklevel=3,
         )

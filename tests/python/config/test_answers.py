@@ -140,6 +140,7 @@ def test_the_degrees_of_megatron_are_written_as_the_original_reads_them(tmp_path
         "megatron_lm_tp_degree": 2,
         "megatron_lm_sequence_parallelism": True,
         "megatron_lm_pp_degree": 1,
+        "megatron_lm_num_micro_batches": 1,
         "megatron_lm_context_parallel_size": 1,
         "megatron_lm_recompute_activations": True,
         "megatron_lm_use_distributed_optimizer": True,

@@ -169,9 +169,10 @@ def asked_of(prefix: str, kind: str, **answers: Any) -> set[str]:
 
 def test_of_megatron_only_what_has_an_effect_is_asked() -> None:
     always = {"tp_degree", "pp_degree", "recompute_activations", "use_distributed_optimizer", "gradient_clipping"}
+    always |= {"num_micro_batches"}  # without stages, they accumulate
     assert asked_of(MEGATRON, "MEGATRON_LM", tp_degree=1, pp_degree=1) == always | {"context_parallel_size"}
     split = asked_of(MEGATRON, "MEGATRON_LM", tp_degree=2, pp_degree=2)
-    assert split == always | {"sequence_parallelism", "num_micro_batches"}
+    assert split == always | {"sequence_parallelism"}
     assert asked_of(MEGATRON, "FSDP") == set()
     defaults = {name: BY_KEY[f"{MEGATRON}_{name}"].default({f"{MEGATRON}_pp_degree": 4}, Machine(0)) for name in split}
     assert defaults == {
@@ -180,6 +181,7 @@ def test_of_megatron_only_what_has_an_effect_is_asked() -> None:
         "num_micro_batches": 8,
         "gradient_clipping": 1.0,
     }
+    assert BY_KEY[f"{MEGATRON}_num_micro_batches"].default({f"{MEGATRON}_pp_degree": 1}, Machine(0)) == 1
 
 
 def test_a_mesh_is_asked_about_only_where_there_is_to_be_one() -> None:

@@ -119,7 +119,7 @@ def _columns(
         of_tokens = style == COLUMNS_OF_TOKENS
         inputs = gathered(inputs, TOKENS, group, adds_gradients=True) if of_tokens else shared(inputs)
         outputs = functional.linear(inputs, part_of(module.weight), part_of(module.bias))
-        if style == COLUMNS_OF_LOGITS:
+        if style == COLUMNS_OF_LOGITS and outputs.requires_grad and not torch.compiler.is_compiling():
             return SplitLogits.of(outputs, group)
         return outputs if style in (COLUMNS, COLUMNS_OF_TOKENS) else gathered(outputs, -1, group)
 

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.tensor.exchanges import gathered
 
 __all__ = ["SplitLogits", "split_cross_entropy"]
@@ -25,11 +26,15 @@ class SplitLogits(torch.Tensor):
 
     The vocabulary is the last dimension. Operations that treat elements alone, and views and slices of the other
     dimensions, give such logits again; ``cross_entropy`` with labels is computed by all processes together; anything
-    else gathers the whole first, so that all processes of the group have to do it, and gives ordinary tensors.
-    Functions of ``torch.distributed`` do not do that by themselves: give them :meth:`whole`.
+    else gathers the whole first, so that all processes of the group have to do it, and gives ordinary tensors. What is
+    written into them is written into the whole, which they are from then on; views that were taken before do not see
+    it. ``torch.distributed``, ``torch.vmap``, ``torch.tensor`` and functions of autograd of a program's own know
+    nothing of that: give them :meth:`whole`.
     """
 
     _group: dist.ProcessGroup
+    _written: Tensor | None = None
+    """The whole, after something was written into it."""
 
     @staticmethod
     def of(part: Tensor, group: dist.ProcessGroup) -> SplitLogits:
@@ -45,7 +50,7 @@ class SplitLogits(torch.Tensor):
 
     def whole(self) -> Tensor:
         """Those of all processes, an ordinary tensor. Collective; gradients flow back to each process's part."""
-        return gathered(self.part(), -1, self._group)
+        return gathered(self.part(), -1, self._group) if self._written is None else self._written
 
     @classmethod
     def __torch_function__(
@@ -54,15 +59,24 @@ class SplitLogits(torch.Tensor):
         named = kwargs or {}
         if func in _OWN or _attribute(func) in _ATTRIBUTES:
             return _looked_at(func, args, named)
-        handler = _HANDLERS.get(func)
-        if handler is not None:
+        if func in _REFUSED or func.__name__ == "__set__" or isinstance(named.get("out"), SplitLogits):
+            raise InvalidArgument(
+                f"split logits: {func.__name__} would only concern the part of this process; call logits.whole() and "
+                "use what it returns, or leave loss_parallel out"
+            )
+        handler = None if any(one._written is not None for one in _among(args, named)) else _HANDLERS.get(func)
+        if handler is not None and args:
             found = handler(func, args, named)
             if found is not None:
                 return found
+        target = args[0] if args and _writes(func.__name__) else None
         # Whatever it is, it gets ordinary tensors.
         args, named = tree_map_only(SplitLogits, SplitLogits.whole, (args, named))
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **named)
+            result = func(*args, **named)
+        if isinstance(target, SplitLogits):
+            target._written = args[0]
+        return result
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -116,9 +130,19 @@ def split_cross_entropy(
 
     Returns:
         Float32, or float64 for such logits, on all processes; (rows,) with the reduction ``"none"``, else 0-dim.
+
+    Raises:
+        IndexError: on the CPU, a label is no number of the vocabulary; as torch does.
+        ValueError: there is no such reduction.
     """
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
     computed = part if part.dtype == torch.float64 else part.float()
     counts = labels != ignore_index
+    if labels.device.type == "cpu":
+        outside = labels[counts & ((labels < 0) | (labels >= part.shape[-1] * group.size()))]
+        if len(outside):
+            raise IndexError(f"Target {outside[0].item()} is out of bounds.")
     losses: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         computed, torch.where(counts, labels, 0), label_smoothing, group
     )
@@ -126,6 +150,17 @@ def split_cross_entropy(
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
+
+
+def _among(args: Any, kwargs: dict[str, Any]) -> list[SplitLogits]:
+    return [one for one in tree_leaves((args, kwargs)) if isinstance(one, SplitLogits)]
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name changes its first argument in place."""
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+    return name.endswith("_")
 
 
 Handler = Callable[[Any, Any, dict[str, Any]], Any]
@@ -153,6 +188,8 @@ def _size(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     shape = args[0].shape
     if func is torch.Tensor.numel:
         return shape.numel()
+    if func is torch.Tensor.__len__:
+        return shape[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return shape if dim is None else shape[dim]
 
@@ -203,9 +240,8 @@ def _sliced(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     items = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(one, SplitLogits) or not isinstance(one, (int, slice, Tensor, type(...))) for one in items):
         return None
-    used = sum(
-        one.ndim if isinstance(one, Tensor) and one.dtype == torch.bool else 1 for one in items if one is not ...
-    )
+    masks = (torch.bool, torch.uint8)
+    used = sum(one.ndim if isinstance(one, Tensor) and one.dtype in masks else 1 for one in items if one is not ...)
     if ... in [one for one in items if not isinstance(one, Tensor)]:
         position = next(number for number, one in enumerate(items) if one is ...)
         items[position : position + 1] = [slice(None)] * (logits.ndim - used)
@@ -240,10 +276,9 @@ _ATTRIBUTES = frozenset(
 # What asks or changes the object itself, not its elements.
 _OWN = frozenset(
     {torch.Tensor.dim, torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.get_device}
-    | {torch.Tensor.requires_grad_, torch.Tensor.retain_grad, torch.Tensor.register_hook, torch.Tensor.is_contiguous}
-    | {torch.Tensor._is_view, torch.Tensor.__len__, torch.Tensor.element_size, torch.is_floating_point}
-    | {torch.Tensor.as_subclass}
+    | {torch.Tensor.is_contiguous, torch.Tensor._is_view, torch.Tensor.element_size, torch.is_floating_point}
 )
+_REFUSED = frozenset({torch.Tensor.retain_grad, torch.Tensor.register_hook, torch.Tensor.requires_grad_})
 _ELEMENTWISE = (
     *(torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double, torch.Tensor.to),
     *(torch.Tensor.clone, torch.Tensor.contiguous, torch.Tensor.cpu, torch.clone),
@@ -252,7 +287,7 @@ _ELEMENTWISE = (
 )
 _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(_ELEMENTWISE, _elements),
-    **dict.fromkeys((torch.Tensor.size, torch.Tensor.numel), _size),
+    **dict.fromkeys((torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__), _size),
     **dict.fromkeys((torch.Tensor.view, torch.Tensor.reshape), _viewed),
     **dict.fromkeys((torch.Tensor.flatten, torch.flatten), _flattened),
     torch.Tensor.__getitem__: _sliced,

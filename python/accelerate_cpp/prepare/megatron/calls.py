@@ -188,6 +188,11 @@ class Recorder:
         args, kwargs = self._arguments
         return self._call.inputs(*args, **kwargs)
 
+    def computed(self, model: Callable[..., Any], function: Any) -> tuple[Any, Any]:
+        """What ``model`` returns for the call, and ``function``."""
+        args, kwargs = self._arguments or ((), {})
+        return model(*args, **kwargs), function
+
     def outputs(self, found: Any) -> Any:
         """What the model of Megatron-LM would have returned for the call."""
         args, kwargs = self._arguments or ((), {})

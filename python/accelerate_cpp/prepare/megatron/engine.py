@@ -7,17 +7,20 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.megatron.calls import ModelCall, Recorder
 from accelerate_cpp.prepare.megatron.groups import DataGroup
 from accelerate_cpp.prepare.megatron.micro_batches import chunks_of, rows_of, shares_of
+from accelerate_cpp.prepare.megatron.schedule import MegatronSchedule
 from accelerate_cpp.prepare.megatron.train_steps import (
     AbstractTrainStep,
     BertTrainStep,
@@ -65,7 +68,6 @@ class MegatronEngine(torch.nn.Module):
         module: a list of the model, as Megatron-LM has one for each part of the pipeline.
         base_model: the model.
         train_step_handler: an ``AbstractTrainStep``.
-        iteration: the number of steps.
         is_stepping: whether a step is being taken.
 
     Raises:
@@ -90,9 +92,11 @@ class MegatronEngine(torch.nn.Module):
         axes = () if mesh is None else mesh.mesh_dim_names or ()
         self._sequences: Any = mesh["cp"].get_group() if "cp" in axes else None
         self._stages: Any = mesh["pp"].get_group() if "pp" in axes else None
+        if self._sequences is not None:
+            self._require_splittable(plugin)
         self.total_loss_dict: dict[str, Any] = {}
         self.eval_total_loss_dict: dict[str, Any] = {}
-        self.iteration = 0
+        self._own_iteration = 0
         self.is_stepping = False
         self._norm: Tensor | None = None
         self._told = False
@@ -112,6 +116,33 @@ class MegatronEngine(torch.nn.Module):
                 "custom_train_step_class to MegatronLMPlugin"
             )
         return _STEPS[kind](self._accelerator, self.args)  # type: ignore[call-arg]
+
+    def _require_splittable(self, plugin: Any) -> None:
+        """Raises InvalidArgument if something computes with whole sequences while attention is over split ones."""
+        step = self.train_step_handler
+        own = isinstance(step, GPTTrainStep) and type(step).get_batch_func is GPTTrainStep.get_batch_func
+        if not own or plugin.custom_get_batch_function is not None or self._custom_model:
+            raise InvalidArgument(
+                f"MegatronLMPlugin: context_parallel_size with {type(step).__name__}, or with a model or batches of "
+                "the program's own; only the batches of GPTTrainStep are split. Leave context_parallel_size out"
+            )
+        if self.args.return_logits:
+            raise InvalidArgument(
+                "MegatronLMPlugin: return_logits=True with context_parallel_size, where each process has the logits of "
+                "its tokens; leave one of them out"
+            )
+
+    @property
+    def iteration(self) -> int:
+        """The number of steps; checkpoints keep it where there is a schedule of Megatron-LM."""
+        return self.scheduler.iteration if isinstance(self.scheduler, MegatronSchedule) else self._own_iteration
+
+    def _count_step(self, samples: int) -> None:
+        self._own_iteration = self.iteration + 1
+        self.args.consumed_train_samples += samples
+        if isinstance(self.scheduler, MegatronSchedule):
+            self.scheduler.iteration = self._own_iteration
+            self.scheduler.consumed_samples = self.args.consumed_train_samples
 
     # Modes
 
@@ -145,8 +176,7 @@ class MegatronEngine(torch.nn.Module):
         """
         if self.training:
             found, skipped, norm, _ = self.train_step(**batch_data)
-            self.iteration += 1
-            self.args.consumed_train_samples += self._samples(batch_data)
+            self._count_step(self._samples(batch_data))
             self._log_training(found, skipped, norm)
         else:
             found = self.eval_step(**batch_data)
@@ -172,6 +202,11 @@ class MegatronEngine(torch.nn.Module):
             raise InvalidArgument(
                 "MegatronEngine: a step without an optimizer; pass the optimizer to prepare, together with the model"
             )
+        if not torch.is_grad_enabled():
+            raise InvalidArgument(
+                "MegatronEngine: a call in training mode is a step, but gradients are off; call model.eval() before an "
+                "evaluation, or leave torch.no_grad()"
+            )
         self.optimizer.zero_grad()
         reported = self._passes(batch_data)
         norm: Tensor | None = None
@@ -188,6 +223,15 @@ class MegatronEngine(torch.nn.Module):
         if self.scheduler is not None and not skipped:
             self.scheduler.step()
         return reported, int(skipped), norm, None
+
+    def require_stepped(self, loss: Tensor) -> None:
+        """Raises InvalidArgument if ``loss`` is no loss of a step, but one of the program's own."""
+        if loss.requires_grad:
+            raise InvalidArgument(
+                "backward: a loss with a graph in a run with megatron_lm_plugin, whose engine has taken the step in "
+                "model(**batch), so that these gradients would reach no step; compute the loss in custom_loss_function "
+                "or custom_train_step_class of the plugin"
+            )
 
     def norm_of_step(self, max_norm: float) -> Tensor:
         """The norm of the gradients of the last step, which the engine has clipped; NaN if it does not clip."""
@@ -218,14 +262,26 @@ class MegatronEngine(torch.nn.Module):
         step = handler.forward_step
         call = None if self._custom_model else handler.call()
         shares: list[Any] = [number / sum(rows) for number in rows]
-        if trains and call is not None and knows_tokens(handler):
-            shares = self._shares([step(iter([piece]), Recorder(call))[1] for piece in pieces], rows)
         model = ModelCall(self.base_model, call)
+
+        def compute(piece: dict[str, Any]) -> tuple[Any, LossFunction]:
+            return step(iter([piece]), model)
+
+        computing = [partial(compute, piece) for piece in pieces]
+        if trains and call is not None and knows_tokens(handler):
+            # Batches are made once, as what makes them may draw random numbers.
+            recorders = [Recorder(call) for _ in pieces]
+            steps = [step(iter([piece]), recorder) for piece, recorder in zip(pieces, recorders, strict=True)]
+            shares = self._shares([function for _, function in steps], rows)
+            computing = [
+                partial(recorder.computed, model, function)
+                for recorder, (_, function) in zip(recorders, steps, strict=True)
+            ]
         reports = []
-        for number, piece in enumerate(pieces):
+        for number, outputs in enumerate(computing):
             last = number == len(pieces) - 1
             with nullcontext() if last or not trains else run.no_sync(self.base_model), self._split_attention():
-                loss, reported = _computed(*step(iter([piece]), model))
+                loss, reported = _computed(*outputs())
                 if trains:
                     run._backward(loss * shares[number])
             reports.append(reported)
@@ -254,37 +310,43 @@ class MegatronEngine(torch.nn.Module):
         numbers = torch.arange(sum(rows))
         passes = self._accelerator._train_stages if torch.is_grad_enabled() else self._strategy.eval_batch
         passes(self.base_model, whole, loss_fn=losses, targets=numbers)
-        return self._from_last_stage(losses.reports, len(rows))
+        return self._from_last_stage(losses.reports, rows)
 
     def _shares(self, functions: list[LossFunction], rows: list[int]) -> list[Any]:
         counted = [tokens_counted(function) for function in functions]
         return shares_of(counted, rows, self._data, self._sequences, self._by_tokens)
 
-    def _from_last_stage(self, reports: dict[int, dict[str, Tensor]], count: int) -> list[dict[str, Tensor]]:
+    def _from_last_stage(self, reports: dict[int, dict[str, Any]], rows: list[int]) -> list[dict[str, Any]]:
         """What the last stage has reported, which other stages have not seen."""
         keeps_rows = not torch.is_grad_enabled()
         own = [
-            {name: value.cpu() for name, value in reports[number].items() if keeps_rows or value.numel() <= 2}
+            {
+                name: tree_map_only(Tensor, Tensor.cpu, value)
+                for name, value in reports[number].items()
+                if keeps_rows or isinstance(value, tuple) or value.ndim == 0
+            }
             for number in sorted(reports)
         ]
-        said: list[Any] = [own if len(own) == count else None]
+        said: list[Any] = [own if len(own) == len(rows) else None]
         last = dist.get_world_size(self._stages) - 1
         dist.broadcast_object_list(said, dist.get_global_rank(self._stages, last), group=self._stages)
         device = self._accelerator.device
-        return [{name: value.to(device) for name, value in report.items()} for report in said[0]]
+        found: list[dict[str, Any]] = tree_map_only(Tensor, lambda value: value.to(device), said[0])
+        return found
 
-    def _over_processes(self, reports: list[dict[str, Tensor]], rows: list[int]) -> dict[str, Tensor]:
+    def _over_processes(self, reports: list[dict[str, Any]], rows: list[int]) -> dict[str, Tensor]:
         """Of the micro-batches of all processes: means of losses, pairs as quotients of sums, rows put together."""
         found: dict[str, Tensor] = {}
         weights = [number / sum(rows) for number in rows]
         pairs: dict[str, Tensor] = {}
         for name, first in reports[0].items():
             values = [report[name] for report in reports]
-            if first.ndim == 0:
+            if isinstance(first, tuple):
+                stacked = torch.stack([torch.stack([one.float() for one in value]) for value in values])
+                pairs[name] = self._joint_pair(stacked, weights)
+            elif first.ndim == 0:
                 mean = torch.stack([value.float() * weight for value, weight in zip(values, weights, strict=True)])
                 pairs[name] = torch.stack([mean.sum(), torch.ones_like(mean[0])])
-            elif first.shape == (2,) and name != "logits":
-                pairs[name] = self._joint_pair(torch.stack([value.float() for value in values]), weights)
             else:
                 found[name] = torch.cat(values)
         if pairs:
@@ -358,6 +420,8 @@ class MegatronEngine(torch.nn.Module):
     def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> None:
         """Loads what :meth:`save_checkpoint` wrote, also on another mesh."""
         self._accelerator.load_state(input_dir)
+        if isinstance(self.scheduler, MegatronSchedule):
+            self.args.consumed_train_samples = self.scheduler.consumed_samples
 
 
 def without_engine(model: torch.nn.Module) -> torch.nn.Module:
@@ -378,7 +442,7 @@ def _computed(outputs: Any, function: Callable[[Any], Any]) -> tuple[Tensor, dic
             "loss and a dict of losses to report"
         )
     loss, reported = found
-    return loss, {name: value.detach() for name, value in reported.items()}
+    return loss, tree_map_only(Tensor, lambda value: value.detach(), dict(reported))
 
 
 class _LossesOfStages:

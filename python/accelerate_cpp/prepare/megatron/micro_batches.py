@@ -22,7 +22,7 @@ def rows_of(batch: Mapping[str, Any]) -> int:
         InvalidArgument: there is no tensor, or they have different numbers of rows.
     """
     found = {name: len(value) for name, value in batch.items() if isinstance(value, Tensor) and value.ndim}
-    if len(set(found.values())) != 1:
+    if len(set(found.values())) != 1 or 0 in found.values():
         raise InvalidArgument(
             f"MegatronEngine: a batch with {found or 'no tensor'}; expected tensors with equally many rows, by name"
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +55,11 @@ class MegatronRun:
             _only(self._items, "schedule", is_scheduler),
             [item for item in self._items if isinstance(item, DataLoader)],
         )
+        if not run.even_batches:
+            raise InvalidArgument(
+                "prepare: even_batches=False with megatron_lm_plugin, where processes without a batch would not take "
+                "part in a step; leave it out"
+            )
         if self._given.model is not None and run._engine is not None:
             raise InvalidArgument(
                 "prepare: a second model with megatron_lm_plugin; an engine trains one model. Prepare the other one "
@@ -81,10 +89,17 @@ class MegatronRun:
         Returns:
             The objects, and the schedule that the engine steps; ``None`` without one.
         """
-        given = self._given
+        given, engine = self._given, self._run._engine
         by_id = {id(item): done for item, done in zip(self._items, prepared, strict=True)}
-        optimizer = by_id.get(id(given.optimizer))
+        optimizer = by_id.get(id(given.optimizer), None if engine is None else engine.optimizer)
         schedule = self._schedule(optimizer)
+        if given.scheduler is not None and given.model is None:
+            if engine is None or schedule is None:
+                raise InvalidArgument(
+                    f"prepare: a {type(given.scheduler).__name__} without its model and optimizer, which an engine "
+                    "steps together with it; pass them to the same prepare"
+                )
+            engine.scheduler = schedule
         if given.scheduler is not None:
             by_id[id(given.scheduler)] = schedule
         if given.model is not None:
@@ -120,13 +135,22 @@ class MegatronRun:
         plugin = self._plugin
         if plugin.custom_model_provider_function is not None:
             made = self._made_by_program()
-            optimizer = None if optimizer is None else type(optimizer)(made.parameters(), **optimizer.defaults)
+            optimizer = None if optimizer is None else _over(optimizer, model, made)
             model = made
-        if plugin.custom_train_step_class is None:
+        elif plugin.custom_prepare_model_function is not None:
+            raise InvalidArgument(
+                "MegatronLMPlugin: custom_prepare_model_function without custom_model_provider_function, which it is "
+                "called with; pass both"
+            )
+        try:
             plugin.set_network_size_args(model, self._first_sample())
+        except InvalidArgument:
+            if plugin.custom_train_step_class is None:
+                raise  # a train step of the program's own may know what nobody else does
         found = getattr(getattr(model, "config", None), "eos_token_id", None)
-        end = found[0] if isinstance(found, (list, tuple)) else found
-        plugin.megatron_lm_default_args.setdefault("eos_token_id", end)
+        if "eos_token_id" not in (plugin.other_megatron_args or {}):
+            end = found[0] if isinstance(found, (list, tuple)) else found
+            plugin.megatron_lm_default_args["eos_token_id"] = end
         set_dropout(model, float(plugin.attention_dropout or 0), float(plugin.hidden_dropout or 0))
         apply_recomputation(model, plugin)
         self._arrange_stages(model)
@@ -213,6 +237,12 @@ class MegatronRun:
         """That of Megatron-LM in place of its stand-in, or if the plugin has a length; else the program's own."""
         scheduler, plugin = self._given.scheduler, self._plugin
         if scheduler is not None and not hasattr(scheduler, "total_num_steps"):
+            divided = plugin.no_wd_decay_cond is not None or plugin.scale_lr_cond is not None
+            if divided or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise InvalidArgument(
+                    f"prepare: a {type(scheduler).__name__} with megatron_lm_plugin, whose engine steps it without "
+                    "metrics, and divides parameter groups where it has conditions; pass a MegatronLMDummyScheduler"
+                )
             return scheduler
         if optimizer is None or (scheduler is None and not (plugin.train_iters or plugin.train_samples)):
             return None
@@ -233,17 +263,40 @@ def _only(items: Sequence[Any], kind: str, belongs: Callable[[Any], bool]) -> An
 
 def _with_batches_of(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
     """A loader like this one with batches of ``rows``."""
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        if hasattr(loader.batch_sampler, "batch_size"):
-            loader.batch_sampler.batch_size = rows
-        return loader
-    if loader.batch_size == rows or loader.batch_size is None:
+    sampler = loader.batch_sampler
+    if sampler is not None and (loader.batch_size is None or type(sampler) is not BatchSampler):
+        if not hasattr(sampler, "batch_size"):
+            return loader
+        copied: Any = copy.copy(sampler)
+        copied.batch_size = rows
+        return DataLoader(loader.dataset, batch_sampler=copied, **options_of(loader))
+    if loader.batch_size in (rows, None):
         return loader
     kept: dict[str, Any] = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        loader.batch_sampler.batch_size = rows  # type: ignore[attr-defined]
-        return loader
     return DataLoader(loader.dataset, batch_size=rows, drop_last=loader.drop_last, **kept, **options_of(loader))
+
+
+def _over(optimizer: torch.optim.Optimizer, model: torch.nn.Module, made: torch.nn.Module) -> torch.optim.Optimizer:
+    """An optimizer like this one of ``model`` over the parameters of ``made``, in the groups of equal names."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    others = dict(made.named_parameters())
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        own = [names.get(id(parameter), "") for parameter in group["params"]]
+        options = {name: value for name, value in group.items() if name in optimizer.defaults}
+        groups.append({**options, "params": [others.pop(name) for name in own if name in others]})
+    if others:
+        if len(groups) > 1:
+            warnings.warn(
+                f"prepare: {len(others)} parameters of the model of custom_model_provider_function are in no group of "
+                f"the optimizer by their names, such as {next(iter(others))!r}; they join its first group",
+                stacklevel=5,
+            )
+        groups[0]["params"] += others.values()
+    taken = inspect.signature(type(optimizer)).parameters
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in taken}
+    kept = [{name: value for name, value in group.items() if name == "params" or name in taken} for group in groups]
+    return type(optimizer)([group for group in kept if group["params"]], **defaults)
 
 
 def _divide_groups(optimizer: torch.optim.Optimizer, model: torch.nn.Module, plugin: Any) -> None:

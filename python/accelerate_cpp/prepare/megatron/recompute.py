@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 __all__ = ["apply_recomputation", "keep_first_layers", "set_dropout"]
 
 _logger = logging.getLogger(__name__)
+_DROPOUTS = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_dropout", "activation_dropout")
 
 
 def apply_recomputation(model: torch.nn.Module, plugin: Any) -> None:
@@ -22,11 +23,8 @@ def apply_recomputation(model: torch.nn.Module, plugin: Any) -> None:
     """
     granularity = "selective" if plugin.recompute_activations else plugin.recompute_granularity
     if granularity == "selective":
-        for module in model.modules():
-            if type(module).__name__.endswith("Attention") and not any(
-                type(inner).__name__.endswith("Attention") for inner in list(module.modules())[1:]
-            ):
-                _recompute(module)
+        for module in filter(_is_attention, model.modules()):
+            _recompute(module)
     elif granularity == "full":
         if getattr(model, "supports_gradient_checkpointing", False):
             # Its newer name, since transformers 5.
@@ -57,18 +55,29 @@ def keep_first_layers(stages: list[torch.nn.Module], plugin: Any) -> None:
 def set_dropout(model: torch.nn.Module, attention: float, hidden: float) -> None:
     """Sets the probabilities with which attention and everything else drop elements out.
 
-    Those of attention are its attributes ``attention_dropout`` and ``dropout``, and modules in it with such names or
-    ``attn_dropout``; what drops out afterwards, as ``resid_dropout`` in it, is of the rest.
+    Those of attention are ``attention_dropout`` anywhere, and ``dropout`` and ``attn_dropout`` of the innermost modules
+    of attention; what drops out afterwards, as ``resid_dropout`` in them, is of the rest. They are numbers or modules.
     """
-    for name, module in model.named_modules():
-        for attribute in ("attention_dropout", "dropout"):
-            if type(module).__name__.endswith("Attention") and isinstance(module.__dict__.get(attribute), float):
-                setattr(module, attribute, attention)
-        if isinstance(module, torch.nn.Dropout):
-            own, parent = name.rpartition(".")[2], model.get_submodule(name.rpartition(".")[0])
-            kind = type(parent).__name__
-            of_attention = own.startswith("attn") or (kind.endswith("Attention") and own == "dropout")
-            module.p = attention if of_attention else hidden
+    for module in model.modules():
+        for name in _DROPOUTS:
+            own = module.__dict__.get(name, module._modules.get(name))
+            of_attention = name.startswith("att") or (name == "dropout" and _is_attention(module))
+            probability = attention if of_attention else hidden
+            if isinstance(own, torch.nn.Dropout):
+                own.p = probability
+            elif isinstance(own, (int, float)) and not isinstance(own, bool):
+                setattr(module, name, probability)
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Dropout) and name not in _DROPOUTS:
+                child.p = hidden
+
+
+def _is_attention(module: torch.nn.Module) -> bool:
+    """Whether ``module`` computes attention, and none of its modules does."""
+    inner = list(module.modules())[1:]
+    return type(module).__name__.endswith("Attention") and not any(
+        type(one).__name__.endswith("Attention") for one in inner
+    )
 
 
 def _recompute(module: torch.nn.Module) -> None:

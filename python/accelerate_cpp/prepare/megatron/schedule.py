@@ -10,6 +10,7 @@ from accelerate_cpp.errors import InvalidArgument
 __all__ = ["MegatronSchedule"]
 
 _DECAYS = ("constant", "linear", "cosine", "inverse-square-root")
+_WHERE = ("num_samples", "iteration", "consumed_samples")
 _INCREMENTS = ("constant", "linear", "cosine")
 
 
@@ -23,6 +24,10 @@ class MegatronSchedule:
         optimizer: whose groups are changed.
         plugin: a ``MegatronLMPlugin`` with the lengths, in steps of the optimizer (``..._iters``) or samples.
         global_batch_size: samples per step, over all processes.
+
+    Attributes:
+        num_samples: how far the schedule is.
+        iteration, consumed_samples: how far the engine is, which also counts steps that were skipped.
 
     Raises:
         InvalidArgument: there is no such style, or no length.
@@ -64,7 +69,9 @@ class MegatronSchedule:
                 "end_weight_decay"
             )
         self._largest = [float(group["lr"]) for group in optimizer.param_groups]
+        self._decaying = [bool(group.get("weight_decay")) for group in optimizer.param_groups]
         self.num_samples = 0
+        self.iteration = self.consumed_samples = 0
         self._set()
 
     def step(self, *_args: Any, **_kwargs: Any) -> None:
@@ -81,18 +88,22 @@ class MegatronSchedule:
         return self.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples that have been trained on, and the largest rates."""
-        return {"num_samples": self.num_samples, "largest": list(self._largest)}
+        """Where the schedule and the engine are, and the largest rates."""
+        where = {name: getattr(self, name) for name in _WHERE}
+        return {**where, "largest": list(self._largest)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state of :meth:`state_dict`."""
-        self.num_samples, self._largest = state_dict["num_samples"], list(state_dict["largest"])
+        for name in _WHERE:
+            setattr(self, name, state_dict[name])
+        self._largest = list(state_dict["largest"])
         self._set()
 
     def _set(self) -> None:
-        for group, largest in zip(self.optimizer.param_groups, self._largest, strict=True):
+        groups = zip(self.optimizer.param_groups, self._largest, self._decaying, strict=True)
+        for group, largest, decays in groups:
             group["lr"] = self._rate(largest)
-            if self._decay_style != "constant" and group.get("weight_decay"):
+            if self._decay_style != "constant" and decays:
                 group["weight_decay"] = self._weight_decay()
 
     def _rate(self, largest: float) -> float:

@@ -17,7 +17,7 @@ from accelerate_cpp.prepare.megatron.groups import share_of_sequences
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "T5TrainStep", "knows_tokens", "tokens_counted"]
 
-Reported = dict[str, Tensor]
+Reported = dict[str, Any]
 LossFunction = Callable[..., tuple[Tensor, Reported]]
 ForwardStep = Callable[[Iterator[Any], Any], tuple[Any, LossFunction]]
 
@@ -27,7 +27,7 @@ class AbstractTrainStep(ABC):
 
     A subclass sets ``forward_step``: it takes an iterator over micro-batches and the model, and returns what the model
     returned, and the function that computes from it the loss, a mean, and a dict of what is reported: losses without
-    dimensions, which are averaged, or pairs of a sum and what it is divided by.
+    dimensions, which are averaged, tuples of a sum and what it is divided by, or tensors with the rows of the batch.
 
     Args:
         name: the name of the kind.
@@ -68,11 +68,11 @@ def _use_custom(accelerator: Any, field: str) -> Any:
     return getattr(accelerator.state.megatron_lm_plugin, field)
 
 
-def _mean_over(losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_over(losses: Tensor, mask: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The mean of losses that count, and a pair of their sum and number."""
     mask = mask.reshape(-1).float()
     total, count = torch.sum(losses.float().reshape(-1) * mask), mask.sum()
-    return total / count.clamp(min=1), torch.stack([total.detach(), count])
+    return total / count.clamp(min=1), (total.detach(), count)
 
 
 def _output_class(args: Any, name: str) -> type[Any] | None:
@@ -204,13 +204,18 @@ class BertTrainStep(AbstractTrainStep):
                 found = [data[name].long() for name in names]
                 return (*found[:3], found[3].float(), *found[4:])
             labels = data.get("labels")
-            if labels is not None and not labels.is_floating_point():
+            if labels is None:
+                raise InvalidArgument(
+                    f"MegatronEngine: a batch with {', '.join(data)} for BERT; expected labels, too, -100 where they "
+                    "do not count"
+                )
+            if not labels.is_floating_point():
                 labels = labels.long()
             return (
                 data["input_ids"].long(),
                 data["token_type_ids"].long() if "token_type_ids" in data else None,
                 data["next_sentence_label"].long() if "next_sentence_label" in data else None,
-                None if labels is None else (labels != IGNORED).float(),
+                (labels != IGNORED).float(),
                 labels,
                 data["attention_mask"].long() if "attention_mask" in data else torch.ones_like(data["input_ids"]),
             )
@@ -371,8 +376,9 @@ def tokens_counted(loss_function: LossFunction) -> Tensor | None:
     """How many tokens of a micro-batch the mean that ``loss_function`` returns is over; ``None`` if that is unknown."""
     if not isinstance(loss_function, partial) or not getattr(loss_function.func, "is_mean_of_tokens", False):
         return None
-    mask: Tensor = loss_function.args[0]
-    return mask.sum()
+    mask, *others = loss_function.args
+    # With the order of sentences there is a loss of rows beside that of tokens.
+    return None if mask is None or any(one is not None for one in others) else mask.sum()
 
 
 def knows_tokens(step: AbstractTrainStep) -> bool:

@@ -115,3 +115,14 @@ def test_a_schedule_goes_on_from_its_state() -> None:
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         MegatronSchedule(sgd(), plugin(**options), 8)
+
+
+def test_weight_decay_rises_from_nothing() -> None:
+    optimizer = sgd()
+    schedule = MegatronSchedule(
+        optimizer, plugin(weight_decay_incr_style="linear", start_weight_decay=0.0, end_weight_decay=0.1), 8
+    )
+    assert optimizer.param_groups[0]["weight_decay"] == 0
+    for _ in range(10):
+        schedule.step()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [pytest.approx(0.1), 0]
