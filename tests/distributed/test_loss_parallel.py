@@ -124,7 +124,6 @@ def written() -> list[str]:
     if len(logits[0, 0]) != 8:
         wrong.append("another length")
     refused: dict[str, Callable[[], Any]] = {
-        "hook": lambda: logits.register_hook(print),
         "retain": lambda: logits.retain_grad(),
         "out": lambda: torch.add(torch.ones(2, 3, 8), 1, out=logits),
         "data": lambda: setattr(logits, "data", torch.ones(2, 3, 8)),

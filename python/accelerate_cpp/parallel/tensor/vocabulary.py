@@ -29,7 +29,7 @@ class SplitLogits(torch.Tensor):
     else gathers the whole first, so that all processes of the group have to do it, and gives ordinary tensors. What is
     written into them is written into the whole, which they are from then on; views that were taken before do not see
     it. ``torch.distributed``, ``torch.vmap``, ``torch.tensor`` and functions of autograd of a program's own know
-    nothing of that: give them :meth:`whole`.
+    nothing of that: give them :meth:`whole`. Hooks, as of ``fully_shard``, get the gradient of this process's part.
     """
 
     _group: dist.ProcessGroup
@@ -277,8 +277,9 @@ _ATTRIBUTES = frozenset(
 _OWN = frozenset(
     {torch.Tensor.dim, torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.get_device}
     | {torch.Tensor.is_contiguous, torch.Tensor._is_view, torch.Tensor.element_size, torch.is_floating_point}
+    | {torch.Tensor.register_hook}
 )
-_REFUSED = frozenset({torch.Tensor.retain_grad, torch.Tensor.register_hook, torch.Tensor.requires_grad_})
+_REFUSED = frozenset({torch.Tensor.retain_grad, torch.Tensor.requires_grad_})
 _ELEMENTWISE = (
     *(torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double, torch.Tensor.to),
     *(torch.Tensor.clone, torch.Tensor.contiguous, torch.Tensor.cpu, torch.clone),
