@@ -51,8 +51,8 @@ def test_one_process_trains_without_an_engine(monkeypatch: pytest.MonkeyPatch) -
     assert not hasattr(accelerator.state, "megatron_lm_plugin")
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     assert type(model) is torch.nn.Linear
-    with pytest.raises(InvalidArgument, match="this process already has a state without it"):
-        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
+    with pytest.raises(InvalidArgument, match="this process already has a state without this plugin"):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(num_micro_batches=7))
 
 
 def test_the_plugin_for_tensor_parallelism_asks_for_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

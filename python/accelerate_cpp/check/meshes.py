@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from accelerate_cpp.check.journal import Finding, Record, of_kind
 from accelerate_cpp.check.observed import Observed
 from accelerate_cpp.check.task import Task
 from accelerate_cpp.comm.mesh import AXES, Mesh
-from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.parallel.costs.links import crosses_hosts
 from accelerate_cpp.placement.memory_report import size
 
@@ -21,6 +18,8 @@ _SHARED_OUT = ("pp", "dp_shard", "cp", "sp", "tp")
 
 def write_down_mesh(observed: Observed) -> None:
     """Notes what this rank holds, if the ranks of the run share something out: bytes of parts, not of wholes."""
+    import torch  # here, as the command that reads the notes works with a torch that cannot be imported, too
+
     for accelerator in observed.accelerators[-1:]:
         mesh = accelerator._session.topology.mesh
         if any(mesh.size(axis) > 1 for axis in _SHARED_OUT):
@@ -36,6 +35,8 @@ def write_down_mesh(observed: Observed) -> None:
 
 
 def _bytes(tensors: Sequence[Any]) -> int:
+    from accelerate_cpp.devices.shards import local_part
+
     different = {id(tensor): tensor for tensor in tensors}.values()
     return sum(local_part(tensor).nbytes for tensor in different)
 

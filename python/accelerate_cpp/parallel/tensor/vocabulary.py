@@ -139,7 +139,7 @@ def split_cross_entropy(
         raise ValueError(f"{reduction} is not a valid value for reduction")
     computed = part if part.dtype == torch.float64 else part.float()
     counts = labels != ignore_index
-    if labels.device.type == "cpu":
+    if labels.device.type == "cpu" and type(labels) is Tensor:  # and not one without values
         outside = labels[counts & ((labels < 0) | (labels >= part.shape[-1] * group.size()))]
         if len(outside):
             raise IndexError(f"Target {outside[0].item()} is out of bounds.")
