@@ -77,13 +77,13 @@ WorkPointer C10dBackend::enqueue(const Order& order, std::uint64_t sequence, Ten
                       hooks_.rethrow);
 }
 
-void C10dBackend::count_each(OperationKind kind, const Tensors& tensors) {
+void C10dBackend::count_each(CallKind kind, const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
     count(kind, tensor);
   }
 }
 
-void C10dBackend::count_joint(OperationKind kind, const Tensors& tensors) {
+void C10dBackend::count_joint(CallKind kind, const Tensors& tensors) {
   std::size_t size_bytes = 0;
   for (const at::Tensor& tensor : tensors) {
     size_bytes += tensor.nbytes();

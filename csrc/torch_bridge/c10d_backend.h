@@ -161,10 +161,10 @@ class C10dBackend final : public ::c10d::Backend {
   WorkPointer refuse(::c10d::OpType type, const std::exception_ptr& error);
   bool coalesces_here() const;
   // Counts an operation on `tensor`, and one on each of several.
-  void count(OperationKind kind, const at::Tensor& tensor) { traffic_.add(kind, tensor.nbytes()); }
-  void count_each(OperationKind kind, const Tensors& tensors);
+  void count(CallKind kind, const at::Tensor& tensor) { traffic_.add(kind, tensor.nbytes()); }
+  void count_each(CallKind kind, const Tensors& tensors);
   // Counts one operation on all of `tensors`.
-  void count_joint(OperationKind kind, const Tensors& tensors);
+  void count_joint(CallKind kind, const Tensors& tensors);
 
   const std::shared_ptr<Communicator> communicator_;
   const c10::intrusive_ptr<Options> options_;

@@ -37,7 +37,7 @@ WorkPointer C10dBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOpti
     Contiguous data(single(tensors, "broadcast"), Use::kMove);
     const Order order{OpType::BROADCAST, "shm:broadcast", options.asyncOp, options.timeout, shape_of(data.tensor())};
     const auto root = static_cast<int>(options.rootRank);
-    count(OperationKind::kBroadcast, data.tensor());
+    count(CallKind::kBroadcast, data.tensor());
     return submit(order, tensors, [data, root](Communicator& communicator, const Call& call) mutable {
       communicator.broadcast(communicator.rank() == root ? data.load() : data.reserve(), root, call);
       data.store();
@@ -53,7 +53,7 @@ WorkPointer C10dBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOpti
     Contiguous data(single(tensors, "all_reduce"));
     const Reduction reduction = reduction_of(options.reduceOp, data.tensor().is_complex());
     const Order order{OpType::ALLREDUCE, "shm:all_reduce", options.asyncOp, options.timeout, shape_of(data.tensor())};
-    count(OperationKind::kAllReduce, data.tensor());
+    count(CallKind::kAllReduce, data.tensor());
     return submit(order, tensors, [data, reduction](Communicator& communicator, const Call& call) mutable {
       communicator.all_reduce(data.load(), reduction, call);
       data.store();
@@ -68,7 +68,7 @@ WorkPointer C10dBackend::allreduce_sparse(Tensors& tensors, const ::c10d::Allred
     const Order order{OpType::_ALLREDUCE_SPARSE, "shm:all_reduce_sparse", options.asyncOp, options.timeout,
                       shape_of(tensor)};
     if (tensor.is_sparse()) {
-      traffic_.add(OperationKind::kAllReduce, tensor._indices().nbytes() + tensor._values().nbytes());
+      traffic_.add(CallKind::kAllReduce, tensor._indices().nbytes() + tensor._values().nbytes());
     }
     return submit(order, tensors, [tensor, reduction](Communicator& communicator, const Call& call) {
       sparse_all_reduce(communicator, tensor, reduction, call);
@@ -83,7 +83,7 @@ WorkPointer C10dBackend::allreduce_coalesced(Tensors& tensors, const ::c10d::All
       parts.emplace_back(Contiguous(tensor), reduction_of(options.reduceOp, tensor.is_complex()));
     }
     const Order order{OpType::ALLREDUCE_COALESCED, "shm:all_reduce_coalesced", options.asyncOp, options.timeout};
-    count_each(OperationKind::kAllReduce, tensors);
+    count_each(CallKind::kAllReduce, tensors);
     return submit(order, tensors, [parts](Communicator& communicator, const Call& call) mutable {
       for (auto& [data, reduction] : parts) {
         communicator.all_reduce(data.load(), reduction, part_of(call, data));
@@ -99,7 +99,7 @@ WorkPointer C10dBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& o
     const Reduction reduction = reduction_of(options.reduceOp, data.tensor().is_complex());
     const Order order{OpType::REDUCE, "shm:reduce", options.asyncOp, options.timeout, shape_of(data.tensor())};
     const auto root = static_cast<int>(options.rootRank);
-    count(OperationKind::kReduce, data.tensor());
+    count(CallKind::kReduce, data.tensor());
     return submit(order, tensors, [data, reduction, root](Communicator& communicator, const Call& call) mutable {
       communicator.reduce(data.load(), root, reduction, call);
       if (communicator.rank() == root) {
@@ -118,7 +118,7 @@ WorkPointer C10dBackend::allgather(std::vector<Tensors>& outputs, Tensors& input
     const bool equal = parts.all_have(input.count());
     const Order order{OpType::ALLGATHER, "shm:all_gather", options.asyncOp, options.timeout,
                       equal ? shape_of(input.tensor()) : Shape()};
-    count(OperationKind::kAllGather, input.tensor());
+    count(CallKind::kAllGather, input.tensor());
     return submit(order, results, [input, parts](Communicator& communicator, const Call& call) mutable {
       communicator.all_gather(input.load(), parts.reserve(), call);
       parts.store();
@@ -132,7 +132,7 @@ WorkPointer C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
     WholeAndPart operands("all_gather_into_tensor", output, input, getSize(), Use::kMove);
     const Order order{OpType::_ALLGATHER_BASE, "shm:all_gather_into_tensor", options.asyncOp, options.timeout,
                       shape_of(input)};
-    count(OperationKind::kAllGather, input);
+    count(CallKind::kAllGather, input);
     return submit(order, {output}, [operands](Communicator& communicator, const Call& call) mutable {
       auto& [whole, part] = operands;
       communicator.all_gather(part.load(), split_view(whole.reserve(), communicator.size()), call);
@@ -159,7 +159,7 @@ WorkPointer C10dBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tens
       parts.emplace_back(Contiguous(inputs[i], Use::kMove), TensorList(own, Use::kMove));
     }
     const Order order{OpType::ALLGATHER_COALESCED, "shm:all_gather_coalesced", options.asyncOp, options.timeout};
-    count_each(OperationKind::kAllGather, inputs);
+    count_each(CallKind::kAllGather, inputs);
     return submit(order, results, [parts](Communicator& communicator, const Call& call) mutable {
       for (auto& [input, gathered] : parts) {
         communicator.all_gather(input.load(), gathered.reserve(), call);
@@ -178,7 +178,7 @@ WorkPointer C10dBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
       parts.emplace_back("all_gather_into_tensor_coalesced", outputs[i], inputs[i], getSize(), Use::kMove);
     }
     const Order order{OpType::COALESCED, "shm:all_gather_into_tensor_coalesced", options.asyncOp, options.timeout};
-    count_each(OperationKind::kAllGather, inputs);
+    count_each(CallKind::kAllGather, inputs);
     return submit(order, outputs, [parts](Communicator& communicator, const Call& call) mutable {
       for (auto& [whole, part] : parts) {
         communicator.all_gather(part.load(), split_view(whole.reserve(), communicator.size()), part_of(call, part));
@@ -195,7 +195,7 @@ WorkPointer C10dBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, 
     const Tensors results = root == getRank() ? single(outputs, "gather") : Tensors{};
     TensorList parts(results, Use::kMove);
     const Order order{OpType::GATHER, "shm:gather", options.asyncOp, options.timeout};
-    count(OperationKind::kGather, input.tensor());
+    count(CallKind::kGather, input.tensor());
     return submit(order, results, [input, parts, root](Communicator& communicator, const Call& call) mutable {
       communicator.gather(input.load(), parts.reserve(), root, call);
       parts.store();
@@ -210,7 +210,7 @@ WorkPointer C10dBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     const auto root = static_cast<int>(options.rootRank);
     TensorList parts(root == getRank() ? single(inputs, "scatter") : Tensors{}, Use::kMove);
     const Order order{OpType::SCATTER, "shm:scatter", options.asyncOp, options.timeout};
-    count_joint(OperationKind::kScatter, root == getRank() ? inputs.front() : Tensors{});
+    count_joint(CallKind::kScatter, root == getRank() ? inputs.front() : Tensors{});
     return submit(order, outputs, [output, parts, root](Communicator& communicator, const Call& call) mutable {
       communicator.scatter(parts.load(), output.reserve(), root, call);
       output.store();
@@ -225,7 +225,7 @@ WorkPointer C10dBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
     TensorList parts(single(inputs, "reduce_scatter"), Use::kCompute);
     const Reduction reduction = reduction_of(options.reduceOp, output.tensor().is_complex());
     const Order order{OpType::REDUCE_SCATTER, "shm:reduce_scatter", options.asyncOp, options.timeout};
-    count_joint(OperationKind::kReduceScatter, inputs.front());
+    count_joint(CallKind::kReduceScatter, inputs.front());
     return submit(order, outputs, [output, parts, reduction](Communicator& communicator, const Call& call) mutable {
       communicator.reduce_scatter(parts.load(), output.reserve(), reduction, call);
       output.store();
@@ -239,7 +239,7 @@ WorkPointer C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
     WholeAndPart operands("reduce_scatter_tensor", input, output, getSize(), Use::kCompute);
     const Reduction reduction = reduction_of(options.reduceOp, input.is_complex());
     const Order order{OpType::_REDUCE_SCATTER_BASE, "shm:reduce_scatter_tensor", options.asyncOp, options.timeout};
-    count(OperationKind::kReduceScatter, input);
+    count(CallKind::kReduceScatter, input);
     return submit(order, {output}, [operands, reduction](Communicator& communicator, const Call& call) mutable {
       auto& [whole, part] = operands;
       communicator.reduce_scatter(const_views(split_view(whole.load(), communicator.size())), part.reserve(), reduction,
@@ -261,7 +261,7 @@ WorkPointer C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
     }
     const Order order{kReduceScatterTensorCoalesced, "shm:reduce_scatter_tensor_coalesced", options.asyncOp,
                       options.timeout};
-    count_each(OperationKind::kReduceScatter, inputs);
+    count_each(CallKind::kReduceScatter, inputs);
     return submit(order, outputs, [parts](Communicator& communicator, const Call& call) mutable {
       for (auto& [operands, reduction] : parts) {
         auto& [whole, part] = operands;
@@ -278,7 +278,7 @@ WorkPointer C10dBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10
     TensorList from(inputs, Use::kMove);
     TensorList to(outputs, Use::kMove);
     const Order order{OpType::ALLTOALL, "shm:all_to_all", options.asyncOp, options.timeout};
-    count_joint(OperationKind::kAllToAll, inputs);
+    count_joint(CallKind::kAllToAll, inputs);
     return submit(order, outputs, [from, to](Communicator& communicator, const Call& call) mutable {
       communicator.all_to_all(from.load(), to.reserve(), call);
       to.store();
@@ -295,7 +295,7 @@ WorkPointer C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input, st
     Rows from(kName, apart ? input : input.clone(), input_splits, getSize());
     Rows to(kName, output, output_splits, getSize());
     const Order order{OpType::ALLTOALL_BASE, "shm:all_to_all_single", options.asyncOp, options.timeout};
-    count(OperationKind::kAllToAll, input);
+    count(CallKind::kAllToAll, input);
     return submit(order, {output}, [from, to](Communicator& communicator, const Call& call) mutable {
       communicator.all_to_all(from.load(), to.reserve(), call);
       to.store();
@@ -306,7 +306,7 @@ WorkPointer C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input, st
 WorkPointer C10dBackend::barrier(const ::c10d::BarrierOptions& options) {
   return issue(OpType::BARRIER, [&] {
     const Order order{OpType::BARRIER, "shm:barrier", options.asyncOp, options.timeout};
-    traffic_.add(OperationKind::kBarrier, 0);
+    traffic_.add(CallKind::kBarrier, 0);
     return submit(order, {}, [](Communicator& communicator, const Call& call) { communicator.barrier(call); });
   });
 }

@@ -17,7 +17,7 @@ WorkPointer C10dBackend::send(Tensors& tensors, int destination, int tag) {
     const std::string location = hooks_.call_site();
     const std::shared_ptr<Transfer> transfer = communicator_->send(
         data.load(), destination, static_cast<std::uint64_t>(tag), Call(deadline(::c10d::kUnsetTimeout), {}, location));
-    count(OperationKind::kSend, data.tensor());
+    count(CallKind::kSend, data.tensor());
     std::shared_ptr<Pending> pending = pump_.post(transfer, [data] {});
     return pending_work(OpType::SEND, 0, tensors, std::move(pending), nullptr, hooks_.rethrow);
   });
@@ -40,7 +40,7 @@ WorkPointer C10dBackend::receive(OpType type, Tensors& tensors, int source, int 
     const std::string location = hooks_.call_site();
     const std::shared_ptr<Transfer> transfer = communicator_->receive(
         data.reserve(), source, static_cast<std::uint64_t>(tag), Call(deadline(::c10d::kUnsetTimeout), {}, location));
-    count(OperationKind::kReceive, data.tensor());
+    count(CallKind::kReceive, data.tensor());
     std::shared_ptr<Pending> pending = pump_.post(transfer, [data] { data.store(); });
     return pending_work(type, 0, tensors, std::move(pending), transfer, hooks_.rethrow);
   });

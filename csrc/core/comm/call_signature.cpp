@@ -32,6 +32,10 @@ const char* name(CallKind kind) {
       return "gradient averaging";
     case CallKind::kWithdrawal:
       return "withdrawal";
+    case CallKind::kSend:
+      return "send";
+    case CallKind::kReceive:
+      return "receive";
   }
   return "unknown operation";
 }

@@ -1,4 +1,4 @@
-// What all ranks must ask for alike in a collective.
+// What ranks ask a group for, and what all of them must ask for alike in a collective.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,11 @@ enum class CallKind : std::uint8_t {
   kMeeting,     // on the topic whose fingerprint is `count`
   kGradients,   // a round of a gradient exchange
   kWithdrawal,  // takes the place of whatever the other ranks call
+  kSend,        // to one rank, which receives: no collective
+  kReceive,
 };
 
-// "all_reduce", …, for messages.
+// "all_reduce", …, for messages and counts.
 const char* name(CallKind kind);
 
 // Trivially copyable, so that it can lie in shared memory.

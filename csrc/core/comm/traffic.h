@@ -8,24 +8,9 @@
 #include <map>
 #include <string>
 
+#include "core/comm/call_signature.h"
+
 namespace accelerate_cpp::comm {
-
-enum class OperationKind : std::uint8_t {
-  kAllReduce,
-  kReduce,
-  kReduceScatter,
-  kBroadcast,
-  kAllGather,
-  kGather,
-  kScatter,
-  kAllToAll,
-  kBarrier,
-  kSend,
-  kReceive,
-};
-
-// In lower case with underscores: "all_reduce".
-const char* name_of(OperationKind kind);
 
 // Counts from any thread. Bytes are those of what this rank puts in: the tensor of an all_reduce, reduce or broadcast,
 // its own part of an all_gather or gather, all parts of a reduce_scatter, scatter (on the root) or all_to_all, also the
@@ -38,13 +23,13 @@ class Traffic {
     bool operator==(const Total& other) const = default;
   };
 
-  void add(OperationKind kind, std::size_t size_bytes) noexcept;
+  void add(CallKind kind, std::size_t size_bytes) noexcept;
 
   // By the name of the kind, of kinds that there were.
   std::map<std::string, Total> totals() const;
 
  private:
-  static constexpr std::size_t kKinds = static_cast<std::size_t>(OperationKind::kReceive) + 1;
+  static constexpr std::size_t kKinds = static_cast<std::size_t>(CallKind::kReceive) + 1;
   struct Counted {
     std::atomic<std::uint64_t> operations{0};
     std::atomic<std::uint64_t> size_bytes{0};

@@ -13,9 +13,9 @@ namespace {
 TEST(Traffic, CountsOperationsAndBytesByKind) {
   Traffic traffic;
   EXPECT_TRUE(traffic.totals().empty());
-  traffic.add(OperationKind::kAllReduce, 8);
-  traffic.add(OperationKind::kAllReduce, 4);
-  traffic.add(OperationKind::kBarrier, 0);
+  traffic.add(CallKind::kAllReduce, 8);
+  traffic.add(CallKind::kAllReduce, 4);
+  traffic.add(CallKind::kBarrier, 0);
   const std::map<std::string, Traffic::Total> expected = {{"all_reduce", {2, 12}}, {"barrier", {1, 0}}};
   EXPECT_EQ(traffic.totals(), expected);
 }
@@ -26,7 +26,7 @@ TEST(Traffic, LosesNothingThatSeveralThreadsAdd) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       for (int j = 0; j < 1000; ++j) {
-        traffic.add(OperationKind::kSend, 3);
+        traffic.add(CallKind::kSend, 3);
       }
     });
   }
@@ -39,10 +39,10 @@ TEST(Traffic, LosesNothingThatSeveralThreadsAdd) {
 
 TEST(Traffic, GivesEachKindANameOfItsOwn) {
   std::set<std::string> names;
-  for (int kind = 0; kind <= static_cast<int>(OperationKind::kReceive); ++kind) {
-    names.insert(name_of(static_cast<OperationKind>(kind)));
+  for (int kind = 0; kind <= static_cast<int>(CallKind::kReceive); ++kind) {
+    names.insert(name(static_cast<CallKind>(kind)));
   }
-  EXPECT_EQ(names.size(), static_cast<std::size_t>(OperationKind::kReceive) + 1);
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(CallKind::kReceive) + 1);
   EXPECT_EQ(names.count(""), 0U);
 }
 
