@@ -1225,9 +1225,14 @@ class Accelerator(PreparationSteps):
             >>> [round(value, 3) for value in next(model.parameters()).grad[0].tolist()]
             [0.6, 0.8]
         """
-        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if self._engine is not None and not self._engine.is_stepping:
+        if self._engine is not None:
             return self._engine.norm_of_step(max_norm)
+        return self._clip_grad_norm(parameters, max_norm, norm_type)
+
+    def _clip_grad_norm(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         measured = unscale_all(self.scaler, self._optimizers if self.sync_gradients else (), left=tensors)
         scale = self._scale_of_gradients
         return self._session.strategy.clip_grad_norm(tensors, max_norm * scale, norm_type, measured) / scale

@@ -11,7 +11,7 @@ import pytest
 
 from meshes import accelerator
 from processes import run_processes
-from test_sharded_checkpoints import own_memory
+from test_sharded_checkpoints import growth_of_memory
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
 
@@ -52,27 +52,14 @@ def empty_but_on_rank_0(**options: Any) -> Any:
 
 def grown() -> int:
     """By how many bytes the memory of a rank without values grows at most while its model is prepared."""
-    import threading
-
     run = accelerator({"pp_size": 2})
     model = empty_but_on_rank_0()
     run.prepare(deep(width=8))  # what is imported and made once is there already
-    before, peak, has_ended = own_memory(), 0, threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not has_ended.wait(0.001):
-            peak = max(peak, own_memory())
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        model = run.prepare(model)
-    finally:
-        has_ended.set()
-        looking.join()
+    prepared: list[Any] = []
+    growth = growth_of_memory(lambda: prepared.append(run.prepare(model)))
+    (model,) = prepared
     assert sum(value.nbytes for value in model.parameters()) >= LAYERS // 2 * TENSOR
-    return max(peak, own_memory()) - before
+    return growth
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not tell")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +241,10 @@ def own_memory() -> int:
     return 1024 * int(found[1])
 
 
-def load_large(kind: str, folder: str) -> int:
-    """By how many bytes the memory of this process grows at most while it loads, as far as a thread sees."""
+def growth_of_memory(action: Callable[[], Any]) -> int:
+    """By how many bytes the memory of this process grows at most within ``action``, as far as a thread sees."""
     import threading
 
-    run, _, optimizer = large(kind)
     before, peak, has_ended = own_memory(), 0, threading.Event()
 
     def look() -> None:
@@ -255,13 +255,20 @@ def load_large(kind: str, folder: str) -> int:
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        run.load_state(folder)
+        action()
     finally:
         has_ended.set()
         looking.join()
+    return max(peak, own_memory()) - before
+
+
+def load_large(kind: str, folder: str) -> int:
+    """By how many bytes the memory of this process grows at most while it loads, as far as a thread sees."""
+    run, _, optimizer = large(kind)
+    growth = growth_of_memory(lambda: run.load_state(folder))
     own = sum(value.to_local().nbytes for state in optimizer.state.values() for value in state.values() if value.ndim)
     assert own == TENSORS * TENSOR, "half of two moments"
-    return max(peak, own_memory()) - before
+    return growth
 
 
 @pytest.mark.long

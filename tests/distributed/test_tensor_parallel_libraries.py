@@ -112,20 +112,14 @@ def test_decoders_are_split_by_their_own_plans(
         assert ended["apart"] < 1e-5
 
 
-def run_trainer(folder: str) -> list[tuple[float, float]]:
-    """Losses and norms that the Trainer reports; with two processes, transformers splits the model as it loads it."""
-    from accelerate_cpp.alias.finder import install
+def training_arguments(folder: str, **options: Any) -> Any:
+    """Those of the Trainer for six steps whose losses and norms it reports."""
+    from transformers import TrainingArguments
 
-    install()
-    import torch
-    from transformers import LlamaForCausalLM, Trainer, TrainingArguments
-
-    processes = int(os.environ["WORLD_SIZE"])
-    arguments = TrainingArguments(
-        f"{folder}/out{processes}",
+    return TrainingArguments(
+        f"{folder}/out{os.environ['WORLD_SIZE']}",
         per_device_train_batch_size=4,
         max_steps=6,
-        gradient_accumulation_steps=2,
         optim="sgd",
         learning_rate=0.1,
         lr_scheduler_type="constant",
@@ -135,7 +129,20 @@ def run_trainer(folder: str) -> list[tuple[float, float]]:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        **options,
     )
+
+
+def run_trainer(folder: str) -> list[tuple[float, float]]:
+    """Losses and norms that the Trainer reports; with two processes, transformers splits the model as it loads it."""
+    from accelerate_cpp.alias.finder import install
+
+    install()
+    import torch
+    from transformers import LlamaForCausalLM, Trainer
+
+    processes = int(os.environ["WORLD_SIZE"])
+    arguments = training_arguments(folder, gradient_accumulation_steps=2)
     options = {"tp_plan": "auto", "tp_size": processes} if processes > 1 else {}
     if processes == 1:
         decoder("Llama").save_pretrained(f"{folder}/model")
@@ -195,24 +202,10 @@ def run_trainer_with_split_sequences(folder: str) -> list[tuple[float, float]]:
 
     install()
     from accelerate import ParallelismConfig
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
-    processes = int(os.environ["WORLD_SIZE"])
-    arguments = TrainingArguments(
-        f"{folder}/out{processes}",
-        per_device_train_batch_size=4,
-        max_steps=6,
-        optim="sgd",
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        max_grad_norm=1.0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        parallelism_config=ParallelismConfig(cp_size=2) if processes > 1 else None,
-    )
+    mesh = {"parallelism_config": ParallelismConfig(cp_size=2)} if int(os.environ["WORLD_SIZE"]) > 1 else {}
+    arguments = training_arguments(folder, **mesh)
     rows = [{"input_ids": row, "labels": row} for step in range(6) for row in batch(step)["input_ids"]]
     trainer = Trainer(decoder("Llama"), arguments, train_dataset=rows)
     trainer.train()

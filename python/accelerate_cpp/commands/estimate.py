@@ -178,7 +178,6 @@ def mesh_text(args: argparse.Namespace) -> str:
     import torch
 
     from accelerate_cpp.parallel.costs.links import Links
-    from accelerate_cpp.placement.empty_models import empty_model
     from accelerate_cpp.placement.mesh_memory import held_by_ranks
     from accelerate_cpp.placement.mesh_report import MeshReport, text
 
@@ -187,14 +186,7 @@ def mesh_text(args: argparse.Namespace) -> str:
     links = Links(**{name: getattr(args, name) for name in names})
     mesh = mesh_from(args.parallelism)
     device = _device(args.device)
-    model = empty_model(
-        args.model_name,
-        args.library_name,
-        batch_size=args.batch_size,
-        sequence_length=args.sequence_length,
-        model_class=args.model_class,
-        trust_remote_code=args.trust_remote_code,
-    )
+    model = _empty_model(args)
     step = _step(args, mesh, model.tokens, 2 if in_16_bits else 4)
     dtype = torch.float16 if in_16_bits else None
     stages, held = held_by_ranks(model.module, mesh, step, args.optimizer, dtype, device)
@@ -259,13 +251,10 @@ def _no_picture() -> Exception:
     return InvalidArgument("--picture: there are no bars of a mesh to draw; leave --picture or --parallelism out")
 
 
-def _report(args: argparse.Namespace) -> memory_report.Report:
-    # Imported here, because they load torch.
-    from accelerate_cpp.placement import model_memory
-    from accelerate_cpp.placement.empty_models import empty_model
+def _empty_model(args: argparse.Namespace) -> EmptyModel:
+    from accelerate_cpp.placement.empty_models import empty_model  # loads torch
 
-    device = _device(args.device)
-    model = empty_model(
+    return empty_model(
         args.model_name,
         args.library_name,
         batch_size=args.batch_size,
@@ -273,6 +262,14 @@ def _report(args: argparse.Namespace) -> memory_report.Report:
         model_class=args.model_class,
         trust_remote_code=args.trust_remote_code,
     )
+
+
+def _report(args: argparse.Namespace) -> memory_report.Report:
+    # Imported here, because they load torch.
+    from accelerate_cpp.placement import model_memory
+
+    device = _device(args.device)
+    model = _empty_model(args)
     sizes = {dtype: model_memory.model_size(model.module, dtype) for dtype in args.dtypes}
     training, failure = {}, None
     for dtype in ("float32", "float16"):

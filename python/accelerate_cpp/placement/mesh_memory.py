@@ -128,9 +128,8 @@ def kept_activations(schedule: str, ranks: int, micro_batches: int, saved: Seque
     for place in range(ranks):
         now = most = 0
         for action in order[place]:
-            if (
-                action is None or action.microbatch_index >= micro_batches
-            ):  # a schedule may count on more than there are
+            # A schedule may count on more micro-batches than there are.
+            if action is None or action.microbatch_index >= micro_batches:
                 continue
             kind, size = action.computation_type.name, saved[action.stage_index]
             now += size if kind == "FORWARD" else -size if kind in ("FULL_BACKWARD", "BACKWARD_WEIGHT") else 0
@@ -167,7 +166,7 @@ def _held(parts: Sequence[Part], activations: int, mesh: Mesh, step: Step, optim
         holder = nn.ParameterList(nn.Parameter(torch.empty(elements)) for elements in own)
     gathered = 0
     if shards > 1 and pp > 1:
-        gathered = sum(units) * (step.weight_bytes + step.weight_bytes)
+        gathered = sum(units) * 2 * step.weight_bytes  # and their gradients
     elif shards > 1:
         gathered = (units[-1] + sum(sorted(units[:-1])[-2:])) * step.weight_bytes
     return Held(

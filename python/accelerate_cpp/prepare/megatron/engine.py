@@ -68,7 +68,6 @@ class MegatronEngine(torch.nn.Module):
         module: a list of the model, as Megatron-LM has one for each part of the pipeline.
         base_model: the model.
         train_step_handler: an ``AbstractTrainStep``.
-        is_stepping: whether a step is being taken.
 
     Raises:
         InvalidArgument: models of its kind are not known, and there is no ``custom_train_step_class``.
@@ -97,7 +96,6 @@ class MegatronEngine(torch.nn.Module):
         self.total_loss_dict: dict[str, Any] = {}
         self.eval_total_loss_dict: dict[str, Any] = {}
         self._own_iteration = 0
-        self.is_stepping = False
         self._norm: Tensor | None = None
         self._told = False
         self.module_config: Any = None
@@ -211,11 +209,7 @@ class MegatronEngine(torch.nn.Module):
         reported = self._passes(batch_data)
         norm: Tensor | None = None
         if self._clip > 0:
-            self.is_stepping = True
-            try:
-                norm = self._accelerator.clip_grad_norm_(self.base_model.parameters(), self._clip)
-            finally:
-                self.is_stepping = False
+            norm = self._accelerator._clip_grad_norm(self.base_model.parameters(), self._clip)
         self._norm = norm
         self.optimizer.step()
         skipped = bool(self.optimizer.step_was_skipped)
