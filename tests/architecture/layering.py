@@ -42,7 +42,7 @@ CORE_HEIGHTS = {folder: -number for number, folders in enumerate(CORE_LAYERS) fo
 # The rooms of the package from above to below: what is in one imports itself and what stands below it. Those that share
 # a line do not know each other, but for the first: the interface that users know, and its tools.
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("", "alias", "check", "commands", "test_utils", "utils"),
+    ("", "alias", "check", "commands", "frameworks", "jax", "keras", "tensorflow", "test_utils", "utils"),
     ("launch", "prepare"),
     ("runtime",),
     ("quantization",),

@@ -1,0 +1,1 @@
+"""What JAX and TensorFlow share here: processes, collectives, averages, batches and checkpoints on host memory."""
