@@ -7,9 +7,9 @@ import sys
 from types import FrameType
 from typing import Any
 
-# Code between the user's and ours: torch, DeepSpeed, and the modules behind their decorators and context managers.
+# Code between the user's and ours: torch, other libraries, and the modules behind their decorators and context managers.
 _BETWEEN = frozenset(
-    {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "threading", "torch"}
+    {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "keras", "tensorflow", "threading", "torch"}
     | {"typing_extensions", "warnings"}
 )
 
