@@ -33,6 +33,7 @@ void bind_offload(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_shared_memory(py::module_& module);
 void bind_tree(py::module_& module);
+void bind_xla(py::module_& module);
 
 // Lets Ctrl-C end a wait in C++: raises KeyboardInterrupt when a signal has arrived.
 comm::InterruptProbe interrupt_probe();

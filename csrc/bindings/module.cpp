@@ -15,4 +15,5 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_placement(module);
   bindings::bind_shared_memory(module);
   bindings::bind_tree(module);
+  bindings::bind_xla(module);
 }

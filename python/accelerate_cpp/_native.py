@@ -31,6 +31,7 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     create_hierarchical_backend,
     create_segment,
     cuda_capabilities,
+    forget_xla_group,
     is_shared_tensor,
     known_device_statistics,
     known_statistics,
@@ -42,9 +43,11 @@ from accelerate_cpp._C import (  # noqa: E402  (only a module that fits torch ma
     open_nccl,
     permuted_indices,
     reduce_instruction_set,
+    register_xla_group,
     scale_gradients,
     shared_empty,
     time_waited,
+    xla_handlers,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ __all__ = [
     "create_hierarchical_backend",
     "create_segment",
     "cuda_capabilities",
+    "forget_xla_group",
     "is_shared_tensor",
     "known_device_statistics",
     "known_statistics",
@@ -80,7 +84,9 @@ __all__ = [
     "open_nccl",
     "permuted_indices",
     "reduce_instruction_set",
+    "register_xla_group",
     "scale_gradients",
     "shared_empty",
     "time_waited",
+    "xla_handlers",
 ]

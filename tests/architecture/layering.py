@@ -21,11 +21,17 @@ FORBIDDEN_INCLUDES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
         (TORCH_INCLUDE, "the core knows no torch"),
         (PYBIND_INCLUDE, "the core knows no pybind11"),
         (PYTHON_INCLUDE, "the core knows no Python"),
-        (re.compile(r"^(torch_bridge|bindings)/"), "the core knows no layer above it"),
+        (re.compile(r"^(torch_bridge|xla_calls|bindings)/"), "the core knows no layer above it"),
     ),
     "torch_bridge": (
         (PYBIND_INCLUDE, "the bridge knows no pybind11"),
-        (re.compile(r"^bindings/"), "the bridge knows no layer above it"),
+        (re.compile(r"^(xla_calls|bindings)/"), "the bridge knows no layer above it, nor XLA"),
+    ),
+    "xla_calls": (
+        (TORCH_INCLUDE, "custom calls of XLA know no torch"),
+        (PYBIND_INCLUDE, "custom calls of XLA know no pybind11"),
+        (PYTHON_INCLUDE, "custom calls of XLA know no Python"),
+        (re.compile(r"^(torch_bridge|bindings)/"), "custom calls of XLA stand on the core alone"),
     ),
     "bindings": (),
 }
