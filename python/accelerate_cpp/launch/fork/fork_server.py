@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -226,7 +227,9 @@ def _start_and_wait(theirs: socket.socket, preload: Sequence[str], started: Futu
         json.dumps([*map(str, sys.path)]),
     ]
     try:
-        with theirs, blocked_signals():
+        with theirs, blocked_signals(), warnings.catch_warnings():
+            # JAX warns of every fork; this one becomes another program at once.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.devices.affinity import shares_of_launch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.fork.first_gpu_use import first_use
-from accelerate_cpp.launch.fork.notebook_accelerators import gpu_count, has_tpu, initialised
+from accelerate_cpp.launch.fork.notebook_accelerators import gpu_count, has_tpu, initialised, started_library
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import ALONE, Launchers
@@ -87,6 +87,9 @@ def obstacle_to_forks(cpu: bool) -> str | None:
                 "processes that a launcher started, or torch.distributed.destroy_process_group() first"
             )
         return "this process has its own process group, and a fork would inherit remains of it"
+    library = started_library()
+    if library is not None:
+        return f"{library} has started its threads in this process, and a fork of it would wait for them for ever"
     kind = None if cpu else initialised()
     if kind is None:
         return None

@@ -1,4 +1,4 @@
-"""The accelerators of a notebook, and whether its process has already initialised one.
+"""The accelerators of a notebook, and what its process has already started of them, and of libraries with threads.
 
 None of these questions initialises an accelerator or imports a library.
 """
@@ -67,4 +67,20 @@ def initialised(descriptors: Path = Path("/proc/self/fd")) -> str | None:
             continue
         if kind is not None:
             return kind
+    return None
+
+
+def started_library() -> str | None:
+    """The library of this process whose threads run, so that calls of its forks would wait for them for ever.
+
+    JAX starts them with its first array or its first question for devices, TensorFlow with its first operation. Where
+    either has only been imported, forks can use it.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and getattr(bridge, "_backends", None):
+        return "JAX"
+    eager = sys.modules.get("tensorflow.python.eager.context")
+    context = getattr(eager, "_context", None)
+    if context is not None and getattr(context, "_context_handle", None) is not None:
+        return "TensorFlow"
     return None

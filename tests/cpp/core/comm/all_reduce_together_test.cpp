@@ -77,7 +77,7 @@ TEST(AllReduceTogether, CopiesWhereThereIsOneRank) {
   Operand input(100, DType::kFloat32);
   input.fill(2);
   const Operand output(100, DType::kFloat32);
-  const Operand other(1, DType::kInt8);
+  const Operand other(1, DType::kFloat64);
   together.run({{input.view(), output.view(), {}}, {other.view(), other.view(), {}}}, ReduceOp::kAvg, soon());
   EXPECT_EQ(testing::differences(output.view(), 0,
                                  [](std::size_t index) { return testing::operand(2, index, DType::kFloat32); }),
