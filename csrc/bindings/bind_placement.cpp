@@ -41,10 +41,10 @@ void bind_placement(py::module_& module) {
   module.def(
       "choose_device",
       [](bool force_cpu, const std::string& forced, int local_rank,
-         const std::vector<std::pair<std::string, int>>& accelerators) {
+         const std::vector<std::tuple<std::string, int, bool>>& accelerators) {
         placement::DeviceRequest request{force_cpu, forced, local_rank, {}};
-        for (const auto& [type, count] : accelerators) {
-          request.accelerators.push_back({type, count});
+        for (const auto& [type, count, index_by_rank] : accelerators) {
+          request.accelerators.push_back({type, count, index_by_rank});
         }
         return placement::choose_device(request);
       },

@@ -33,7 +33,6 @@ from accelerate_cpp.plugins.configurations import chosen_dynamo_plugin
 from accelerate_cpp.plugins.data_parallelism import rank_along, with_tensor_plugin
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.plugins.deepspeed_choice import one_argument
-from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
 from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
 from accelerate_cpp.precision.grad_scaler import unscale_all
@@ -108,7 +107,9 @@ __getattr__ = lending("accelerator")
 T = TypeVar("T")
 # Subclasses of the original's Accelerator take these as the defaults of arguments that it no longer has, but the first.
 _split_batches, _dispatch_batches, _even_batches, _use_seedable_sampler = (object() for _ in range(4))
-_ACCELERATORS = frozenset(TYPE_OF_SEVERAL_PROCESSES.values()) - {DistributedType.MULTI_CPU, DistributedType.XLA}
+_ON_ACCELERATORS = frozenset(kind for kind in DistributedType if kind.startswith("MULTI_")) - {
+    DistributedType.MULTI_CPU
+}
 
 
 def _replaced_conversion() -> Callable[..., Any] | None:
@@ -240,6 +241,7 @@ class Accelerator(PreparationSteps):
         self.scaler = self._session.precision.make_scaler(
             self.scaler_handler.to_kwargs() if self.scaler_handler else None,
             gradients_are_measured=core_backend() is not None and not self._session.config.shards,
+            layers_are_split=self._session.topology.mesh.size("tp") > 1,
             any_rank=self._session.strategy.any_rank,
         )
         self.flag_tensor = None
@@ -282,7 +284,7 @@ class Accelerator(PreparationSteps):
     @property
     def multi_device(self) -> bool:
         """Whether there are several processes, each with an accelerator."""
-        return self.use_distributed and self.distributed_type in _ACCELERATORS
+        return self.use_distributed and self.distributed_type in _ON_ACCELERATORS
 
     @property
     def is_main_process(self) -> bool:
@@ -1257,7 +1259,8 @@ class Accelerator(PreparationSteps):
             )
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         limit = float(clip_value) * self._scale_of_gradients
-        given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        self._session.strategy.prepare_to_clip(given)
         gradients = [local_part(one.grad) for one in given if one.grad is not None]
         if gradients:
             torch._foreach_clamp_min_(gradients, -limit)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -22,10 +24,12 @@ from accelerate_cpp.data.samplers import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
-from accelerate_cpp.devices.transfer import CopyStream
+from accelerate_cpp.devices.table import kind_of
+from accelerate_cpp.devices.xla import XlaDevice, batches_ahead, xla_module
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.prepare.tracked_loader import DataLoaderStateMixin as DataLoaderStateMixin
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader
+from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.data_place import data_rank, data_ranks, data_size, reads_for_all, shares_batches
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils import operations
@@ -47,7 +51,7 @@ __all__ = [
     "skip_first_batches",
 ]
 
-__getattr__ = lending("data_loader")
+_lent = lending("data_loader")
 
 
 class DataLoaderShard(TrackedLoader):
@@ -116,10 +120,11 @@ class DataLoaderShard(TrackedLoader):
 
         With ``non_blocking`` and pinned memory, a GPU gets the next batch while it computes with the one before.
         """
-        if self.device is None or self.device.type != "cuda" or not (self._non_blocking and self.pin_memory):
+        beside = self.device is not None and self._non_blocking and self.pin_memory
+        copies = kind_of(self.device).copy_stream(self.device) if self.device is not None and beside else None
+        if copies is None:
             yield from sharding.with_last(batches, self._place)
             return
-        copies = CopyStream(self.device)
         for copying, is_last in sharding.with_last(map(copies.begin, batches)):
             yield copies.end(copying), is_last
 
@@ -134,6 +139,40 @@ class DataLoaderShard(TrackedLoader):
                 counted = None if shard is None else shard.remainder
                 self.remainder = self.remainder if counted is None else counted
             yield batch, is_last
+
+
+@functools.cache
+def _loader_of_torch_xla() -> type[DataLoaderShard]:
+    """:class:`DataLoaderShard` as a kind of torch_xla's ``MpDeviceLoader``, whose threads read batches ahead and send
+    them to the device. Programs set options of its ``ParallelLoader``, such as ``input_sharding``, in
+    ``_parallel_loader_kwargs``."""
+
+    class MpDeviceLoaderWrapper(DataLoaderShard, xla_module("distributed.parallel_loader").MpDeviceLoader):  # type: ignore[misc]
+        __qualname__ = "MpDeviceLoaderWrapper"
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._parallel_loader_kwargs: dict[str, Any] = {}
+
+        @property
+        def dataloader(self) -> Any:
+            """The loader that reads the part of this process."""
+            return self.base_dataloader
+
+        def _placed(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+            if self.device is None or self.use_stateful_dataloader:  # its state is that of what has been read
+                yield from super()._placed(batches)
+                return
+            shared = None if current.session is None else current.session.strategy.input_sharding()
+            options = {"input_sharding": shared} | self._parallel_loader_kwargs
+            with closing(batches_ahead(batches, self.device, options)) as sent:
+                yield from sharding.with_last(sent, self._place)  # which moves what torch_xla does not look into
+
+    return MpDeviceLoaderWrapper
+
+
+def __getattr__(name: str) -> Any:
+    return _loader_of_torch_xla() if name == "MpDeviceLoaderWrapper" else _lent(name)
 
 
 class SkipDataLoader(DataLoaderShard):
@@ -249,6 +288,7 @@ class DataLoaderDispatcher(TrackedLoader):
 
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:
         device = operations.collective_device() if self.device is None else self.device
+        target, device = device, operations.exchanged_on(device)
         rank = data_rank()
         reader = self._completed(reading, device) if reads_for_all() else None
         if reader is None and isinstance(self.dataset, IterDataPipe):
@@ -262,7 +302,7 @@ class DataLoaderDispatcher(TrackedLoader):
                 part = self._take(part, bounds[rank], bounds[rank + 1])
             if step.is_last:
                 self.remainder = sum(step.sizes) if sum(step.sizes) < bounds[-1] else 0
-            yield part, step.is_last
+            yield (part if target == device else operations.send_to_device(part, target)), step.is_last
             if step.is_last:
                 return
 
@@ -347,7 +387,8 @@ def prepare_data_loader(
     if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if getattr(kind, "value", kind) != "generator"]
     common |= {"device": device if put_on_device else None, "rng_types": rng_types, "synchronized_generator": generator}
-    shard = DataLoaderShard(**part, **common)
+    on_xla = device is not None and isinstance(kind_of(device), XlaDevice)
+    shard = (_loader_of_torch_xla() if on_xla else DataLoaderShard)(**part, **common)
     shard.num_processes = num_processes
     return shard  # type: ignore[return-value]
 

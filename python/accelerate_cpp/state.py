@@ -18,9 +18,10 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.config import env_table, unsupported
-from accelerate_cpp.config.compile import compile_precision, compile_process, freeze
+from accelerate_cpp.config.compile import compile_downcast, compile_precision, compile_process, freeze
 from accelerate_cpp.config.session_config import AccumulationConfig, SessionConfig
 from accelerate_cpp.devices.selection import available_accelerators, select_device
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.deepspeed.library import require_library
 from accelerate_cpp.plugins import fsdp
@@ -41,7 +42,7 @@ from accelerate_cpp.plugins.deepspeed_choice import (
     precision_in,
     tensor_axes,
 )
-from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES, DistributedType
+from accelerate_cpp.plugins.enums import DistributedType, type_of_several_processes
 from accelerate_cpp.plugins.fp8_recipes import Recipe
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
 from accelerate_cpp.plugins.handlers import DistributedDataParallelKwargs, InitProcessGroupKwargs, KwargsHandler
@@ -186,9 +187,8 @@ class PartialState(Processes):
         session = self._session
         if session.config.uses_deepspeed or env_table.USE_DEEPSPEED.get():
             return DistributedType.DEEPSPEED
-        return (
-            DistributedType.NO if session.topology.world_size == 1 else TYPE_OF_SEVERAL_PROCESSES[session.device.type]
-        )
+        alone = session.topology.world_size == 1 and not kind_of(session.device).counts_alone
+        return DistributedType.NO if alone else type_of_several_processes(session.device)
 
     @property
     def num_processes(self) -> int:
@@ -339,6 +339,7 @@ class AcceleratorState(PluginViews, PartialState):
         if not has_state:
             unsupported.refuse_environment()
             precision = compile_precision(mixed_precision)
+            downcast = compile_downcast(precision)
             if sharding is not None and sharding.stage is None and precision != "no":
                 sharding.set_mixed_precision(precision)
             if engines is not None:
@@ -354,8 +355,14 @@ class AcceleratorState(PluginViews, PartialState):
                     sequences=None if engines is None else split_sequences(parallelism),
                     axes=freeze(axes),
                     parallelism=parallelism,
+                    downcast_bf16=downcast,
                 )
             )
+            if downcast and not kind_of(self.device).counts_alone:
+                raise InvalidArgument(
+                    f"environment variable {env_table.DOWNCAST_BF16.name} (--downcast_bf16) is for TPUs, but this run "
+                    f"is on {self.device}; unset it"
+                )
         elif running is not None and megatron is not running.megatron_plugin:
             raise InvalidArgument(
                 "megatron_lm_plugin: this process already has a state without this plugin, and all its models are "
@@ -463,7 +470,13 @@ class AcceleratorState(PluginViews, PartialState):
         kind = super().distributed_type
         if kind != DistributedType.NO and self._session.config.uses_megatron:
             return DistributedType.MEGATRON_LM
-        return DistributedType.FSDP if kind != DistributedType.NO and self._session.config.shards else kind
+        unchanged = kind in (DistributedType.NO, DistributedType.XLA)
+        return DistributedType.FSDP if self._session.config.shards and not unchanged else kind
+
+    @property
+    def downcast_bfloat(self) -> bool:
+        """Whether torch_xla stores floats in bf16."""
+        return bool(self._session.config.downcast_bf16)
 
     @property
     def mixed_precision(self) -> str:

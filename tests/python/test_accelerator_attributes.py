@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accelerate_cpp.accelerator import Accelerator
-from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
+from accelerate_cpp.devices.table import accelerators
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.dataclasses import (
     DataLoaderConfiguration,
@@ -49,7 +49,7 @@ def test_loader_settings_are_those_that_were_given(name: str) -> None:
     assert getattr(Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**{name: True})), name) is True
 
 
-@pytest.mark.parametrize("device", TYPE_OF_SEVERAL_PROCESSES)
+@pytest.mark.parametrize("device", ["cpu", *(kind.type for kind in accelerators())])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_several_processes_with_accelerators_are_several_devices(
     monkeypatch: pytest.MonkeyPatch, device: str, world_size: int

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from accelerate_cpp import data_loader
+from accelerate_cpp.devices import device
 
 
 def test_pinned_batches_are_copied_one_ahead_to_a_gpu_that_does_not_block(monkeypatch):
     told = []
 
     class Copies:
-        def __init__(self, device):
+        def __init__(self, device, _module):
             told.append(str(device))
 
         def begin(self, batch):
@@ -22,7 +23,7 @@ def test_pinned_batches_are_copied_one_ahead_to_a_gpu_that_does_not_block(monkey
             told.append(f"end {batch.tolist()}")
             return batch
 
-    monkeypatch.setattr(data_loader, "CopyStream", Copies)
+    monkeypatch.setattr(device, "CopyStream", Copies)
     for options in ({"_non_blocking": True}, {"pin_memory": True}, {"_non_blocking": True, "pin_memory": True}):
         loader = data_loader.DataLoaderShard([0, 1, 2], torch.device("cuda", 1), batch_size=1, **options)
         monkeypatch.setattr(loader, "_place", lambda batch: batch)

@@ -51,8 +51,8 @@ std::string choose_device(const DeviceRequest& request) {
     return "cpu";
   }
   const auto& best = request.accelerators.front();
-  if (best.type == "mps") {
-    return "mps";
+  if (!best.index_by_rank) {
+    return best.type;
   }
   if (request.local_rank < 0 || request.local_rank >= best.count) {
     throw InvalidArgument("local rank " + std::to_string(request.local_rank) + " has no device: this host shows " +

@@ -10,10 +10,11 @@ struct DeviceRequest {
   bool force_cpu = false;  // the user asked for the CPU
   std::string forced;      // the user's own choice, for example "cuda:1"; empty when there is none
   int local_rank = 0;      // rank of this process on its host
-  // What this build of torch sees, best first, without the CPU: {"cuda", 8}, {"mps", 1}, ...
+  // What this build of torch sees, best first, without the CPU: {"cuda", 8}, {"mps", 1, false}, ...
   struct Accelerator {
     std::string type;
     int count;
+    bool index_by_rank = true;  // otherwise the type alone names the device of a process
   };
   std::vector<Accelerator> accelerators;
 };

@@ -175,6 +175,7 @@ class Checkpoints:
             ]
             if is_main:
                 files += shared_files(rest, states, safe_serialization) + self._custom_files()
+            files = [replace(file, content=strategy.to_host(file.content)) for file in files]
             manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
             checkpoint = Checkpoint(
@@ -341,8 +342,8 @@ class Checkpoints:
         """The same processes over a separate group, because the training loop continues to use the default one."""
         if ranks.num_together > 1 and self._group is None:
             # Objects are gathered on the CPU: another thread has no current GPU of its own.
-            on_gpus = any(name in str(dist.get_backend_config()) for name in ("cuda", "nccl"))
-            self._group = dist.new_group(backend="gloo" if on_gpus else None)
+            devices = {entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")}
+            self._group = dist.new_group(backend=None if devices == {"cpu"} else "gloo")
         return replace(ranks, group=self._group)
 
 

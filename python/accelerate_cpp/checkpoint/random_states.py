@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from accelerate_cpp.devices.device import Device
+from accelerate_cpp.devices.selection import available_devices
 from accelerate_cpp.errors import CheckpointError
 
-_DEVICE_TYPES = ("cuda", "xpu", "mlu", "sdaa", "musa", "hpu", "neuron")
 
-
-def _modules() -> dict[str, Any]:
-    """The modules of the available kinds of devices, by the names of their entries."""
-    found = {name: getattr(torch, name, None) for name in _DEVICE_TYPES}
-    return {
-        f"torch_{name}_manual_seed": module
-        for name, module in found.items()
-        if module is not None and module.is_available()
-    }
+def _kinds() -> dict[str, Device]:
+    """The available kinds of devices, by the names of their entries."""
+    return {kind.random_state_key: kind for kind in available_devices()}
 
 
 def random_states(step: int) -> dict[str, Any]:
@@ -33,7 +28,7 @@ def random_states(step: int) -> dict[str, Any]:
         "numpy_random_seed": np.random.get_state(),
         "torch_manual_seed": torch.get_rng_state(),
     }
-    return states | {name: module.get_rng_state_all() for name, module in _modules().items()}
+    return states | {name: kind.to_checkpoint(kind.random_states()) for name, kind in _kinds().items()}
 
 
 def check_random_states(states: Mapping[str, Any], source: str) -> list[str]:
@@ -43,15 +38,16 @@ def check_random_states(states: Mapping[str, Any], source: str) -> list[str]:
         CheckpointError: a state does not have the form that a generator needs; ``source`` is its origin, for the
             message.
     """
-    modules, left = _modules(), []
+    kinds, left = _kinds(), []
     for name, check in _CHECKS.items():
         _require_form(name, states, source, check)
-    for name, module in modules.items():
-        own = module.get_rng_state_all()
-        _require_form(name, states, source, partial(_check_of_devices, own))
-        if name in states and len(states[name]) != len(own):
-            left.append(f"{name!r} of {len(states[name])} devices for {len(own)} devices here")
-    return [repr(name) for name in (*_CHECKS, *modules) if name not in states] + left
+    for name, kind in kinds.items():
+        own = kind.random_states()
+        _require_form(name, states, source, partial(_check_of_devices, kind, own))
+        if name in states and len(kind.from_checkpoint(states[name])) != len(own):
+            number = len(kind.from_checkpoint(states[name]))
+            left.append(f"{name!r} of {number} devices for {len(own)} devices here")
+    return [repr(name) for name in (*_CHECKS, *kinds) if name not in states] + left
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
@@ -67,13 +63,13 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     for name, restore in setters.items():
         if name in states:
             restore(states[name])
-    for name, module in _modules().items():
+    for name, kind in _kinds().items():
         if name in states:
-            module.set_rng_state_all(states[name][: len(module.get_rng_state_all())])
+            kind.set_random_states(kind.from_checkpoint(states[name])[: len(kind.random_states())])
 
 
-def _check_of_devices(own: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> None:
-    for state, known in zip(saved, own):  # noqa: B905 - of as many devices as there are on both sides
+def _check_of_devices(kind: Device, own: Sequence[torch.Tensor], saved: Any) -> None:
+    for state, known in zip(kind.from_checkpoint(saved), own):  # noqa: B905 - of as many devices as there are on both sides
         if state.dtype != known.dtype or state.shape != known.shape:
             raise ValueError(
                 f"a state of {tuple(state.shape)} {state.dtype}, expected {tuple(known.shape)} {known.dtype}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -48,23 +48,29 @@ def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
         ) from error
 
 
-def choose_backend(device_type: str) -> str:
+def choose_backend(device_type: str, collectives: Callable[[], str]) -> str:
     """The backend string for ``init_process_group`` on ``device_type``: ``"cpu"``, ``"cuda"``, ….
 
     CPU ranks get our backend, which shares memory within a host and uses Gloo between hosts, with reachable addresses.
     """
     if device_type == "cpu":
         return BACKEND_NAME if platform.system() == "Linux" else "gloo"
-    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+    return f"cpu:gloo,{device_type}:{collectives()}"
 
 
 def connect(
-    *, device_type: str, backend: str | None = None, timeout: timedelta | None = None, alone: bool = False
+    *,
+    device_type: str,
+    collectives: Callable[[], str],
+    backend: str | None = None,
+    timeout: timedelta | None = None,
+    alone: bool = False,
 ) -> bool:
     """Creates the default process group that the environment describes.
 
     Args:
         device_type: ``"cpu"``, ``"cuda"``, …: the device type of the tensors in collectives.
+        collectives: tells the backend for tensors on an accelerator, if this process trains on one.
         backend: the user's choice; ``None`` picks one by :func:`choose_backend`.
         timeout: of every collective; 30 minutes when ``None``.
         alone: if the environment describes no group, create one of this process alone.
@@ -83,7 +89,7 @@ def connect(
         return False
     effective = DEFAULT_TIMEOUT if timeout is None else timeout
     register()
-    chosen = backend or choose_backend(device_type)
+    chosen = backend or choose_backend(device_type, collectives)
     if not described:
         dist.init_process_group(chosen, store=dist.HashStore(), rank=0, world_size=1, timeout=effective)
         _name_default_backend()
@@ -95,9 +101,30 @@ def connect(
     return True
 
 
+def connect_at(init_method: str, timeout: timedelta | None = None) -> None:
+    """Creates the default process group at an address that a library has registered with torch, and whose ranks it
+    knows. It carries objects and tensors of the CPU, over Gloo; tensors of devices are the library's to exchange.
+
+    Raises:
+        InvalidArgument: there is a group, which does not carry tensors of the CPU.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo", init_method=init_method, timeout=DEFAULT_TIMEOUT if timeout is None else timeout
+        )
+    found = str(dist.get_backend_config())
+    if not ("cpu:" in found or dist.get_backend() == "gloo"):
+        raise InvalidArgument(
+            f"the process group that exists (backend {dist.get_backend()!r}) carries no tensors of the CPU: leave out "
+            f"init_process_group, as the first Accelerator creates a group, or create one with backend='gloo' and "
+            f"init_method={init_method!r}"
+        )
+
+
 def _name_default_backend() -> None:
-    """Of ``cpu:shm`` torch knows no default, and each rank would warn of that when the group is destroyed."""
+    """Of several backends with names of their own torch knows no default, and each rank would warn of that."""
     world: Any = dist.group.WORLD
-    devices = str(dist.get_backend_config()).split(",")
-    if f"cpu:{BACKEND_NAME}" in devices and not any(device.endswith(":nccl") for device in devices):
-        world._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    backends = {entry.partition(":")[2] for entry in str(dist.get_backend_config()).split(",")}
+    own = dist.ProcessGroup.BackendType.CUSTOM
+    if dist.Backend.NCCL not in backends and own in map(dist.Backend.backend_type_map.get, backends):
+        world._set_default_backend(own)

@@ -55,6 +55,11 @@ def local_rank_before_connecting() -> int:
     return local_rank_of(rank, _local_world_size())
 
 
+def world_size_before_connecting() -> int:
+    """The number of processes, as far as the environment tells it."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else env_table.WORLD_SIZE.get() or 1
+
+
 def read_topology(device_type: str) -> Topology:
     """The topology of the default process group; one process when there is none."""
     if not (dist.is_available() and dist.is_initialized()):

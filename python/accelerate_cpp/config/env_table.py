@@ -284,9 +284,15 @@ NPROC = _integer("NPROC", 1, "processes of each machine, where a program starts 
 NODE_RANK = _integer("NODE_RANK", 0, "number of this machine there, from 0")
 DEBUG_RDV_FILE = _text("ACCELERATE_DEBUG_RDV_FILE", None, "file through which processes meet that debug a launch")
 ENABLE_RICH = _flag("ACCELERATE_ENABLE_RICH", "show tracebacks through rich where it is installed")
+DOWNCAST_BF16 = _flag("ACCELERATE_DOWNCAST_BF16", "with bf16 on TPUs, store floats in bf16, and doubles as floats")
+IN_TPU_POD = _flag("ACCELERATE_IN_TPU_POD", "this process is one of a pod of TPUs", texts=("0", "1"))
+XLA_DOWNCAST_BF16 = _flag("XLA_DOWNCAST_BF16", "what torch_xla reads for the same", texts=("0", "1"))
 USE_TORCH_XLA = _flag("USE_TORCH_XLA", "let an installed torch_xla count as one", default=True)
 NVML_BASED_CUDA_CHECK = _flag(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "torch looks for GPUs without initialising the driver", texts=("0", "1")
+)
+MPS_FALLBACK = _flag(
+    "PYTORCH_ENABLE_MPS_FALLBACK", "torch computes on the CPU what the GPU of a Mac cannot", texts=("0", "1")
 )
 MALLOC_TRIM_THRESHOLD = _text("MALLOC_TRIM_THRESHOLD_", None, "glibc's; if set, freed memory is kept as it says")
 MALLOC_MMAP_THRESHOLD = _text("MALLOC_MMAP_THRESHOLD_", None, "glibc's; if set, freed memory is kept as it says")

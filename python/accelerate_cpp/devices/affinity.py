@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import groupby, pairwise
@@ -61,17 +61,26 @@ def shares_of_launch(workers: int, environ: Mapping[str, str], *, on_gpus: bool)
     A CPU quota makes no share smaller: it limits how long cores are used, not which, and neighbours on the host that
     all kept to the first cores would crowd there. Warns, and pins nothing, where pinning is impossible.
     """
-    shares, problem = _shares(_usable(), workers, environ, on_gpus)
+    shares, problem = _shares(_usable(), workers, gpu_nodes(environ) if on_gpus else ())
     if problem:
         warnings.warn(problem, stacklevel=3)
     return shares
 
 
-def pin_process(local_rank: int, workers: int, *, on_gpus: bool, environ: Mapping[str, str] | None = None) -> list[int]:
+def pin_process(
+    local_rank: int,
+    workers: int,
+    *,
+    nodes: Callable[[Mapping[str, str]], Sequence[int | None]] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> list[int]:
     """Pins every thread of this process to its share of the cores, and returns the share, which is empty if it cannot.
 
     The shares are the same whichever worker works them out, and however often: they are of the cores that the launch
     shared out (``ACCELERATE_CPP_CORES``), or else of those that this process could use before it was pinned.
+
+    Args:
+        nodes: the NUMA nodes of the devices that ``environ`` shows, as ``Device.numa_nodes``; ``None`` without devices.
 
     Raises:
         InvalidArgument: ``local_rank`` is not one of ``workers``.
@@ -84,7 +93,7 @@ def pin_process(local_rank: int, workers: int, *, on_gpus: bool, environ: Mappin
         )
     environ = env_table.environment_here() if environ is None else environ
     cores = env_table.CORES.get(environ) or _usable_before_pinning()
-    shares, problem = _shares(cores, workers, environ, on_gpus)
+    shares, problem = _shares(cores, workers, () if nodes is None else nodes(environ))
     if problem and local_rank == 0:
         warnings.warn(problem, stacklevel=3)
     share = shares[local_rank] if shares else ()
@@ -128,11 +137,11 @@ def _pin(thread: int, share: Sequence[int]) -> None:
         ) from error
 
 
-def _shares(cores: Sequence[int], workers: int, environ: Mapping[str, str], on_gpus: bool) -> tuple[Shares, str]:
+def _shares(cores: Sequence[int], workers: int, nodes: Sequence[int | None]) -> tuple[Shares, str]:
     """The shares, or why there are none."""
     if not cores:
         return (), "CPU affinity: only Linux can pin processes to cores; nothing is pinned"
-    shares = share_out(read_places(cores), workers, gpu_nodes(environ) if on_gpus else ())
+    shares = share_out(read_places(cores), workers, nodes)
     if shares:
         return shares, ""
     return (), (

@@ -8,8 +8,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from accelerate_cpp.devices.table import kind_of
+
 F = TypeVar("F", bound=Callable[..., Any])
-_WITH_TF32 = ("cuda", "musa")
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
@@ -67,5 +68,4 @@ def interpreted(recursive: bool) -> Callable[[F], F]:
 
 def allow_tf32(device_type: str) -> None:
     """Allows TF32 for fp32 matrix products on GPUs that support it; otherwise it has no effect."""
-    if device_type in _WITH_TF32:
-        getattr(torch.backends, device_type).matmul.allow_tf32 = True
+    kind_of(device_type).allow_tf32()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from accelerate_cpp.checkpoint.files import parse_size
-from accelerate_cpp.devices.memory import available_bytes
-from accelerate_cpp.devices.selection import available_accelerators
+from accelerate_cpp.devices.host_memory import available_bytes
+from accelerate_cpp.devices.selection import available_devices
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.module_sizes import Dtype, Size, class_names, compute_module_sizes
 
@@ -43,7 +42,7 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> M
             f"max_memory has the key {unknown[0]!r}: expected numbers of accelerators, 'mps', 'cpu' and 'disk'"
         )
     numbers = sorted(key for key in max_memory if isinstance(key, int))
-    count = sum(count for kind, count in available_accelerators()[:1] if kind != "mps")
+    count = sum(kind.count() for kind in available_devices()[:1] if kind.numbered)
     absent = [number for number in numbers if not 0 <= number < count]
     if absent:
         _logger.warning("max_memory has devices that are not present: %s; this process sees %d", absent, count)
@@ -58,16 +57,13 @@ def _bytes(key: int | str, size: int | str) -> Size:
 
 
 def _free_memory() -> Memory:
-    host = available_bytes()
-    accelerators = available_accelerators()
-    if not accelerators:
+    host, kinds = available_bytes(), available_devices()
+    if not kinds:
         return {"cpu": host}
-    kind, count = accelerators[0]
-    if kind == "mps":  # its memory is the machine's
-        return {"mps": host}
-    module = torch.get_device_module(kind)
-    memory: Memory = {number: module.mem_get_info(number)[0] for number in range(count)}
-    return {**memory, "cpu": host}
+    kind = kinds[0]
+    keys: Sequence[int | str] = range(kind.count()) if kind.numbered else (kind.type,)
+    memory: Memory = {key: kind.free_bytes(number) for number, key in enumerate(keys)}
+    return memory if kind.shares_memory_with_host else {**memory, "cpu": host}
 
 
 def get_balanced_memory(

@@ -97,7 +97,8 @@ class MapPlan:
 def rooms_of(memory: Memory) -> list[Room]:
     """The devices in order; the disk, which has no limit, comes last."""
     main = next((device for device in memory if device not in OFFLOADED), None)
-    reserving = {"mps"} if "mps" in memory else {main, "cpu"}
+    # Where an accelerator shares the machine's memory, weights on the CPU would take that of its own.
+    reserving = {main, "cpu"} if main is None or isinstance(main, int) else {main}
     rooms = [Room(device, size, device in reserving) for device, size in memory.items() if device != "disk"]
     return [*rooms, Room("disk", None)]
 

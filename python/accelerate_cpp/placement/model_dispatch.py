@@ -16,7 +16,7 @@ from accelerate_cpp.placement.attach_hooks import attach_align_device_hook_on_bl
 from accelerate_cpp.placement.device_map import check_device_map
 from accelerate_cpp.placement.first_fit import device_of
 from accelerate_cpp.placement.module_hooks import guard_moves
-from accelerate_cpp.placement.module_tensors import TiedTensors, as_device, is_meta, listed, slot_of
+from accelerate_cpp.placement.module_tensors import TiedTensors, as_device, is_meta, listed, offloading_from, slot_of
 from accelerate_cpp.placement.offload import (
     INDEX_NAME,
     Folder,
@@ -105,7 +105,7 @@ class Dispatch:
         for device in (*places, self._main):
             if device != "disk":
                 as_device(device)
-        away = ("disk",) if self._main in ("cpu", "mps") else ("cpu", "disk")
+        away = offloading_from(as_device(self._main))
         self._offload = {name: device in away for name, device in device_map.items()}
         self._devices = {name: self._main if self._offload[name] else device for name, device in device_map.items()}
         self._devices.setdefault("", self._main)

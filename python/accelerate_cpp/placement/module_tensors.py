@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelerate_cpp.devices.memory import clear_device_cache
 from accelerate_cpp.devices.selection import available_accelerators
+from accelerate_cpp.devices.table import accelerators, kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.quantized_parameters import quantized, quantizes
 from accelerate_cpp.plugins.enums import CustomDtype
@@ -25,6 +26,7 @@ __all__ = [
     "is_meta",
     "listed",
     "named_module_tensors",
+    "offloading_from",
     "placed_parameter",
     "set_module_tensor_to_device",
     "slot_of",
@@ -35,7 +37,7 @@ TiedTensors = MutableMapping[int, dict[torch.device, Tensor]]
 """For the address of a tensor that several modules use: the copies of it that there are, by device."""
 
 _CUSTOM_BYTES = {CustomDtype.FP8: 1, CustomDtype.INT4: 1 / 2, CustomDtype.INT2: 1 / 4}
-_ACCELERATOR = re.compile(r"(cuda|xpu|mps)(?::(-?\d+))?")
+_ACCELERATOR = re.compile(r"(\w+)(?::(-?\d+))?")
 _BITS = re.compile(r"[^\d](\d+)(_.*)?$")
 
 
@@ -81,17 +83,22 @@ def as_device(device: torch.device | str | int) -> torch.device:
     """
     if isinstance(device, (str, torch.device)) and str(device) in ("cpu", "meta"):
         return torch.device(device)
-    accelerators = available_accelerators()
-    first = accelerators[0][0] if accelerators else "cuda"
-    name = f"{first}:{device}" if isinstance(device, int) else str(device)
+    present = dict(available_accelerators())
+    name = f"{next(iter(present), 'cuda')}:{device}" if isinstance(device, int) else str(device)
     asked = _ACCELERATOR.fullmatch(name)
-    if asked is not None and not 0 <= int(asked[2] or 0) < dict(accelerators).get(asked[1], 0):
-        present = ", ".join(["cpu", *(f"{count} x {kind}" for kind, count in accelerators)])
-        raise InvalidArgument(f"device {device!r} ({name}) is not present; this process sees {present}")
+    known = asked is not None and asked[1] in {kind.type for kind in accelerators()}
+    if asked is not None and known and not 0 <= int(asked[2] or 0) < present.get(asked[1], 0):
+        seen = ", ".join(["cpu", *(f"{count} x {kind}" for kind, count in present.items())])
+        raise InvalidArgument(f"device {device!r} ({name}) is not present; this process sees {seen}")
     try:
-        return torch.device("mps" if name == "mps:0" else name)
+        return torch.device(name if asked is None or not known or kind_of(name).numbered else asked[1])
     except RuntimeError as error:
         raise InvalidArgument(f"device {device!r}: torch knows no such device ({error})") from error
+
+
+def offloading_from(main: torch.device) -> tuple[str, ...]:
+    """The places of weights that are offloaded where modules compute on ``main``: those that are not its memory."""
+    return ("disk",) if kind_of(main).shares_memory_with_host else ("cpu", "disk")
 
 
 def is_meta(tensor: Tensor) -> bool:

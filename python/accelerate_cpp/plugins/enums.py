@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum, EnumMeta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "ComputeEnvironment",
@@ -16,6 +19,7 @@ __all__ = [
     "PrecisionType",
     "RNGType",
     "SageMakerDistributedType",
+    "type_of_several_processes",
 ]
 
 
@@ -57,20 +61,11 @@ class DistributedType(str, Enum):
     MULTI_NEURON = "MULTI_NEURON"
 
 
-TYPE_OF_SEVERAL_PROCESSES: Mapping[str, DistributedType] = {
-    "cpu": DistributedType.MULTI_CPU,
-    "mps": DistributedType.MULTI_CPU,
-    "cuda": DistributedType.MULTI_GPU,
-    "xpu": DistributedType.MULTI_XPU,
-    "npu": DistributedType.MULTI_NPU,
-    "mlu": DistributedType.MULTI_MLU,
-    "sdaa": DistributedType.MULTI_SDAA,
-    "musa": DistributedType.MULTI_MUSA,
-    "hpu": DistributedType.MULTI_HPU,
-    "neuron": DistributedType.MULTI_NEURON,
-    "xla": DistributedType.XLA,
-}
-"""The kind of a run with several processes, by the type of their devices."""
+def type_of_several_processes(device: torch.device | str) -> DistributedType:
+    """The kind of a run with several processes on devices of this type."""
+    from accelerate_cpp.devices.table import kind_of  # loads torch, which the command line does without
+
+    return DistributedType(kind_of(device).distributed_type)
 
 
 class ComputeEnvironment(str, Enum):

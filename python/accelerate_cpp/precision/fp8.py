@@ -10,6 +10,7 @@ from torch import nn
 
 from accelerate_cpp.config.fp8 import LIBRARIES
 from accelerate_cpp.config.session_config import Fp8Config
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision import fp8_msamp, fp8_torchao, fp8_transformer_engine
 
@@ -33,12 +34,9 @@ def require_device(config: Fp8Config, device: torch.device) -> None:
             f"fp8 training through {LIBRARIES[config.backend].title} needs an NVIDIA GPU, but this run is on "
             f"{device.type}; use {LIBRARIES['AO'].recipe}(), for torchao"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        major, minor = torch.cuda.get_device_capability(device)
-        raise InvalidArgument(
-            f"mixed_precision='fp8': {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but "
-            "fp8 needs 8.9 or higher; use 'bf16'"
-        )
+    lacking = kind_of(device).lacks("fp8", device)
+    if lacking is not None:
+        raise InvalidArgument(f"mixed_precision='fp8': {lacking}; use 'bf16'")
 
 
 def convert_to_fp8(

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from accelerate_cpp.devices.table import kind_of
+
 _MULTIPLE = 16  # both sizes of a weight must be multiples of it for a product in fp8
-_WITHOUT_FP8 = ("cpu", "mps")
 
 Filter = Callable[[nn.Module, str], bool]
 
@@ -64,7 +65,7 @@ def convert(model: nn.Module, options: Mapping[str, Any], device_type: str) -> n
     config = replace(
         options["config"],
         enable_fsdp_float8_all_gather=False,
-        emulate=options["config"].emulate or device_type in _WITHOUT_FP8,
+        emulate=options["config"].emulate or kind_of(device_type).emulates_fp8,
     )
     filter_ = options["module_filter"] or default_filter(model)
     converted: nn.Module = convert_to_float8_training(model, module_filter_fn=filter_, config=config)

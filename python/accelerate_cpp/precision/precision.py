@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.config.session_config import Fp8Config
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision import fp8_transformer_engine
 from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
@@ -61,6 +62,7 @@ class Precision:
         self,
         options: Mapping[str, Any] | None = None,
         gradients_are_measured: bool = False,
+        layers_are_split: bool = False,
         any_rank: Callable[[bool], bool] | None = None,
     ) -> torch.amp.GradScaler | None:
         """The scaler that prevents underflow of gradients in fp16; ``None`` if the exponent is as wide as that of fp32.
@@ -71,14 +73,17 @@ class Precision:
             options: arguments of ``torch.amp.GradScaler`` but for the device.
             gradients_are_measured: whether our reducer averages gradients on an accelerator, and measures them on the
                 way: :class:`DeviceGradScaler` then spares passes over them.
+            layers_are_split: whether optimizers have parameters of which each process holds a part beside others:
+                :class:`DeviceGradScaler` takes both, torch's scaler does not.
             any_rank: as :class:`GradScaler` takes it.
         """
         if self.name != "fp16" and not self.scales_fp8_loss:
             return None
         if self.device_type == "cpu":
             return GradScaler(any_rank=any_rank, **(options or {}))
-        scaler = DeviceGradScaler if gradients_are_measured else torch.amp.GradScaler
-        return scaler(self.device_type, **(options or {}))
+        if gradients_are_measured or layers_are_split:
+            return DeviceGradScaler(self.device_type, **(options or {}))
+        return kind_of(self.device_type).grad_scaler(**(options or {}))
 
 
 @contextmanager
@@ -99,9 +104,10 @@ def precision_for(name: str | None, device: torch.device, fp8: Fp8Config | None 
     name = name or "no"
     if name not in _COMPUTE_DTYPES:
         raise InvalidArgument(f"mixed_precision={name!r}: expected one of {', '.join(_COMPUTE_DTYPES)}")
-    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    lacking = kind_of(device).lacks(name, device) if name in ("fp16", "bf16") else None
+    if lacking is not None:
         raise InvalidArgument(
-            f"mixed_precision='bf16': {torch.cuda.get_device_name(device)} does not support bf16; use 'fp16' or 'no'"
+            f"mixed_precision={name!r}: {lacking}; use {'bf16' if name == 'fp16' else 'fp16'!r} or 'no'"
         )
     if fp8 is None:
         return Precision(name, _COMPUTE_DTYPES[name], device.type)

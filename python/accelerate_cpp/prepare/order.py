@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.config.session_config import DynamoConfig
-from accelerate_cpp.devices.memory import keep_freed_memory, return_free_memory
+from accelerate_cpp.devices.host_memory import keep_freed_memory, return_free_memory
+from accelerate_cpp.devices.placing import place as place_on
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import allow_tf32, inside_compiler
@@ -74,7 +75,7 @@ def _steps(run: PreparationSteps, placement: bool | None, dynamo: DynamoConfig |
     def place(model: torch.nn.Module) -> torch.nn.Module:
         """A model that is sharded is where it is."""
         moves = run.device_placement and not is_sharded(model) if placement is None else placement
-        return model.to(run.device) if moves else model
+        return place_on(model, run.device) if moves else model
 
     return ModelSteps(
         place=place,

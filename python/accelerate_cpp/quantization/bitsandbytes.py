@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from accelerate_cpp.config.libraries import is_installed
-from accelerate_cpp.devices.selection import available_accelerators
+from accelerate_cpp.devices.selection import available_devices
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.placement.checkpoint_loading import NOT_USED
 from accelerate_cpp.placement.checkpoint_placing import Loading
@@ -22,7 +22,7 @@ from accelerate_cpp.placement.checkpoint_reading import open_checkpoint
 from accelerate_cpp.placement.device_map import check_device_map, choose_device_map
 from accelerate_cpp.placement.first_fit import device_of, is_in_one_of
 from accelerate_cpp.placement.model_dispatch import dispatch_model
-from accelerate_cpp.placement.module_tensors import as_device, is_meta, listed, named_module_tensors
+from accelerate_cpp.placement.module_tensors import as_device, is_meta, listed, named_module_tensors, offloading_from
 from accelerate_cpp.placement.offload import FolderWriter
 from accelerate_cpp.placement.quantized_parameters import quantizes
 from accelerate_cpp.placement.tied_parameters import find_tied_parameters
@@ -134,18 +134,17 @@ def _require_device(device: torch.device) -> None:
 
 def _current_device() -> Device:
     """The accelerator of this process, else the CPU."""
-    accelerators = available_accelerators()
-    if not accelerators:
+    kinds = available_devices()
+    if not kinds:
         return "cpu"
-    kind = accelerators[0][0]
-    return "mps" if kind == "mps" else int(getattr(torch, kind).current_device())
+    return kinds[0].current() if kinds[0].numbered else kinds[0].type
 
 
 def _main_device(places: Mapping[str, Device]) -> tuple[torch.device, tuple[str, ...]]:
     """Where modules compute, and the places from which they are brought there."""
     devices = list(places.values())
     main = next((device for device in devices if device not in ("cpu", "disk")), "cpu")
-    return as_device(main), ("disk",) if main in ("cpu", "mps") else ("cpu", "disk")
+    return as_device(main), offloading_from(as_device(main))
 
 
 def _device_map(

@@ -14,6 +14,7 @@ import torch
 from accelerate_cpp._native import time_waited
 from accelerate_cpp.config import env_table
 from accelerate_cpp.data.cursor import Pass, Progress
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.runtime.progress_board import Slot, open_slot
 from accelerate_cpp.runtime.reading import Reading
 
@@ -103,4 +104,5 @@ def _resident_bytes() -> int:
 
 
 def _device_bytes(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    kind = kind_of(device)
+    return 0 if kind.shares_memory_with_host else kind.allocated_bytes(device.index)

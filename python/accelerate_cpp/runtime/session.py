@@ -15,12 +15,20 @@ import torch.distributed as dist
 
 from accelerate_cpp._native import leave_groups
 from accelerate_cpp.comm.mesh import mesh_of
-from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect
-from accelerate_cpp.comm.topology import Topology, local_rank_before_connecting, read_topology
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect, connect_at
+from accelerate_cpp.comm.topology import (
+    Topology,
+    local_rank_before_connecting,
+    read_topology,
+    world_size_before_connecting,
+)
 from accelerate_cpp.comm.whereabouts import end_whereabouts, whereabouts
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.affinity import pin_process
+from accelerate_cpp.devices.device import Device
 from accelerate_cpp.devices.selection import select_device
+from accelerate_cpp.devices.table import kind_of
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
@@ -40,11 +48,16 @@ class Session:
     progress: ProgressReporter | None = None  # where a launcher shows it
     meet: Callable[[str], list[int]] | None = None  # finds the ranks that are in the same call; None: all are
 
+    @property
+    def collective_device(self) -> torch.device:
+        """Where tensors are that processes tell each other something by."""
+        return torch.device("cpu") if kind_of(self.device).init_method is not None else self.device
+
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
         if config.uses_deepspeed and self.topology.backend is None:
             _join(config, self.device)  # it needs a group also for one process
-            return replace(self, topology=read_topology(self.device.type)).reconfigured(config)
+            return replace(self, topology=_topology(self.device)).reconfigured(config)
         topology = _with_mesh(self.topology, config)
         return replace(
             self,
@@ -65,6 +78,7 @@ class Choices(NamedTuple):
     shards: bool
     uses_deepspeed: bool
     uses_megatron: bool
+    downcast_bf16: bool
 
 
 class Remembered(NamedTuple):
@@ -88,6 +102,7 @@ def remember(session: Session | Remembered | None) -> Remembered | None:
         config.shards,
         config.uses_deepspeed,
         config.uses_megatron,
+        config.downcast_bf16,
     )
     return Remembered(choices, session.topology, session.device)
 
@@ -103,11 +118,16 @@ def build_session(config: SessionConfig) -> Session:
     used as it is and left alone. With ``config.cpu_affinity`` the process is pinned to its share of the cores.
     """
     global _progress
-    device = select_device(cpu=config.cpu, forced=config.device, local_rank=local_rank_before_connecting())
+    device = select_device(
+        cpu=config.cpu,
+        forced=config.device,
+        local_rank=local_rank_before_connecting(),
+        world_size=world_size_before_connecting(),
+    )
     _join(config, device)
-    topology = _with_mesh(read_topology(device.type), config)
+    topology = _with_mesh(_topology(device), config)
     if config.cpu_affinity:
-        pin_process(topology.local_rank, topology.local_world_size, on_gpus=device.type == "cuda")
+        pin_process(topology.local_rank, topology.local_world_size, nodes=kind_of(device).numa_nodes)
     precision = precision_for(config.casting_precision, device, config.fp8)
     strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
     _progress = open_progress(device)
@@ -118,9 +138,44 @@ def _join(config: SessionConfig, device: torch.device) -> None:
     """Connects the processes, and remembers the group if that has made it."""
     global _created
     existed = dist.is_available() and dist.is_initialized()
-    alone = config.uses_deepspeed
-    if connect(device_type=device.type, backend=config.backend, timeout=config.timeout, alone=alone) and not existed:
+    kind = kind_of(device)
+    if kind.init_method is not None:
+        _join_those_of(kind, config)
+        if dist.is_initialized() and not existed:
+            _created = weakref.ref(dist.group.WORLD), os.getpid()
+        return
+    connected = connect(
+        device_type=device.type,
+        collectives=kind_of(device).backend,
+        backend=config.backend,
+        timeout=config.timeout,
+        alone=config.uses_deepspeed,
+    )
+    if connected and not existed:
         _created = weakref.ref(dist.group.WORLD), os.getpid()
+
+
+def _join_those_of(kind: Device, config: SessionConfig) -> None:
+    """Connects the processes that the package of ``kind`` has started."""
+    assert kind.init_method is not None
+    expected = world_size_before_connecting()
+    if max(expected, kind.num_processes()) > 1:
+        kind.before_joining()
+        connect_at(kind.init_method, config.timeout)
+    if kind.num_processes() < expected:
+        raise InvalidArgument(
+            f"{expected} processes on {kind.title} ({kind.type}): its package knows {kind.num_processes()}, as it has "
+            "to start them itself; use accelerate-cpp launch --tpu, notebook_launcher or torchrun, or set "
+            "ACCELERATE_USE_CPU=1 for a run on CPUs"
+        )
+
+
+def _topology(device: torch.device) -> Topology:
+    topology, kind = read_topology(device.type), kind_of(device)
+    if kind.init_method is None:
+        return topology
+    local_rank, local_world_size = kind.place_on_host()
+    return replace(topology, local_rank=local_rank, local_world_size=local_world_size, backend=kind.backend())
 
 
 def _with_mesh(topology: Topology, config: SessionConfig) -> Topology:
@@ -128,8 +183,11 @@ def _with_mesh(topology: Topology, config: SessionConfig) -> Topology:
 
 
 def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:
-    """What finds out which ranks are in a call: on CPUs our communicator, if every collective goes through it."""
-    if topology.world_size == 1:
+    """What finds out which ranks are in a call: on CPUs our communicator, if every collective goes through it.
+
+    Collectives of a library of the device are not seen: then all ranks are expected.
+    """
+    if topology.world_size == 1 or kind_of(device).init_method is not None:
         return None
     backend = core_backend() if device.type == "cpu" else None
     if backend is None:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar, cast
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices.affinity import pin_process
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.errors import SystemFailure
-from accelerate_cpp.plugins.enums import TYPE_OF_SEVERAL_PROCESSES
+from accelerate_cpp.plugins.enums import type_of_several_processes
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils.imports import available_device_type
 
@@ -200,7 +201,7 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
 def get_current_device_type() -> tuple[str, str]:
     """The kind of accelerator here, ``"cpu"`` without one, and the name of a run of several processes on it."""
     kind = available_device_type()
-    return kind, TYPE_OF_SEVERAL_PROCESSES[kind].value
+    return kind, type_of_several_processes(kind).value
 
 
 def get_gpu_info() -> tuple[list[str], int]:
@@ -276,10 +277,10 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     """
     session = current.session
     if session is None:
-        workers, on_gpus = int(env_table.LOCAL_WORLD_SIZE.get() or 1), not env_table.USE_CPU.get()
+        workers, kind = int(env_table.LOCAL_WORLD_SIZE.get() or 1), "cpu" if env_table.USE_CPU.get() else "cuda"
     else:
-        workers, on_gpus = session.topology.local_world_size, session.device.type == "cuda"
-    share = pin_process(local_process_index, workers, on_gpus=on_gpus)
+        workers, kind = session.topology.local_world_size, session.device.type
+    share = pin_process(local_process_index, workers, nodes=kind_of(kind).numa_nodes)
     if env_table.DEBUG_MODE.get() if verbose is None else verbose:
         cores = env_table.render_cores(share) if share else "none"
         _logger.info("CPU affinity: local process %d is pinned to cores %s", local_process_index, cores)

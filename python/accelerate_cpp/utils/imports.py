@@ -168,44 +168,12 @@ def torchao_required(func: _Function) -> _Function:
 
 # -------------------------------------------------------------------------------------------------------------- devices
 
-# Kinds of devices that a vendor's package adds to torch as ``torch.<kind>``.
-_EXTENSIONS: Mapping[str, str] = {
-    "npu": "torch_npu",
-    "mlu": "torch_mlu",
-    "sdaa": "torch_sdaa",
-    "musa": "torch_musa",
-    "hpu": "habana_frameworks.torch",
-    "neuron": "torch_neuronx",
-}
-
-
-def _devices(kind: str) -> Any:
-    """The module ``torch.<kind>``, which the vendor's package adds; ``None`` without that package."""
-    extension = _EXTENSIONS.get(kind)
-    if extension is not None:
-        if not (_found(extension.partition(".")[0]) and _found(extension)):
-            return None
-        try:
-            importlib.import_module(extension)
-        except ImportError as error:  # installed, but not for this machine
-            _logger.warning("%s is installed but cannot be imported, so there is no %s: %s", extension, kind, error)
-            return None
-    import torch
-
-    return getattr(torch, kind, None)
-
 
 def _has_device(kind: str, check_device: bool) -> bool:
-    devices = _devices(kind)
-    if devices is None or not devices.is_available():
-        return False
-    if not check_device:
-        return True
-    try:
-        return int(devices.device_count()) > 0
-    except RuntimeError as error:  # the driver has none, or does not answer
-        _logger.debug("torch.%s cannot count its devices: %s", kind, error)
-        return False
+    from accelerate_cpp.devices.table import kind_of  # loads torch
+
+    device = kind_of(kind)
+    return device.count() > 0 if check_device else device.is_available()
 
 
 def is_cuda_available() -> bool:
@@ -280,8 +248,10 @@ def is_habana_gaudi1() -> bool:
     """Whether the Gaudi of this machine is one of the first generation, which has no fp16."""
     if not is_hpu_available():
         return False
-    experimental = importlib.import_module("habana_frameworks.torch.utils.experimental")
-    return bool(experimental._get_device_type() == experimental.synDeviceType.synDeviceGaudi)
+    from accelerate_cpp.devices.table import Hpu, kind_of
+
+    device = kind_of("hpu")
+    return isinstance(device, Hpu) and device.is_first_generation()
 
 
 @functools.cache

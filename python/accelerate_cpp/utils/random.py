@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
+from accelerate_cpp.devices.selection import available_devices
+from accelerate_cpp.devices.table import accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.utils.operations import broadcast, collective_device, process_index, world_size
 
 __getattr__ = lending("utils.random")
 
-_DEVICE_TYPES = ("cuda", "xpu", "npu", "mlu", "sdaa", "musa", "hpu", "neuron")
+_State = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], object]]
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
@@ -29,27 +32,28 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    for kind in available_devices():
+        kind.seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
 
-def _source(rng_type: Any, generator: torch.Generator | None) -> tuple[Any, str, str]:
-    """The object with the state of ``rng_type``, and the names of its methods that read and write it."""
-    kind = getattr(rng_type, "value", rng_type)
-    if kind == "torch":
-        return torch, "get_rng_state", "set_rng_state"
-    if kind == "generator":
+def _state_of(rng_type: Any, generator: torch.Generator | None) -> _State:
+    """What reads the state of ``rng_type``, and what writes it."""
+    name = getattr(rng_type, "value", rng_type)
+    if name == "torch":
+        return torch.get_rng_state, torch.set_rng_state
+    if name == "generator":
         if generator is None:
             raise InvalidArgument("the random type 'generator' needs a torch.Generator to synchronise; none was given")
-        return generator, "get_state", "set_state"
-    if kind not in _DEVICE_TYPES:
-        raise InvalidArgument(
-            f"unknown random type {kind!r}: use one of {', '.join(('torch', 'generator', *_DEVICE_TYPES))}"
-        )
-    module = getattr(torch, kind, None)
-    if module is None or not module.is_available():
-        raise InvalidArgument(f"random type {kind!r} was requested, but torch finds no {kind} device")
-    return module, "get_rng_state", "set_rng_state"
+        return generator.get_state, generator.set_state
+    kind = next((kind for kind in accelerators() if kind.type == name), None)
+    if kind is None:
+        known = ", ".join(("torch", "generator", *(kind.type for kind in accelerators())))
+        raise InvalidArgument(f"unknown random type {name!r}: use one of {known}")
+    if not kind.is_available():
+        raise InvalidArgument(f"random type {name!r} was requested, but torch finds no {name} device")
+    return kind.random_state, kind.set_random_state
 
 
 def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
@@ -58,11 +62,9 @@ def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | Non
     Args:
         rng_type: ``"torch"``, ``"generator"`` (then ``generator`` is the one), or a device type such as ``"cuda"``.
     """
-    holder, read, write = _source(rng_type, generator)
-    if world_size() == 1:
-        return
-    state: torch.Tensor = getattr(holder, read)()
-    getattr(holder, write)(broadcast(state.to(collective_device())).cpu())
+    read, write = _state_of(rng_type, generator)
+    if world_size() > 1:
+        write(broadcast(read().to(collective_device())).cpu())
 
 
 def synchronize_rng_states(rng_types: list[Any], generator: torch.Generator | None = None) -> None:

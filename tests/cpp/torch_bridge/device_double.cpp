@@ -4,10 +4,12 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -18,6 +20,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace accelerate_cpp::testing::device_double {
 namespace {
@@ -51,6 +54,8 @@ Copies& copies() {
 
 std::atomic<std::int64_t> waits{0};
 thread_local c10::StreamId current_stream = 0;
+constexpr c10::DeviceIndex kDevices = 2;
+thread_local c10::DeviceIndex current_device = 0;
 
 struct Block {
   void* data;
@@ -77,7 +82,7 @@ class DoubleAllocator final : public c10::Allocator {
     memory().in_use += bytes;
     memory().peak = std::max(memory().peak, memory().in_use);
     auto* const block = new Block{size > 0 ? std::malloc(size) : nullptr, bytes};
-    return {block->data, block, &release, c10::Device(kType, 0)};
+    return {block->data, block, &release, c10::Device(kType, current_device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* destination, const void* source, std::size_t count) const override {
@@ -90,10 +95,19 @@ REGISTER_ALLOCATOR(kType, &allocator);
 
 struct DoubleGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
-  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
-  c10::Device getDevice() const override { return {kType, 0}; }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Device exchangeDevice(c10::Device next) const override {
+    const c10::Device before = getDevice();
+    setDevice(next);
+    return before;
+  }
+  c10::Device getDevice() const override { return {kType, current_device}; }
+  void setDevice(c10::Device next) const override {
+    TORCH_CHECK(next.index() < kDevices, "the device double has ", kDevices, " devices, asked for ", next);
+    uncheckedSetDevice(next);
+  }
+  void uncheckedSetDevice(c10::Device next) const noexcept override {
+    current_device = std::max<c10::DeviceIndex>(next.index(), 0);
+  }
   c10::Stream getStream(c10::Device device) const override { return stream(device, current_stream); }
   c10::Stream getDefaultStream(c10::Device device) const override { return stream(device, 0); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return stream(device, kPoolStream); }
@@ -102,7 +116,7 @@ struct DoubleGuard final : c10::impl::DeviceGuardImplInterface {
     current_stream = next.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
   void record(void** event, const c10::Stream& on, c10::DeviceIndex, c10::EventFlag) const override {
     *event = reinterpret_cast<void*>(on.id() + 1);  // NOLINT(performance-no-int-to-ptr): never followed
@@ -127,29 +141,22 @@ struct DoubleHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device; }
 };
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                    c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
-}
-
-// The same memory, as a tensor of the CPU.
-at::Tensor on_host(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) {
-    return tensor;
-  }
-  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
-                       tensor.options().device(at::kCPU));
 }
 
 void pass_gate() {
@@ -184,6 +191,19 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::op
   return self;
 }
 
+at::Tensor& set_part_of_storage(at::Tensor& self, c10::Storage storage, std::int64_t offset, c10::IntArrayRef size,
+                                c10::IntArrayRef stride) {
+  auto* const tensor = self.unsafeGetTensorImpl();
+  tensor->set_storage_keep_dtype(std::move(storage));
+  tensor->set_sizes_and_strides(size, stride, offset);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, c10::Storage storage) {
+  const auto count = static_cast<std::int64_t>(storage.nbytes() / self.itemsize());
+  return set_part_of_storage(self, std::move(storage), 0, {count}, {1});
+}
+
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
@@ -198,6 +218,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", resize_);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
+  m.impl("_reshape_alias", at::native::_reshape_alias);
+  m.impl("set_.source_Storage", set_storage);
+  m.impl("set_.source_Storage_storage_offset", set_part_of_storage);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -213,6 +236,9 @@ TORCH_LIBRARY(device_double, m) {
   m.def("pool_copies", &pool_copies);
   m.def("stream_waits", &stream_waits);
   m.def("hold_pool_copies", &hold_pool_copies);
+  m.def("current_device", [] { return static_cast<std::int64_t>(current_device); });
+  m.def("set_device",
+        [](std::int64_t index) { DoubleGuard().setDevice(c10::Device(kType, static_cast<c10::DeviceIndex>(index))); });
 }
 
 namespace {
@@ -223,6 +249,15 @@ namespace {
 }();
 
 }  // namespace
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) {
+    return tensor;
+  }
+  return at::from_blob(
+      const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().device(at::kCPU));
+}
 
 std::int64_t bytes_in_use() {
   const std::lock_guard lock(memory().mutex);

@@ -1,6 +1,9 @@
-// An accelerator for tests, as torch's device type "privateuseone": its memory is the host's, its operations are the
-// CPU's, and what it was asked to do can be looked at. Copies on a stream of the pool can be held.
+// An accelerator for tests, as torch's device type "privateuseone", of which there are two: its memory is the host's,
+// its operations are the CPU's, and what it was asked to do can be looked at. Copies on a stream of the pool can be
+// held.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 
@@ -10,6 +13,9 @@
 #define DEVICE_DOUBLE_API __attribute__((visibility("default")))
 
 namespace accelerate_cpp::testing::device_double {
+
+// The memory of `tensor`, as a tensor of the CPU.
+DEVICE_DOUBLE_API at::Tensor on_host(const at::Tensor& tensor);
 
 // Of tensors on the device, now and at most since the last call of `forget_peak`.
 DEVICE_DOUBLE_API std::int64_t bytes_in_use();

@@ -11,16 +11,16 @@ from accelerate_cpp.errors import InvalidArgument
 @pytest.mark.parametrize(
     ("force_cpu", "forced", "local_rank", "accelerators", "expected"),
     [
-        (False, "", 3, [("cuda", 8)], "cuda:3"),
-        (False, "", 5, [("mps", 1)], "mps"),
+        (False, "", 3, [("cuda", 8, True)], "cuda:3"),
+        (False, "", 5, [("mps", 1, False)], "mps"),
         (False, "", 0, [], "cpu"),
-        (True, "", 0, [("cuda", 8)], "cpu"),
-        (True, "cuda:1", 0, [("cuda", 8)], "cuda:1"),
+        (True, "", 0, [("cuda", 8, True)], "cpu"),
+        (True, "cuda:1", 0, [("cuda", 8, True)], "cuda:1"),
         (False, "meta", 0, [], "meta"),
     ],
 )
 def test_a_request_gives_the_name_of_a_device(
-    force_cpu: bool, forced: str, local_rank: int, accelerators: list[tuple[str, int]], expected: str
+    force_cpu: bool, forced: str, local_rank: int, accelerators: list[tuple[str, int, bool]], expected: str
 ) -> None:
     chosen = choose_device(force_cpu=force_cpu, forced=forced, local_rank=local_rank, accelerators=accelerators)
     assert chosen == expected
@@ -28,7 +28,7 @@ def test_a_request_gives_the_name_of_a_device(
 
 def test_its_errors_are_invalid_arguments() -> None:
     with pytest.raises(InvalidArgument, match="'cuda:8' is not present; this process sees cpu, 8 x cuda"):
-        choose_device(force_cpu=False, forced="cuda:8", local_rank=0, accelerators=[("cuda", 8)])
+        choose_device(force_cpu=False, forced="cuda:8", local_rank=0, accelerators=[("cuda", 8, True)])
 
 
 def test_its_arguments_have_names() -> None:

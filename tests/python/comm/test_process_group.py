@@ -47,20 +47,20 @@ def core_backend() -> C10dBackend:
 
 
 def test_without_a_launcher_there_is_no_group() -> None:
-    assert connect(device_type="cpu") is False
+    assert connect(device_type="cpu", collectives=str) is False
     assert not dist.is_initialized()
 
 
 def test_without_distributed_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(dist, "is_available", lambda: False)
-    assert connect(device_type="cpu") is False
+    assert connect(device_type="cpu", collectives=str) is False
 
 
 @linux_only
 @pytest.mark.usefixtures("alone")
 def test_our_launchers_descriptor_gives_a_group_over_shared_memory() -> None:
-    assert connect(device_type="cpu") is True
+    assert connect(device_type="cpu", collectives=str) is True
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend_config()) == (0, 1, "cpu:shm")
     assert core_backend().timeout == DEFAULT_TIMEOUT == timedelta(minutes=30)
 
@@ -68,13 +68,13 @@ def test_our_launchers_descriptor_gives_a_group_over_shared_memory() -> None:
 @linux_only
 @pytest.mark.usefixtures("alone")
 def test_the_timeout_is_that_of_every_collective() -> None:
-    connect(device_type="cpu", timeout=timedelta(seconds=77))
+    connect(device_type="cpu", collectives=str, timeout=timedelta(seconds=77))
     assert core_backend().timeout == timedelta(seconds=77)
 
 
 @pytest.mark.usefixtures("alone")
 def test_the_users_backend_wins() -> None:
-    connect(device_type="cpu", backend="gloo")
+    connect(device_type="cpu", collectives=str, backend="gloo")
     assert dist.get_backend() == "gloo"
 
 
@@ -82,7 +82,7 @@ def test_the_users_backend_wins() -> None:
 def test_a_group_that_exists_is_used_as_it_is() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
-    assert connect(device_type="cpu", backend="shm") is True
+    assert connect(device_type="cpu", collectives=str, backend="shm") is True
     assert dist.group.WORLD is group
 
 
@@ -90,7 +90,7 @@ def test_a_group_that_exists_is_used_as_it_is() -> None:
 def test_torchs_variables_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert connect(device_type="cpu") is True
+    assert connect(device_type="cpu", collectives=str) is True
     assert dist.get_backend_config() == "cpu:shm"
 
 
@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_names_the_flag(monkeypatch: pytest.MonkeyPatch) ->
         for name, value in torchs.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(InvalidArgument, match=rf"port {port}: .*--main_process_port, torchrun"):
-            connect(device_type="cpu")
+            connect(device_type="cpu", collectives=str)
 
 
 @pytest.mark.usefixtures("alone")
@@ -111,14 +111,14 @@ def test_a_port_that_is_taken_names_the_flag(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rank_outside_the_world_is_refused(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(InvalidArgument, match=rf"RANK={rank} is not within WORLD_SIZE=1"):
-        connect(device_type="cpu")
+        connect(device_type="cpu", collectives=str)
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_missing_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     with pytest.raises(InvalidArgument, match="RANK"):
-        connect(device_type="cpu")
+        connect(device_type="cpu", collectives=str)
 
 
 @linux_only
@@ -126,12 +126,12 @@ def test_a_missing_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(Timeout, match="which did not answer"):
-        connect(device_type="cpu", timeout=timedelta(milliseconds=200))
+        connect(device_type="cpu", collectives=str, timeout=timedelta(milliseconds=200))
 
 
 def test_the_backend_is_ours_among_cpu_processes_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert choose_backend("cpu") == "shm"
-    assert choose_backend("cuda") == "cpu:gloo,cuda:nccl"
+    assert choose_backend("cpu", str) == "shm"
+    assert choose_backend("cuda", lambda: "nccl") == "cpu:gloo,cuda:nccl"
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert choose_backend("cpu") == "gloo"
+    assert choose_backend("cpu", str) == "gloo"

@@ -173,7 +173,7 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 other.wait()
-shares = [pin_process(rank, 2, on_gpus=False) for rank in (0, 1, 0)]
+shares = [pin_process(rank, 2) for rank in (0, 1, 0)]
 done.set()
 thread.join()
 print(json.dumps([shares, sorted(os.sched_getaffinity(0)), seen["thread"]]))
@@ -201,14 +201,14 @@ def test_a_process_pins_all_its_threads_and_finds_the_same_shares_each_time(told
 @pytest.mark.parametrize("local_rank", [2, -1])
 def test_a_rank_that_is_not_on_this_host_is_refused(local_rank: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"local rank {local_rank} of 2 .*expected 0 to 1; LOCAL_WORLD_SIZE"):
-        pin_process(local_rank, 2, on_gpus=False, environ={})
+        pin_process(local_rank, 2, environ={})
 
 
 def test_only_the_first_process_of_a_host_warns(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     _use(monkeypatch, 1)
-    assert pin_process(1, 2, on_gpus=False, environ={"ACCELERATE_CPP_CORES": "0"}) == []
+    assert pin_process(1, 2, environ={"ACCELERATE_CPP_CORES": "0"}) == []
     assert len(recwarn) == 0
-    assert pin_process(0, 2, on_gpus=False, environ={"ACCELERATE_CPP_CORES": "0"}) == []
+    assert pin_process(0, 2, environ={"ACCELERATE_CPP_CORES": "0"}) == []
     assert [str(warning.message).partition(" cannot")[0] for warning in recwarn] == ["CPU affinity: 2 processes"]

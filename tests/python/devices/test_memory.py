@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelerate_cpp.devices.memory import available_bytes
+from accelerate_cpp.devices.host_memory import available_bytes
 
 
 def write(folder: Path, **files: object) -> None:
@@ -72,7 +72,7 @@ def test_memory_that_was_freed_goes_back_to_the_system() -> None:
 import re
 from pathlib import Path
 import torch
-from accelerate_cpp.devices.memory import return_free_memory
+from accelerate_cpp.devices.host_memory import return_free_memory
 
 def resident_megabytes():
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from accelerate_cpp.devices.device import Device
+from accelerate_cpp.devices.table import Mps, kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement import device_memory
 from accelerate_cpp.placement.device_memory import get_balanced_memory, get_max_memory
@@ -48,33 +50,48 @@ def test_an_accelerator_that_is_not_there_is_warned_of(caplog: pytest.LogCapture
     assert "not present: [-1, 99]" in caplog.text
 
 
-class FakeAccelerator:
-    @staticmethod
-    def mem_get_info(number: int) -> tuple[int, int]:
-        return 1000 * (number + 1), 5000
+class Gpus(Device):
+    """GPUs of which each has more free memory than the one before."""
+
+    def count(self) -> int:
+        return 2
+
+    def free_bytes(self, index: int) -> int:
+        return 1000 * (index + 1)
+
+
+class OneGpu(Gpus):
+    def count(self) -> int:
+        return 1
+
+
+class AppleGpu(Mps):
+    def count(self) -> int:
+        return 1
+
+    def free_bytes(self, index: int) -> int:
+        return 77
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "expected"),
+    ("kinds", "expected"),
     [
         ([], {"cpu": 77}),
-        ([("cuda", 2)], {0: 1000, 1: 2000, "cpu": 77}),
-        ([("mps", 1)], {"mps": 77}),
+        ([Gpus(type="cuda", title="GPU")], {0: 1000, 1: 2000, "cpu": 77}),
+        ([AppleGpu(**vars(kind_of("mps")))], {"mps": 77}),
     ],
 )
 def test_without_a_wish_it_is_what_is_free_now(
-    accelerators: list[tuple[str, int]], expected: dict[Any, int], monkeypatch: pytest.MonkeyPatch
+    kinds: list[Device], expected: dict[Any, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_memory, "available_accelerators", lambda: accelerators)
+    monkeypatch.setattr(device_memory, "available_devices", lambda: kinds)
     monkeypatch.setattr(device_memory, "available_bytes", lambda: 77)
-    monkeypatch.setattr(torch, "get_device_module", lambda _kind: FakeAccelerator)
     assert get_max_memory() == expected
 
 
 def test_of_an_only_gpu_a_tenth_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "available_accelerators", lambda: [("cuda", 1)])
+    monkeypatch.setattr(device_memory, "available_devices", lambda: [OneGpu(type="cuda", title="GPU")])
     monkeypatch.setattr(device_memory, "available_bytes", lambda: 77)
-    monkeypatch.setattr(torch, "get_device_module", lambda _kind: FakeAccelerator)
     assert get_balanced_memory(model()) == {0: 900, "cpu": 77}
     assert get_balanced_memory(model(), {0: 1000}) == {0: 1000}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import Enum
 
 import pytest
+import torch
 
+from accelerate_cpp.devices.table import accelerators
 from accelerate_cpp.plugins import enums
 
 PRINTED_BY_VALUE = [
@@ -48,4 +50,6 @@ def test_dtypes_that_torch_lacks_are_found_by_value() -> None:
 
 def test_every_type_of_several_processes_belongs_to_a_type_of_device() -> None:
     types = {kind for kind in enums.DistributedType if kind.name.startswith("MULTI_")}
-    assert set(enums.TYPE_OF_SEVERAL_PROCESSES.values()) == {*types, enums.DistributedType.XLA}
+    known = ["cpu", *(kind.type for kind in accelerators())]
+    assert {enums.type_of_several_processes(device) for device in known} == {*types, enums.DistributedType.XLA}
+    assert enums.type_of_several_processes(torch.device("cuda", 3)) is enums.DistributedType.MULTI_GPU

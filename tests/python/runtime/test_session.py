@@ -41,14 +41,15 @@ def test_one_process_has_no_group_and_the_neutral_strategy() -> None:
 
 
 def test_a_process_is_pinned_only_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[tuple[int, int, bool]] = []
+    pinned: list[tuple[int, int, list[int | None]]] = []
     monkeypatch.setattr(
-        "accelerate_cpp.runtime.session.pin_process", lambda rank, size, on_gpus: pinned.append((rank, size, on_gpus))
+        "accelerate_cpp.runtime.session.pin_process",
+        lambda rank, size, nodes: pinned.append((rank, size, list(nodes({})))),
     )
     build_session(SessionConfig(cpu=True))
     assert pinned == []
     build_session(SessionConfig(cpu=True, cpu_affinity=True))
-    assert pinned == [(0, 1, False)]
+    assert pinned == [(0, 1, [])]
 
 
 def test_a_reconfigured_session_keeps_its_processes_and_device() -> None:

@@ -17,6 +17,7 @@ import accelerate.utils.environment as original
 import pytest
 import torch
 
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.runtime import current
 from accelerate_cpp.utils import environment, override_numa_affinity, set_numa_affinity
@@ -27,8 +28,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
     """What pinning is asked for: local rank, number of workers, whether they use GPUs. It answers with two cores."""
     seen: list[tuple[int, int, bool]] = []
 
-    def record(local_rank: int, workers: int, *, on_gpus: bool) -> list[int]:
-        seen.append((local_rank, workers, on_gpus))
+    def record(local_rank: int, workers: int, *, nodes: Any) -> list[int]:
+        seen.append((local_rank, workers, nodes == kind_of("cuda").numa_nodes))
         return [4, 5]
 
     monkeypatch.setattr(environment, "pin_process", record)

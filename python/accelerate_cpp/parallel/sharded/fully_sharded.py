@@ -15,7 +15,7 @@ import torch
 
 from accelerate_cpp.comm.host_group import HostGroup
 from accelerate_cpp.comm.mesh import Mesh
-from accelerate_cpp.devices.memory import return_free_memory
+from accelerate_cpp.devices.host_memory import return_free_memory
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
@@ -23,7 +23,7 @@ from accelerate_cpp.parallel.compilation import interpreted
 from accelerate_cpp.parallel.sharded.first_values import FirstValues
 from accelerate_cpp.parallel.sharded.fully_sharded_units import units_in
 from accelerate_cpp.parallel.sharded.kept_buffers import keep_buffers
-from accelerate_cpp.parallel.sharded.local_steps import stepping_on_local_parts
+from accelerate_cpp.parallel.sharded.local_steps import has_mixtures, stepping_on_local_parts
 from accelerate_cpp.parallel.sharded.replaced_parameters import ReplacedParameters, places_of
 from accelerate_cpp.parallel.sharded.sharded_strategy import ShardedStrategy
 from accelerate_cpp.parallel.sharded.units import (
@@ -91,7 +91,8 @@ class FullyShardedStrategy(ShardedStrategy):
         return optimizer
 
     def _stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-        if self._device.type != "cpu":
+        # On accelerators torch steps on all parameters at once, but not on a mixture of those in shards and others.
+        if self._device.type != "cpu" and not has_mixtures(optimizer):
             return super()._stepping(optimizer)
         return stepping_on_local_parts(optimizer, num_own_hooks=2 if optimizer in self._hooked else 0)
 

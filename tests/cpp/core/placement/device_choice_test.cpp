@@ -43,10 +43,13 @@ TEST(DeviceChoice, TakesTheFirstAcceleratorThatIsThere) {
   EXPECT_EQ(choose_device(request), "xpu:0");
 }
 
-TEST(DeviceChoice, NamesAppleGpusWithoutAnIndex) {
+TEST(DeviceChoice, NamesNoIndexWhereTheRankDoesNotDecide) {
   DeviceRequest request;
-  request.accelerators = {{"mps", 1}};
+  request.accelerators = {{"mps", 1, false}};
   EXPECT_EQ(choose_device(request), "mps");
+  request.accelerators = {{"hpu", 2, false}};
+  request.local_rank = 5;
+  EXPECT_EQ(choose_device(request), "hpu");
 }
 
 TEST(DeviceChoice, IsTheCpuWhenTheUserAskedForIt) {
