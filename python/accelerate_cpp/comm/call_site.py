@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-# Code between the user's and ours: torch, other libraries, and the modules behind their decorators and context managers.
+# Code between the user's and ours: libraries, and the modules behind their decorators and context managers.
 _BETWEEN = frozenset(
     {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "keras", "tensorflow", "threading", "torch"}
     | {"typing_extensions", "warnings"}
@@ -16,6 +16,8 @@ _BETWEEN = frozenset(
 
 # Methods of this package that a program calls without knowing that they communicate: the operation says more.
 _UNNAMED = frozenset({"backward", "forward", "step"})
+# Modules whose operands are not torch's: there, too, the operation says more.
+_OF_FRAMEWORKS = ("accelerate_cpp.jax", "accelerate_cpp.keras", "accelerate_cpp.tensorflow")
 # What a program calls without a name.
 _SPOKEN = {"__iter__": "the next batch of a prepared loader"}
 _MOST_SHAPES = 3
@@ -56,13 +58,17 @@ def described(operand: Any) -> str:
     return type(operand).__name__
 
 
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
 def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return _module(frame).partition(".")[0]
 
 
 def _watches(frame: FrameType) -> bool:
     """Whether it belongs to ``accelerate-cpp check``, which puts functions of its own before those that are called."""
-    return str(frame.f_globals.get("__name__", "")).startswith("accelerate_cpp.check.")
+    return _module(frame).startswith("accelerate_cpp.check.")
 
 
 def _description(frame: FrameType) -> str:
@@ -70,7 +76,7 @@ def _description(frame: FrameType) -> str:
     code = frame.f_code
     if code.co_name in _SPOKEN:
         return _SPOKEN[code.co_name]
-    if code.co_name.startswith(("_", "<")) or code.co_name in _UNNAMED:
+    if code.co_name.startswith(("_", "<")) or code.co_name in _UNNAMED or _module(frame).startswith(_OF_FRAMEWORKS):
         return ""
     arguments = code.co_varnames[: code.co_argcount]
     operand = next((frame.f_locals.get(name) for name in arguments if name not in ("self", "cls")), None)

@@ -6,15 +6,17 @@ collectives of one graph are carried out in the same order on all ranks.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, TracebackType
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 import torch
 
-from accelerate_cpp.comm.call_site import call_site
 from accelerate_cpp.tensorflow.memory import to_tensorflow, to_torch
 
 HostFunction = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -37,30 +39,51 @@ def host_call(function: HostFunction, inputs: Sequence[Any], results: Sequence[A
     if tf.executing_eagerly():
         return [to_tensorflow(result) for result in function([to_torch(value) for value in inputs])]
 
-    def _from_graph(*values: Any) -> list[Any]:
-        try:
-            return [to_tensorflow(result) for result in function([to_torch(value) for value in values])]
-        except Exception as error:
-            _to_be_shown(error)
-            raise
-
-    called = _called_at(call_site().rpartition("\t")[2], _from_graph)
-    outputs = tf.py_function(called, list(inputs), [result.dtype for result in results])
+    call = _GraphCall(function)
+    outputs = tf.py_function(call, list(inputs), [result.dtype for result in results])
+    call.is_made_by(outputs[0].op if results else outputs)
     for output, result in zip(outputs if results else [], results, strict=True):
         output.set_shape(result.shape)
     return list(outputs) if results else []
 
 
-def _called_at(place: str, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """``function``, called from a frame at ``place``, ``file:line``: errors of collectives show the innermost one.
+_LIBRARIES = tuple(
+    f"{Path(spec.origin).parent}{os.sep}"
+    for spec in map(find_spec, ("accelerate_cpp", "tensorflow", "keras"))
+    if spec is not None and spec.origin is not None
+)
 
-    The thread that runs a graph has no frame of the program, so this stands for the one that made the graph.
-    """
-    file, _, line = place.rpartition(":")
-    if not file:
-        return function
-    call = compile("\n" * (int(line) - 1) + "function(*values)", file, "eval")
-    return lambda *values: cast(list[Any], eval(call, {"__name__": "", "function": function, "values": values}))
+
+class _GraphCall:
+    """``function`` as an operation of a graph calls it, in a thread of TensorFlow."""
+
+    def __init__(self, function: HostFunction) -> None:
+        self._function = function
+        self._code: CodeType | None = None
+
+    def is_made_by(self, operation: Any) -> None:
+        """Lets errors of collectives show where the program made ``operation``: they show the innermost frame.
+
+        The thread has no frame of the program, so each call gets one that says so. A traceback of TensorFlow knows the
+        lines of functions that it has rewritten.
+        """
+        made = [frame for frame in operation.traceback if not frame.filename.startswith(_LIBRARIES)]
+        if made:
+            file, line = made[-1].filename.removeprefix(os.getcwd() + os.sep), made[-1].lineno
+            self._code = compile("\n" * (line - 1) + "_call(values)", file, "eval")
+
+    def __call__(self, *values: Any) -> list[Any]:
+        if self._code is None:
+            return self._call(values)
+        results: list[Any] = eval(self._code, {"__name__": "", "_call": self._call, "values": values})
+        return results
+
+    def _call(self, values: Sequence[Any]) -> list[Any]:
+        try:
+            return [to_tensorflow(result) for result in self._function([to_torch(value) for value in values])]
+        except Exception as error:
+            _to_be_shown(error)
+            raise
 
 
 _last_error: Exception | None = None
