@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "torch_bridge/torch_versions.h"
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -33,7 +34,7 @@ cuda::Stream current_stream(const at::Device& device) {
     return nullptr;
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
-  return static_cast<cuda::Stream>(guard.getStream(device).native_handle());
+  return static_cast<cuda::Stream>(comm::native_handle(guard.getStream(device)));
 }
 
 void measure_by_aten(const at::Tensor& bucket, const std::vector<SlotSpan>& slots, const at::Tensor& rows) {

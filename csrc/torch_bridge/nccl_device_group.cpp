@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "torch_bridge/device_kernels.h"
 #include "torch_bridge/tensor_view.h"
+#include "torch_bridge/torch_versions.h"
 
 namespace accelerate_cpp::grad {
 namespace {
@@ -52,7 +53,7 @@ class NcclDeviceGroup : public std::enable_shared_from_this<NcclDeviceGroup> {
 
 CurrentStream current_stream_of_torch(const c10::Device& device) {
   return [guard = c10::impl::VirtualGuardImpl(device.type()), device] {
-    return static_cast<comm::CudaStream>(guard.getStream(device).native_handle());
+    return static_cast<comm::CudaStream>(comm::native_handle(guard.getStream(device)));
   };
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accelerate_cpp.errors import BuildMismatch
 
-OLDEST_TORCH = "2.11"  # the first one that the sources compile with
+OLDEST_TORCH = "2.9"  # the first one that the sources compile with
 
 
 def built_for() -> str | None:

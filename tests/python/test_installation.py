@@ -46,8 +46,8 @@ def test_another_minor_version_is_refused_with_both_commands(installed: str) -> 
         (None, "2.13.0", "accelerate_cpp was not built"),
         (None, None, "accelerate_cpp was not built"),
         ("2.13.0", None, 'finds no torch: run `pip install "torch==2.13.*"`'),
-        ("2.13.0", "2.10.2", "needs torch 2.11 or newer, but torch 2.10.2 is installed"),
-        ("2.13.0", "1.13.0", "needs torch 2.11 or newer, but torch 1.13.0 is installed"),
+        ("2.13.0", "2.8.2", "needs torch 2.9 or newer, but torch 2.8.2 is installed"),
+        ("2.13.0", "1.13.0", "needs torch 2.9 or newer, but torch 1.13.0 is installed"),
     ],
 )
 def test_other_obstacles_have_sentences_of_their_own(built: str | None, torch: str | None, words: str) -> None:
@@ -68,9 +68,9 @@ def test_the_torch_of_this_interpreter_is_known_as_it_knows_itself() -> None:
 
 def test_versions_are_compared_by_their_numbers() -> None:
     assert minor_of("2.130.1+cpu") == "2.130"
-    assert [version for version in ("1.13.0", "2.9.0", "2.11.0", "2.100.0", "3.0.0") if is_too_old(version)] == [
+    assert [version for version in ("1.13.0", "2.8.0", "2.9.0", "2.100.0", "3.0.0") if is_too_old(version)] == [
         "1.13.0",
-        "2.9.0",
+        "2.8.0",
     ]
 
 
@@ -105,7 +105,7 @@ def command(tmp_path: Path) -> Command:
     ("version", "words"),
     [
         ("2.99.0+cu150", "but torch 2.99.0+cu150 is installed: run `accelerate-cpp rebuild`"),
-        ("2.10.0", "needs torch 2.11 or newer, but torch 2.10.0 is installed"),
+        ("2.8.0", "needs torch 2.9 or newer, but torch 2.8.0 is installed"),
         (None, "finds no torch"),
     ],
     ids=["other", "old", "none"],
