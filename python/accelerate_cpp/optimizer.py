@@ -135,6 +135,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if not accumulation.sync_gradients:
             return None
         accumulation.weights.end_step(self.optimizer.param_groups)
+        if closure is not None and current.session is not None:
+            closure = current.session.strategy.recomputing(self.optimizer, closure)
         with self._stepping(closure):
             if self.scaler is None or not self.scaler.is_enabled():
                 result = self.optimizer.step(closure)

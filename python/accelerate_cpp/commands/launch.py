@@ -20,6 +20,7 @@ from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.installation import require_fitting_torch
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, remarks, resolve
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
+from accelerate_cpp.launch.plan.tpus import Pod
 from accelerate_cpp.launch.workers.executed import execute
 
 __getattr__ = lending("commands.launch")
@@ -93,6 +94,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--debug", action="store_true", help="check the shapes of collectives before running them")
     _add_machine_flags(parser)
+    _add_tpu_flags(parser)
     _add_compiler_flags(parser)
     _add_fp8_flags(parser)
     _add_sharding_flags(parser)
@@ -124,6 +126,38 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         "--rdzv_conf", metavar="OPTIONS", default="", help="its options, as key=value, separated by commas"
     )
     section.add_argument("--role", metavar="NAME", default="default", help="name of the workers in such a rendezvous")
+
+
+def _add_tpu_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("TPUs", "torch_xla starts the workers, and calls a function of the script.")
+    section.add_argument("--tpu", action="store_true", help="train on TPUs")
+    section.add_argument("--main_training_function", metavar="NAME", help="the function to call; default: main")
+    section.add_argument(
+        "--downcast_bf16", action="store_true", help="with bf16: store floats in bf16, and doubles as floats"
+    )
+    section.add_argument(
+        "--tpu_cluster",
+        action="store_true",
+        default=None,
+        dest="tpu_use_cluster",
+        help="start this launch on all machines of a pod, by gcloud",
+    )
+    section.add_argument(
+        "--no_tpu_cluster", action="store_false", dest="tpu_use_cluster", help="start it on this machine; the default"
+    )
+    section.add_argument("--tpu_name", metavar="NAME", help="name of the pod; default: that in the configuration file")
+    section.add_argument("--tpu_zone", metavar="ZONE", help="zone of the pod; default: that in the configuration file")
+    section.add_argument("--tpu_use_sudo", action="store_true", help="run the launches of the pod as root")
+    section.add_argument(
+        "--env",
+        action="append",
+        dest="tpu_env",
+        metavar="NAME=VALUE",
+        help="a variable for the machines of the pod; may be repeated",
+    )
+    section.add_argument(
+        "--vm", action="append", dest="tpu_vm", metavar="NAME", help="refused: gcloud knows the machines of a pod"
+    )
 
 
 def _add_compiler_flags(parser: argparse.ArgumentParser) -> None:
@@ -281,6 +315,10 @@ def launch_options(args: argparse.Namespace, **others: Any) -> LaunchOptions:
         InvalidArgument: it says something that does not work yet.
     """
     _refuse_unsupported(args)
+    if getattr(args, "tpu_vm", None):
+        raise InvalidArgument(
+            "--vm: the machines of a pod are those of its name; leave it out, and pass --tpu_name and --tpu_zone"
+        )
     said = vars(args)
     names = {field.name for field in fields(LaunchOptions)} & said.keys()
     fp8 = {name: said[f"fp8_{name}"] for name in FP8_FLAGS if said.get(f"fp8_{name}") not in (None, False)}
@@ -334,6 +372,8 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
         print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
     for remark in () if quiet else remarks(plan, options):
         print(f"accelerate-cpp launch: {remark}", file=sys.stderr)
+    if plan.tpus is not None and plan.tpus.pod is not None:
+        return _launch_on_pod(args, plan.tpus.pod, dry_run)
     if plan.mpirun is not None:
         return _launch_through_mpi(args, plan.mpirun, plan, dry_run)
     if dry_run:
@@ -341,6 +381,10 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
 
         print(render(plan))
         return 0
+    if plan.tpus is not None:
+        from accelerate_cpp.launch.fork.tpu import run_script_on_tpus
+
+        return run_script_on_tpus(plan, plan.tpus)
     if plan.deepspeed is not None:
         from accelerate_cpp.launch.workers.over_deepspeed import run_deepspeed
 
@@ -361,6 +405,19 @@ def _launch_through_mpi(args: argparse.Namespace, hostfile: Path, plan: LaunchPl
     if dry_run:
         print(shlex.join(command))
         return 0
+    os.execvp(command[0], command)
+
+
+def _launch_on_pod(args: argparse.Namespace, pod: Pod, dry_run: bool) -> int:
+    """Makes gcloud start this same launch on each machine of a pod."""
+    from accelerate_cpp.launch.workers.over_gcloud import launch_on_each, require_gcloud
+
+    flags, script = _given_flags(args)
+    command = launch_on_each(pod, flags, script)
+    if dry_run:
+        print(shlex.join(command))
+        return 0
+    require_gcloud("launch --tpu_cluster")
     os.execvp(command[0], command)
 
 

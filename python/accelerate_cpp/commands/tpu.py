@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,10 @@ from accelerate_cpp.commands.launch import run_command
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.workers.over_gcloud import on_all_machines, require_gcloud
 
 _FOLDER = "/usr/share"  # where the original also runs the commands
-_PACKAGES = {"latest": "accelerate -U", "dev": "git+https://github.com/huggingface/accelerate.git"}
+_PACKAGE = "accelerate-cpp"
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*[0-9A-Za-z.+-]*")
 
 
@@ -43,10 +43,10 @@ def tpu_command_parser(
     section.add_argument(
         "--install_accelerate",
         action="store_true",
-        help="first install Hugging Face's accelerate, which trains on TPUs; accelerate_cpp does not yet",
+        help="first install this package, which the machines have to compile for their torch",
     )
     section.add_argument(
-        "--accelerate_version", default="latest", metavar="VERSION", help="its version: a number, latest or dev"
+        "--accelerate_version", default="latest", metavar="VERSION", help="its version: a number or latest"
     )
     section.add_argument("--debug", action="store_true", help="print the gcloud command instead of running it")
     parser.set_defaults(func=tpu_command_launcher)
@@ -59,10 +59,7 @@ def tpu_command_launcher(args: argparse.Namespace) -> int:
     if args.debug:
         print(f"Running {shlex.join(command)}")
         return 0
-    if shutil.which(command[0]) is None:
-        raise InvalidArgument(
-            "tpu-config: there is no gcloud in PATH; install the Google Cloud CLI, or pass --debug to see the command"
-        )
+    require_gcloud("tpu-config")
     status = subprocess.run(command, check=False).returncode
     if status == 0:
         print("accelerate-cpp tpu-config: the pod is set up")
@@ -96,17 +93,15 @@ def gcloud_command(args: argparse.Namespace) -> list[str]:
         *([f"pip install {_package(args.accelerate_version)}"] if args.install_accelerate else []),
     ]
     text = "\n".join([*first, _content(script)]) if script else "; ".join([*first, *map(str, lines)])
-    alpha = ["alpha"] if args.use_alpha else []
-    ssh = ["gcloud", *alpha, "compute", "tpus", "tpu-vm", "ssh", str(name), "--zone", str(zone)]
-    return [*ssh, "--command", text, "--worker", "all"]
+    return on_all_machines(str(name), str(zone), text, args.use_alpha)
 
 
 def _package(version: str) -> str:
-    if version in _PACKAGES:
-        return _PACKAGES[version]
+    if version == "latest":
+        return f"{_PACKAGE} -U"
     if not _VERSION.fullmatch(version):
-        raise InvalidArgument(f"--accelerate_version {version!r}: expected a version such as 1.10.0, latest or dev")
-    return f"accelerate=={version}"
+        raise InvalidArgument(f"--accelerate_version {version!r}: expected a version such as 0.1.0, or latest")
+    return f"{_PACKAGE}=={version}"
 
 
 def _content(script: str) -> str:

@@ -68,6 +68,23 @@ def compile_precision(argument: object | None, environ: Mapping[str, str] | None
     return text
 
 
+def compile_downcast(precision: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether torch_xla is to store floats in bf16; if so, it is told by its own variable, which it reads at first use.
+
+    Raises:
+        InvalidArgument: the run is in another precision than bf16.
+    """
+    if not env_table.DOWNCAST_BF16.get(environ):
+        return False
+    if precision != "bf16":
+        raise InvalidArgument(
+            f"environment variable {env_table.DOWNCAST_BF16.name} (--downcast_bf16) is for mixed_precision='bf16', but "
+            f"the precision is {precision!r}; change one of them"
+        )
+    env_table.export({env_table.XLA_DOWNCAST_BF16: True})
+    return True
+
+
 _DYNAMO: Mapping[str, tuple[env_table.Variable[Any], Any]] = {
     "backend": (env_table.DYNAMO_BACKEND, "no"),
     "mode": (env_table.DYNAMO_MODE, "default"),

@@ -74,6 +74,7 @@ class SessionConfig:
         debug: compare the shapes of collectives over the ranks before running them.
         fork_launched: this process was forked by a notebook launcher.
         cpu_affinity: pin this process to its share of the cores of its host.
+        downcast_bf16: torch_xla stores floats in bf16, so that nothing is left to cast.
     """
 
     cpu: bool = False
@@ -93,6 +94,7 @@ class SessionConfig:
     debug: bool = False
     fork_launched: bool = False
     cpu_affinity: bool = False
+    downcast_bf16: bool = False
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -107,7 +109,8 @@ class SessionConfig:
     @property
     def casting_precision(self) -> str | None:
         """The precision to which this package casts; engines of DeepSpeed do that themselves, but for fp8."""
-        return "no" if self.uses_deepspeed and self.mixed_precision not in (None, "fp8") else self.mixed_precision
+        cast_elsewhere = self.uses_deepspeed or self.downcast_bf16
+        return "no" if cast_elsewhere and self.mixed_precision not in (None, "fp8") else self.mixed_precision
 
     @property
     def shards(self) -> bool:

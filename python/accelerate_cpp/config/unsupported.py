@@ -62,7 +62,6 @@ FUNCTIONS: tuple[Unsupported, ...] = (
         *("fsdp2_load_full_state_dict", "fsdp2_switch_optimizer_parameters", "compile_regions_fsdp2"),
     ),
     *_functions("a launch on Amazon SageMaker", "use prepare_multi_gpu_env", "prepare_sagemager_args_inputs"),
-    *_functions("a launch on TPUs", "use notebook_launcher, through torch_xla", "prepare_tpu"),
 )
 
 
@@ -75,8 +74,6 @@ _UNSET = "unset it, or choose plain data parallelism where it was set (launch fl
 
 SWITCHES: tuple[tuple[Variable[bool], Unsupported], ...] = (
     _switch("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed libraries", _UNSET),
-    _switch("ACCELERATE_IN_TPU_POD", "training on a TPU pod", _UNSET),
-    _switch("ACCELERATE_DOWNCAST_BF16", "bf16 arithmetic on TPUs", _UNSET),
 )
 
 

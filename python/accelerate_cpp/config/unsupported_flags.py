@@ -31,20 +31,6 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group(
-        "TPU",
-        "training on TPUs",
-        (
-            Flag("tpu", "train on TPUs", takes_value=False),
-            Flag("tpu_cluster", "use a pod of TPUs", takes_value=False),
-            Flag("no_tpu_cluster", "use no pod of TPUs", takes_value=False),
-            Flag("tpu_use_sudo", "run commands on the pod as root", takes_value=False),
-            Flag("vm", "a machine of the pod; may be repeated"),
-            Flag("env", "a variable for the machines of the pod; may be repeated"),
-            Flag("main_training_function", "function of the script that trains"),
-            Flag("downcast_bf16", "store doubles as floats, and floats as bf16", takes_value=False),
-        ),
-    ),
-    Group(
         "AWS",
         "starting jobs on SageMaker",
         (

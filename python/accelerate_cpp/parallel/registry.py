@@ -10,6 +10,9 @@ import torch
 
 from accelerate_cpp.comm.mesh import Mesh
 from accelerate_cpp.config.session_config import SessionConfig
+from accelerate_cpp.devices.table import kind_of
+from accelerate_cpp.devices.xla import XlaDevice
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.data_parallel_strategy import DataParallelStrategy
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.strategy import Strategy
@@ -72,6 +75,28 @@ def _deepspeed(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strat
     return DeepSpeedStrategy(device, config.deepspeed_plugins, mesh, config.sequences)
 
 
+def _xla(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
+    from accelerate_cpp.parallel.xla import spmd
+    from accelerate_cpp.parallel.xla.xla_strategy import XlaStrategy
+
+    kind, plugin = kind_of(device), _sharding(config)
+    assert isinstance(kind, XlaDevice)
+    split = [axis for axis in ("pp", "tp", "cp", "sp") if mesh.size(axis) > 1]
+    if split or config.uses_deepspeed or config.uses_megatron:
+        asked = ", ".join(f"{axis}_size" for axis in split) or ("DeepSpeed" if config.uses_deepspeed else "Megatron-LM")
+        raise InvalidArgument(
+            f"{asked} on {device}: models are not split over processes of torch_xla; use an fsdp_plugin with SPMD, or "
+            "train on CPUs or GPUs"
+        )
+    if plugin is not None and not spmd.is_on():
+        raise InvalidArgument(
+            f"fsdp_plugin on {device}: torch_xla shares out models over devices in SPMD mode (FSDPv2), which is off; "
+            "call torch_xla.runtime.use_spmd() at the start of the program, before anything is on a device, and start "
+            "one process. Or leave the plugin out, and wrap the model in torch_xla's XlaFullyShardedDataParallel"
+        )
+    return XlaStrategy(kind, mesh.world_size, plugin)
+
+
 STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] = {
     "single": lambda config, device, mesh: SingleStrategy(),
     "data_parallel": lambda config, device, mesh: DataParallelStrategy(device, config.ddp_kwargs),
@@ -80,6 +105,7 @@ STRATEGIES: dict[str, Callable[[SessionConfig, torch.device, Mesh], Strategy]] =
     "tensor_parallel": _tensor_parallel,
     "pipeline": _pipeline,
     "deepspeed": _deepspeed,
+    "xla": _xla,
 }
 
 
@@ -90,6 +116,8 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
         device: of this process.
         mesh: of all processes.
     """
+    if isinstance(kind_of(device), XlaDevice):
+        return STRATEGIES["xla"](config, device, mesh)
     if config.uses_deepspeed:
         return STRATEGIES["deepspeed"](config, device, mesh)
     for axis, name in (("pp", "pipeline"), ("tp", "tensor_parallel")):

@@ -85,6 +85,27 @@ class Strategy(ABC):
         """Surrounds a step of ``optimizer``, which computes no gradients meanwhile."""
         return nullcontext()
 
+    def recomputing(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """``closure``, which computes gradients again while ``optimizer`` steps, so that the step sees the averages."""
+        return closure
+
+    def prepare_to_clip(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Called before gradients of ``parameters`` are changed one by one; averages them where that is left to do."""
+        return
+
+    @property
+    def gradients_are_averaged(self) -> bool:
+        """Whether the averages of gradients that a step needs have been taken, where it would take them."""
+        return False
+
+    def input_sharding(self) -> Any:
+        """How torch_xla's loader shares out batches over the devices of this process; ``None`` elsewhere."""
+        return None
+
+    def to_host(self, state: Any) -> Any:
+        """Nested ``state`` of prepared objects, as it can be written into files."""
+        return state
+
     @property
     def steps_in_backward(self) -> bool:
         """Whether the backward pass that completes a step also takes it, as :meth:`backward_and_step` does."""

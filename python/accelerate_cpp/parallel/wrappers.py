@@ -20,7 +20,12 @@ def without_wrapper(module: torch.nn.Module) -> torch.nn.Module:
 
 def _kinds_of_libraries() -> list[type]:
     """Those of modules that take long to import; before that, nothing is inside one."""
-    places = (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("deepspeed.runtime.engine", "DeepSpeedEngine"))
+    places = (
+        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+        ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+        ("torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel", "XlaFullyShardedDataParallel"),
+        ("torch_xla.experimental.spmd_fully_sharded_data_parallel", "SpmdFullyShardedDataParallel"),
+    )
     loaded = ((sys.modules.get(module), name) for module, name in places)
     return [getattr(module, name) for module, name in loaded if module is not None and hasattr(module, name)]
 

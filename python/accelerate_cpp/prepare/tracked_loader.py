@@ -122,5 +122,5 @@ def _first_of(loader: TrackedLoader, rank: int, batch: Any) -> Any:
 def _who_has(has: bool) -> list[bool]:
     """What each rank says, by rank. Collective."""
     assert current.session is not None
-    (flags,) = all_gather([torch.tensor([int(has)], device=current.session.device)], "gather")
+    (flags,) = all_gather([torch.tensor([int(has)], device=current.session.collective_device)], "gather")
     return [bool(flag) for flag in flags.tolist()]

@@ -6,6 +6,7 @@ import copyreg
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.config.session_config import AccumulationConfig
 from accelerate_cpp.errors import InvalidArgument
@@ -169,12 +170,18 @@ class GradientState:
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """The value that was set last; initially ``False``.
+        """Whether gradients on devices of torch_xla have been averaged before the step that needs it, or the value that
+        was set last.
 
-        Only training on XLA devices sets it in the original; here gradients are synchronised by the end of the backward
-        pass, and nothing reads it.
+        Elsewhere they are averaged by the end of the backward pass. With ``ACCELERATE_USE_FSDP`` it is always ``True``,
+        as in the original.
         """
-        return bool(self._shared_state.get("_is_xla_gradients_synced", False))
+        averaged = current.session is not None and current.session.strategy.gradients_are_averaged
+        return (
+            averaged
+            or env_table.USE_FSDP.get()
+            or bool(self._shared_state.get("_is_xla_gradients_synced", False))
+        )
 
     @is_xla_gradients_synced.setter
     def is_xla_gradients_synced(self, is_synced: bool) -> None:

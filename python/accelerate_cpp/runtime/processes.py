@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.runtime.partition import part_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ class Processes:
 
     def wait_for_everyone(self) -> None:
         """Returns when every process has called it."""
+        kind = kind_of(self.device)
+        kind.sync()
         if not self.use_distributed:
+            return
+        if kind.init_method is not None:
+            dist.barrier()
             return
         dist.barrier(device_ids=None if self.device.index is None else [self.device.index])
 

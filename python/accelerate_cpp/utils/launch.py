@@ -23,7 +23,7 @@ from accelerate_cpp.launch.plan.environment import WorkerGroup, group_environmen
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve, resolve_group
 from accelerate_cpp.plugins.enums import DistributedType
-from accelerate_cpp.utils.not_yet import prepare_sagemager_args_inputs, prepare_tpu
+from accelerate_cpp.utils.not_yet import prepare_sagemager_args_inputs
 
 __all__ = [
     "PrepareForLaunch",
@@ -178,6 +178,29 @@ def _typed(text: str) -> Any:
     except ValueError:
         return text
     return int(number) if number.is_integer() else number
+
+
+def prepare_tpu(
+    args: argparse.Namespace, current_env: dict[str, str], pod: bool = False
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Adds the variables for workers on TPUs to ``current_env``.
+
+    Args:
+        args: what ``launch_command_parser()`` returned; ``mixed_precision``, ``downcast_bf16`` and ``debug`` are used.
+        pod: also sets ``args.vm`` and ``args.tpu``, the machines and the name of the pod.
+
+    Returns:
+        Both arguments.
+    """
+    told: dict[Any, Any] = {}
+    if args.mixed_precision == "bf16" and args.downcast_bf16:
+        told |= {env_table.DOWNCAST_BF16: True, env_table.XLA_DOWNCAST_BF16: True}
+    if args.debug:
+        told[env_table.DEBUG_MODE] = True
+    current_env.update(env_table.render(told))
+    if pod:
+        args.vm, args.tpu = args.tpu_vm, args.tpu_name
+    return args, current_env
 
 
 class PrepareForLaunch:

@@ -48,8 +48,3 @@ def compile_regions_fsdp2(module: torch.nn.Module, **compile_kwargs: Any) -> Any
 @refusing
 def prepare_sagemager_args_inputs(sagemaker_config: Any, args: argparse.Namespace) -> Any:
     """Not supported (``InvalidArgument``). In the original, it returns the arguments for a job on Amazon SageMaker."""
-
-
-@refusing
-def prepare_tpu(args: argparse.Namespace, current_env: dict[str, str], pod: bool = False) -> Any:
-    """Not supported (``InvalidArgument``). In the original, it returns the environment of a launch on TPUs."""

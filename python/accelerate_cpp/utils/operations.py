@@ -23,6 +23,7 @@ from accelerate_cpp.comm.topology import process_index as process_index
 from accelerate_cpp.comm.topology import world_size as world_size
 from accelerate_cpp.config import env_table
 from accelerate_cpp.devices import transfer
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.devices.tree import apply_to_all, rebuild_mapping
 from accelerate_cpp.devices.tree import find_batch_size as find_batch_size
 from accelerate_cpp.devices.tree import find_device as find_device
@@ -31,6 +32,7 @@ from accelerate_cpp.devices.tree import ignorant_find_batch_size as ignorant_fin
 from accelerate_cpp.devices.tree import is_namedtuple as is_namedtuple
 from accelerate_cpp.devices.tree import is_torch_tensor as is_torch_tensor
 from accelerate_cpp.devices.tree import recursively_apply as recursively_apply
+from accelerate_cpp.devices.xla import XlaDevice
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
 from accelerate_cpp.runtime import current
 
@@ -57,8 +59,13 @@ class TensorInformation:
 
 
 def collective_device() -> torch.device:
-    """The device of tensors in collectives: the session's device, or the CPU without a session."""
-    return torch.device("cpu") if current.session is None else current.session.device
+    """The device of tensors in collectives: as a rule the session's device; the CPU without a session."""
+    return torch.device("cpu") if current.session is None else current.session.collective_device
+
+
+def exchanged_on(device: torch.device) -> torch.device:
+    """Where tensors for ``device`` are while processes send them to each other: there, or on the CPU."""
+    return device if _own_collectives() is None else collective_device()
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
@@ -199,7 +206,24 @@ def gather(tensor: Any) -> Any:
     A 0-dim tensor counts as one of shape ``(1,)``. Shapes and dtypes must be the same on all ranks; the inputs are not
     changed. A leaf that is not a tensor raises ``TypeError``.
     """
-    return tensor if world_size() == 1 else apply_to_all(all_gather, tensor, "gather")
+    if world_size() == 1:
+        return tensor
+    kind = _own_collectives()
+    if kind is not None:
+        return recursively_apply(lambda leaf: _gathered(kind, leaf), tensor, error_on_other_type=True)
+    return apply_to_all(all_gather, tensor, "gather")
+
+
+def _own_collectives() -> XlaDevice | None:
+    """The devices of the run, if their package exchanges tensors on them by itself."""
+    kind = None if current.session is None else kind_of(current.session.device)
+    return kind if isinstance(kind, XlaDevice) else None
+
+
+def _gathered(kind: XlaDevice, leaf: torch.Tensor) -> torch.Tensor:
+    assert current.session is not None
+    there = leaf.reshape(1) if leaf.ndim == 0 else leaf
+    return kind.all_gather(there.to(current.session.device)).to(leaf.device)
 
 
 def gather_object(object: Any) -> Any:
@@ -215,7 +239,12 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     if world_size() == 1:
         return tensor
 
+    kind = _own_collectives()
+
     def broadcast_one(leaf: torch.Tensor) -> torch.Tensor:
+        if kind is not None and kind.has(leaf):
+            kind.broadcast_([leaf], from_process)
+            return leaf
         dense = leaf.detach().contiguous()
         dist.broadcast(dense, src=from_process)
         if dense.data_ptr() != leaf.data_ptr():
@@ -243,7 +272,8 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     owners = [rank for rank, information in enumerate(everyones) if information is not None]
     if len(owners) != 1:
         raise InvalidArgument(f"copy_tensor_to_devices: one rank must have a tensor; found one on ranks {owners}")
-    copied = initialize_tensors(everyones[owners[0]]).to(collective_device()) if tensor is None else tensor.clone()
+    here = torch.device("cpu") if current.session is None else current.session.device
+    copied = initialize_tensors(everyones[owners[0]]).to(here) if tensor is None else tensor.clone()
     received: torch.Tensor = broadcast(copied, from_process=owners[0])
     return received
 
@@ -259,12 +289,15 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise InvalidArgument(f"reduction={reduction!r}: expected 'mean', 'sum', 'max' or 'none'")
-    size = world_size()
+    size, kind = world_size(), _own_collectives()
 
     def reduce_one(leaf: torch.Tensor) -> torch.Tensor:
         reduced = leaf.detach().clone(memory_format=torch.contiguous_format) if size > 1 else leaf.clone()
         if size > 1:
-            dist.all_reduce(reduced, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
+            if kind is not None and kind.has(leaf):
+                kind.all_reduce_(reduced, "max" if reduction == "max" else "sum")
+            else:
+                dist.all_reduce(reduced, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
             if reduction == "mean":
                 reduced = reduced.div_(size) if reduced.is_floating_point() or reduced.is_complex() else reduced / size
         return reduced
@@ -287,7 +320,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     def pad_all(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         padded = [_has_dimension(leaf, dim) for leaf in leaves]
         lengths = [leaf.shape[dim] if pads else 0 for leaf, pads in zip(leaves, padded, strict=True)]
-        everyones = torch.tensor([lengths], dtype=torch.int64, device=leaves[0].device if leaves else None)
+        place = leaves[0].device if leaves and _own_collectives() is None else None
+        everyones = torch.tensor([lengths], dtype=torch.int64, device=place)
         longest = all_gather([everyones], "pad_across_processes")[0].amax(0).tolist()
         return [
             _pad(leaf, dim, length, pad_index, pad_first) if pads else leaf

@@ -20,6 +20,7 @@ from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.files import read_pickle, replacing
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
+from accelerate_cpp.devices.table import kind_of
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
 from accelerate_cpp.parallel.compilation import inside_compiler
 from accelerate_cpp.parallel.wrappers import without_wrapper
@@ -43,6 +44,8 @@ _OLDEST_LINUX = (5, 5)
 
 def wait_for_everyone() -> None:
     """Returns when every process has called it."""
+    if current.session is not None:
+        kind_of(current.session.device).sync()
     if world_size() > 1:
         dist.barrier()
 
@@ -89,6 +92,8 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     """
     if not saves_here(save_on_each_node):
         return
+    if current.session is not None:
+        obj = kind_of(current.session.device).to_host(obj)
     if not isinstance(f, str | os.PathLike):
         torch.save(obj, f)
         return

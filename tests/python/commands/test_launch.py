@@ -61,9 +61,9 @@ def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folde
     parser = launch.launch_command_parser()
     plain = parser.parse_args(["train.py"])
     assert (plain.use_fsdp, plain.fsdp_version, plain.zero_stage) == (False, "1", None)
-    args = parser.parse_args(["--tpu", "--zero_stage", "2", str(folder / "train.py")])
-    assert (args.tpu, args.zero_stage, args.use_fsdp) == (True, "2", False)
-    with pytest.raises(InvalidArgument, match="--tpu: training on TPUs does not work"):
+    args = parser.parse_args(["--aws_access_key_id", "key", "--zero_stage", "2", str(folder / "train.py")])
+    assert (args.aws_access_key_id, args.zero_stage, args.use_fsdp) == ("key", "2", False)
+    with pytest.raises(InvalidArgument, match="--aws_access_key_id: starting jobs on SageMaker"):
         launch.launch_command(args)
     with pytest.raises(InvalidArgument, match="--aws_access_key_id: starting jobs on SageMaker"):
         launch.launch_options(argparse.Namespace(aws_access_key_id="key"))
@@ -71,8 +71,8 @@ def test_flags_that_do_nothing_yet_can_be_read_and_are_refused_by_a_launch(folde
 
 
 def test_flags_that_do_nothing_yet_are_refused_before_other_machines_are_asked(folder: Path) -> None:
-    arguments = ["--hostfile", "absent", "--tpu", "train.py"]
-    assert "--tpu: training on TPUs" in _run(*arguments, cwd=folder).stderr
+    arguments = ["--hostfile", "absent", "--aws_access_key_id", "key", "train.py"]
+    assert "--aws_access_key_id: starting jobs on SageMaker" in _run(*arguments, cwd=folder).stderr
 
 
 def test_flags_of_split_models_have_the_originals_types() -> None:
@@ -108,7 +108,15 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--mpirun_hostfile", "hosts", "train.py"], "--mpirun_hostfile hosts: cannot be read"),
         (["--mixed_precision", "fp7", "train.py"], "'fp7'"),
         (["--main_process_port", "65536", "train.py"], "'65536'"),
-        (["--tpu", "train.py"], "--tpu: training on TPUs does not work"),
+        (["--tpu", "--cpu", "train.py"], "--cpu and --tpu exclude each other"),
+        (["--tpu", "--no_python", "ls"], "--no_python: on TPUs (--tpu) a function of a Python script is called"),
+        (["--tpu", "train.py"], "launch on TPUs (--tpu): torch_xla cannot be imported"),
+        (["--tpu", "--tpu_cluster", "train.py"], "--tpu_cluster: tpu_name is unknown: pass --tpu_name"),
+        (["--vm", "one", "train.py"], "--vm: the machines of a pod are those of its name"),
+        (
+            ["--tpu", "--tpu_cluster", "--tpu_name", "pod", "--tpu_zone", "z", "--env", "x", "train.py"],
+            "--env x: expected NAME=VALUE",
+        ),
         (["--use_megatron_lm", "--use_fsdp", "train.py"], "--use_fsdp and --use_megatron_lm exclude each other"),
         (["--megatron_lm_tp_degree", "two", "train.py"], "--megatron_lm_tp_degree: invalid int value: 'two'"),
         (

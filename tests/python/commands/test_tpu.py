@@ -76,12 +76,11 @@ def test_flags_win_over_the_script_of_the_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "package"),
     [
-        ((), "accelerate -U"),
-        (("--accelerate_version", "1.10.0"), "accelerate==1.10.0"),
-        (("--accelerate_version", "dev"), "git+https://github.com/huggingface/accelerate.git"),
+        ((), "accelerate-cpp -U"),
+        (("--accelerate_version", "0.1.0"), "accelerate-cpp==0.1.0"),
     ],
 )
-def test_accelerate_is_installed_first_if_asked_for(version: tuple[str, ...], package: str, folder: Path) -> None:
+def test_this_package_is_installed_first_if_asked_for(version: tuple[str, ...], package: str, folder: Path) -> None:
     (folder / "c.yaml").write_text(SETTINGS)
     run(folder, "--config_file", "c.yaml", "--command", "ls", "--install_accelerate", *version)
     assert called(folder)[8] == f"cd /usr/share; pip install {package}; ls"
@@ -118,7 +117,7 @@ def test_a_failure_of_gcloud_is_the_exit_status(folder: Path) -> None:
                 "--install_accelerate",
                 *("--accelerate_version", "1; rm"),
             ),
-            "expected a version such as 1.10.0, latest or dev",
+            "expected a version such as 0.1.0, or latest",
         ),
     ],
 )

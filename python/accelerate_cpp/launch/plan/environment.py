@@ -42,7 +42,7 @@ class WorkerGroup:
     ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
     cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``sharding`` says how models
     are sharded, if they are, and ``compiler`` how they are compiled while they are prepared; with ``alias``, scripts
-    that import ``accelerate`` get this package.
+    that import ``accelerate`` get this package; ``downcast_bf16`` is for torch_xla.
     """
 
     num_processes: int
@@ -61,6 +61,7 @@ class WorkerGroup:
     compiler: Mapping[Variable[Any], Any] = field(default_factory=dict)
     launchers: Launchers = ALONE
     alias: bool = False
+    downcast_bf16: bool = False
 
     @property
     def world_size(self) -> int:
@@ -144,6 +145,7 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         env_table.GRADIENT_ACCUMULATION_STEPS: group.gradient_accumulation_steps,
         env_table.DEBUG_MODE: True if group.debug else None,
         env_table.ALIAS: True if group.alias else None,
+        env_table.DOWNCAST_BF16: True if group.downcast_bf16 else None,
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,

@@ -36,6 +36,7 @@ from accelerate_cpp.launch.plan.settings import (
     resolved,
     sharding,
 )
+from accelerate_cpp.launch.plan.tpus import TpuLaunch, remarks_on_tpus, tpu_launch
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.streams import Logs, parse_tee
 
@@ -72,6 +73,14 @@ class LaunchOptions:
     training_script_args: tuple[str, ...] = ()
     cpu: bool = False
     multi_gpu: bool = False
+    tpu: bool = False
+    tpu_use_cluster: bool | None = None
+    tpu_use_sudo: bool = False
+    tpu_name: str | None = None
+    tpu_zone: str | None = None
+    tpu_env: list[str] | None = None
+    main_training_function: str | None = None
+    downcast_bf16: bool = False
     num_processes: int | None = None
     num_machines: int | None = None
     machine_rank: int | None = None
@@ -128,6 +137,7 @@ class LaunchPlan:
         deepspeed: DeepSpeed's launcher, if it starts the workers instead of this one, by ``deepspeed_command``.
         ends_with_stdin: whether the run ends when standard input ends, which the workers then do not get.
         monitor: whether the progress of the workers is shown.
+        tpus: how torch_xla starts the workers, on TPUs.
     """
 
     command: tuple[str, ...]
@@ -142,6 +152,7 @@ class LaunchPlan:
     deepspeed_command: tuple[str, ...] = ()
     ends_with_stdin: bool = False
     monitor: bool = False
+    tpus: TpuLaunch | None = None
 
 
 def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> LaunchPlan:
@@ -152,6 +163,7 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     group, settings = resolve_group(options, environ)
     if group.trains_through_deepspeed:
         _require_deepspeed(options, os.environ if environ is None else environ)
+    tpus = tpu_launch(options, settings, group)
     logs = _logs(options, group.num_processes)
     report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
     theirs = deepspeed_launcher(settings) if group.trains_through_deepspeed else None
@@ -174,6 +186,7 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         deepspeed_command=() if theirs is None else _deepspeed_command(theirs, group, options, command),
         ends_with_stdin=options.ends_with_stdin,
         monitor=options.monitor,
+        tpus=tpus,
     )
 
 
@@ -241,13 +254,14 @@ def resolve_group(
 ) -> tuple[WorkerGroup, dict[str, Setting]]:
     """The settings of the workers of a launch, whatever they run, and their sources."""
     environ = os.environ if environ is None else environ
-    if options.cpu and options.multi_gpu:
-        raise InvalidArgument("--cpu and --multi_gpu exclude each other: pass one of them")
+    given = [f"--{name}" for name in ("cpu", "multi_gpu", "tpu") if getattr(options, name)]
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)} exclude each other: pass one of them")
     file = config_file.find(options.config_file, environ)
     settings = resolved(options, environ, file)
     said = {name: setting.value for name, setting in settings.items()}
     # A flag takes precedence over the file.
-    cpu = said["cpu"] and not options.multi_gpu
+    cpu = said["cpu"] and not (options.multi_gpu or options.tpu)
     gpu_ids = _gpu_ids(said["gpu_ids"], cpu)
     visible = environ if gpu_ids is None else {**environ, "CUDA_VISIBLE_DEVICES": gpu_ids}
     sharded = sharding(environ, file, options.sharding, settings)
@@ -271,6 +285,7 @@ def resolve_group(
         compiler=compiler(settings),
         launchers=launchers,
         alias=options.alias,
+        downcast_bf16=said["downcast_bf16"],
     )
     effective = {
         "cpu": cpu,
@@ -412,6 +427,9 @@ def remarks(plan: LaunchPlan, options: LaunchOptions) -> Iterator[str]:
         if flag.startswith("--") and name in _ONLY_OF_LAUNCHES and not _is_named_in(Path(script), name):
             yield f"{flag} stands after {script}, so the script gets it; if the launch is meant, put it before {script}"
     yield from _remarks_on_deepspeed(plan, options)
+    yield from remarks_on_tpus(plan.tpus, options)
+    if plan.tpus is not None:
+        return
     workers, cores = plan.group.num_processes, host_resources.usable_cores()
     if workers > cores and not plan.settings["enable_cpu_affinity"].value:  # which has a sentence of its own
         yield f"{workers} processes share {cores} core{'s' * (cores > 1)}: each is slower than it would be alone"

@@ -53,9 +53,13 @@ def _trains_on_gpus(given: Mapping[str, Any]) -> bool:
     return bool(given["distributed_type"] == "MULTI_GPU")
 
 
+def _trains_on_tpus(given: Mapping[str, Any]) -> bool:
+    return bool(given["distributed_type"] == "XLA")
+
+
 def _number_of_processes(given: Mapping[str, Any]) -> int | None:
     number = given.get("num_processes")
-    if number is None and given["distributed_type"] != "NO":
+    if number is None and given["distributed_type"] not in ("NO", "XLA"):
         number = -1
     return 1 if number is None else number
 
@@ -81,6 +85,14 @@ def _compiler(name: str) -> Callable[[Mapping[str, Any]], Any]:
 ROWS: tuple[Row, ...] = (
     Row("cpu", env_table.USE_CPU, _trains_on_cpu, default=False),
     Row("multi_gpu", None, _trains_on_gpus, default=False),
+    Row("tpu", None, _trains_on_tpus, default=False),
+    Row("tpu_use_cluster", None, "tpu_use_cluster", default=False),
+    Row("tpu_use_sudo", None, "tpu_use_sudo", default=False),
+    Row("tpu_name", None, "tpu_name"),
+    Row("tpu_zone", None, "tpu_zone"),
+    Row("tpu_env", None, "tpu_env"),
+    Row("main_training_function", None, "main_training_function", default="main"),
+    Row("downcast_bf16", env_table.DOWNCAST_BF16, "downcast_bf16", default=False),
     Row("num_processes", None, _number_of_processes),
     Row("num_machines", None, "num_machines", default=1),
     Row("machine_rank", None, "machine_rank", default=0),
@@ -175,7 +187,7 @@ FP8_FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what each means, and
 }
 _FP8_OVERRIDES = (env_table.FP8_OVERRIDE_FPROP, env_table.FP8_OVERRIDE_DGRAD, env_table.FP8_OVERRIDE_WGRAD)
 _KINDS = (FSDP, DEEPSPEED, MEGATRON)
-_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
 def _refuse_what_does_not_work(file: ConfigFile) -> None:
@@ -190,10 +202,9 @@ def _refuse_what_does_not_work(file: ConfigFile) -> None:
         if name not in known_names and f"dynamo_{name}" not in known_names:
             raise unknown_key(f"{file.path}: dynamo_config", name, known_names)
     if kind not in _TYPES:
-        devices = "TPUs" if kind == "XLA" else f"devices of {kind}"
         raise InvalidArgument(
-            f"{file.path}: distributed_type: {kind}: training on {devices} does not work in accelerate_cpp yet; use "
-            f"another file with --config_file, in which distributed_type is one of {', '.join(_TYPES)}"
+            f"{file.path}: distributed_type: {kind}: training on devices of {kind} does not work in accelerate_cpp "
+            f"yet; use another file with --config_file, in which distributed_type is one of {', '.join(_TYPES)}"
         )
 
 

@@ -63,7 +63,7 @@ def test_a_file_says_as_the_original_understands_it(given: dict[str, Any], name:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"distributed_type": "XLA"}, "distributed_type: XLA: training on TPUs"),
+        ({"distributed_type": "MULTI_MUSA"}, "distributed_type: MULTI_MUSA: training on devices of MULTI_MUSA"),
         ({"distributed_type": "MULTI_NPU"}, "distributed_type: MULTI_NPU: training on devices of MULTI_NPU"),
     ],
 )
