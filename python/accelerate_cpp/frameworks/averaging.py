@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.frameworks.collectives import check_operation
+from accelerate_cpp.frameworks.collectives import all_gather, check_operation
 from accelerate_cpp.frameworks.processes import processes
 from accelerate_cpp.shared_memory import shared_empty
 
@@ -26,35 +26,37 @@ def average(
 
     Args:
         tensors: of floating-point dtypes, on the CPU, in any mixture of dtypes; ``None`` where this rank has none.
-        zeros: gives zeros for tensor number ``i``, which this rank lacks and another has. Without it, that is refused.
+        zeros: gives zeros for tensor number ``i``, which this rank lacks and another has; on all ranks or on none.
 
     Raises:
-        InvalidArgument: a tensor of integers; or, on the ranks that lack it, a tensor that only some ranks have,
-            without ``zeros``.
+        InvalidArgument: a tensor of integers; or, without ``zeros`` and on all ranks, a tensor that only some have.
         MismatchedCollective: the ranks pass different tensors.
     """
     check_operation("mean", [tensor.dtype for tensor in tensors if tensor is not None])
     given = [None if tensor is None else tensor.detach().contiguous() for tensor in tensors]
     if processes().world_size == 1:
         return [None if tensor is None else tensor.clone() for tensor in given]
-    everywhere = _held_somewhere(given)
-    for index, held in enumerate(everywhere):
-        if held and given[index] is None:
-            if zeros is None:
-                raise InvalidArgument(
-                    f"average: tensor {index} is missing on rank {processes().rank} and given on another; pass zeros "
-                    "for what this rank did not use"
-                )
+    for index, holders in enumerate(_holders(given)):
+        if not holders.any() or holders.all():
+            continue
+        if zeros is None:
+            lacking = int((~holders).nonzero()[0])
+            raise InvalidArgument(
+                f"average: tensor {index} is missing on rank {lacking} and given on another; pass zeros for what a "
+                "rank has not used"
+            )
+        if given[index] is None:
             given[index] = zeros(index).contiguous()
     present = [tensor for tensor in given if tensor is not None]
     averaged = iter(_averaged(present))
     return [None if tensor is None else next(averaged) for tensor in given]
 
 
-def _held_somewhere(tensors: Sequence[torch.Tensor | None]) -> list[bool]:
-    flags = torch.tensor([tensor is not None for tensor in tensors], dtype=torch.uint8)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return [bool(flag) for flag in flags.tolist()]
+def _holders(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Which ranks have a tensor: bool of shape ``(tensors, world_size)``. A collective."""
+    own = torch.tensor([tensor is not None for tensor in tensors], dtype=torch.bool)
+    (flags,) = all_gather([own])
+    return flags.t()
 
 
 def _averaged(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

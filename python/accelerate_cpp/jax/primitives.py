@@ -10,7 +10,9 @@ differentiate, so that each collective has a collective as its transpose.
 
 from __future__ import annotations
 
+import atexit
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -85,7 +87,7 @@ def register_targets() -> None:
     """Tells XLA the custom calls of the C++ module.
 
     Raises:
-        MissingLibrary: it was built where jaxlib was not installed.
+        MissingLibrary: it was built where jaxlib was not installed, or was newer.
     """
     handlers = _native.xla_handlers()
     if not handlers:
@@ -94,7 +96,20 @@ def register_targets() -> None:
             "`accelerate-cpp rebuild --force` here"
         )
     for name, handler in handlers.items():
-        jax.ffi.register_ffi_target(_target(name), handler, platform="cpu")
+        try:
+            jax.ffi.register_ffi_target(_target(name), handler, platform="cpu")
+        except RuntimeError as error:
+            raise MissingLibrary(
+                f"accelerate_cpp.jax: jax {jax.__version__} does not take the custom calls of the C++ module, which "
+                "was built for another jaxlib, or for a newer one: run `accelerate-cpp rebuild --force` here"
+            ) from error
+    atexit.register(_wait_at_exit)
+
+
+def _wait_at_exit() -> None:
+    """A program that ends well may leave collectives under way, which the other ranks need."""
+    if getattr(sys, "last_value", None) is None:
+        wait_for_programs()
 
 
 def _target(name: str) -> str:

@@ -22,6 +22,8 @@ _CONSEQUENCES = tuple(
 )
 # The messages of torch's own backends and its store in that case, without a name.
 _CLOSED_CONNECTION = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): .*(by (remote )?peer|Broken pipe)")
+# A collective inside a program of JAX, which passes on its error as text.
+_INSIDE_JAX = re.compile(r"^jax\S*RuntimeError: \w+: (PeerLost|Timeout|MismatchedCollective): ")
 _RANK = re.compile(r"\brank (\d+)")
 # What torch.distributed puts before each line of an uncaught exception.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
@@ -166,6 +168,6 @@ def blamed_by(error: str) -> tuple[int, ...] | None:
 
     Empty for an error that only says that another rank is the cause. The rank that raised it may be among them.
     """
-    if error.startswith(_CONSEQUENCES):
+    if error.startswith(_CONSEQUENCES) or _INSIDE_JAX.match(error):
         return tuple(map(int, _RANK.findall(error)))
     return () if _CLOSED_CONNECTION.match(error) else None

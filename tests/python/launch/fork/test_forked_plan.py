@@ -95,6 +95,13 @@ def test_initialised_gpu_is_an_obstacle_unless_only_the_cpu_is_used(
     assert "process, by `x.cuda()` (Cell In[2], line 1), and a fork" in str(obstacle_to_forks(cpu=False))
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_a_library_whose_threads_run_is_an_obstacle(cpu: bool, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    monkeypatch.setattr(forked_plan, "started_library", lambda: "JAX")
+    assert str(obstacle_to_forks(cpu=cpu)).startswith("JAX has started its threads in this process")
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_process_group_of_one_is_an_obstacle_and_a_larger_one_is_refused(
     size: int, machine: Any, monkeypatch: pytest.MonkeyPatch

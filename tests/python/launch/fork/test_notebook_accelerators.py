@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.launch.fork import notebook_accelerators as accelerators
-from accelerate_cpp.launch.fork.notebook_accelerators import gpu_count, has_tpu, initialised
+from accelerate_cpp.launch.fork.notebook_accelerators import (
+    gpu_count,
+    has_tpu,
+    initialised,
+    started_library,
+)
 from accelerate_cpp.launch.plan import host_resources
 
 
@@ -96,3 +101,26 @@ def test_open_nodes_tell_what_other_libraries_have_initialised(
 
 def test_nothing_is_initialised_here() -> None:
     assert initialised() is None
+
+
+@pytest.mark.parametrize(
+    ("module", "idle", "used", "library"),
+    [
+        ("jax._src.xla_bridge", {"_backends": {}}, {"_backends": {"cpu": object()}}, "JAX"),
+        (
+            "tensorflow.python.eager.context",
+            {"_context": SimpleNamespace(_context_handle=None)},
+            {"_context": SimpleNamespace(_context_handle=object())},
+            "TensorFlow",
+        ),
+        ("tensorflow.python.eager.context", {"_context": None}, {}, None),
+    ],
+)
+def test_a_library_counts_once_it_has_started_not_when_it_is_imported(
+    module: str, idle: dict[str, Any], used: dict[str, Any], library: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert started_library() is None
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**idle))  # type: ignore[arg-type]
+    assert started_library() is None
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**used))  # type: ignore[arg-type]
+    assert started_library() == library
