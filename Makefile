@@ -23,7 +23,7 @@ SPHINX := $(BIN)/python -m sphinx -c docs -b html -d out/doctrees --fail-on-warn
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help env build demo test test-full ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean
+.PHONY: help env build demo test test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -75,6 +75,25 @@ pytest: $(VENV)/.built-with-tests
 
 test: ctest pytest ## run the GoogleTests and the Python tests
 
+# TensorFlow has an environment of its own, which sees the packages of the other one: requirements/tensorflow.txt says why.
+$(VENV)-tensorflow/.created: $(VENV)/.requirements requirements/tensorflow.txt
+	@echo "==> installing TensorFlow (about 1 minute, 1.5 GB)"
+	@$(BIN)/python -m venv --without-pip $(VENV)-tensorflow
+	@$(BIN)/python -c "$$SEE_PACKAGES"
+	@$(BIN)/python -m pip --python $(VENV)-tensorflow/bin/python install --quiet --no-compile -r requirements/tensorflow.txt
+	@touch $@
+
+define SEE_PACKAGES
+import pathlib, sysconfig
+own = sysconfig.get_path("purelib")
+other = pathlib.Path(own.replace("/$(VENV)/", "/$(VENV)-tensorflow/"))
+(other / "packages.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+endef
+export SEE_PACKAGES
+
+test-tensorflow: build $(VENV)-tensorflow/.created ## run the tests of TensorFlow, and of Keras with all backends
+	$(VENV)-tensorflow/bin/python -m pytest tests/distributed/test_tensorflow.py tests/distributed/test_keras.py $(PYTEST_ARGS)
+
 tsan asan: $(VENV)/.requirements
 	@.ci/system-packages $(PYTHON) tests
 	$(BIN)/cmake --preset $@
@@ -86,6 +105,7 @@ test-full: test ## make test, the long tests, and the core under the thread and 
 	$(PIP_INSTALL) -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
 	$(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
+	$(MAKE) test-tensorflow
 	$(MAKE) tsan
 	$(MAKE) asan
 

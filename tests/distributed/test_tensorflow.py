@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,9 @@ from processes import run_processes
 # Never imported here: it would stay in the process of all tests.
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2"]
+ENVIRONMENT = {**os.environ, **ranks.QUIET}
 CHECKS = [
     "collectives_give_what_those_of_torch_give",
     "gradients_are_those_of_the_functional_collectives_of_torch",
@@ -64,6 +69,32 @@ def test_examples_of_the_docstrings_run() -> None:
     assert wrong == []
 
 
+def test_code_of_the_page_prints_what_the_page_shows() -> None:
+    page = EXAMPLES.parent / "docs/tensorflow.md"
+    (wrong,) = run_processes(ranks.wrong_blocks, 1, str(page), environment=ranks.QUIET)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["tensorflow_digits", "keras_digits"])
+def test_the_example_learns_as_its_twin_without_this_package(name: str, tmp_path: Path) -> None:
+    plain, ours = EXAMPLES / f"{name}_plain.py", EXAMPLES / f"{name}.py"
+    runs = {}
+    for number, command in enumerate(([sys.executable, plain], [*LAUNCH, ours])):
+        metrics = tmp_path / f"{number}.json"
+        epochs = ["--epochs", "2", "--metrics", metrics]
+        done = subprocess.run([*map(str, [*command, *epochs])], capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("epoch 1:") == 1
+        runs[number] = json.loads(metrics.read_text())
+    assert [row["loss"] for row in runs[1]] == pytest.approx([row["loss"] for row in runs[0]], rel=1e-5)
+    assert runs[1][-1]["accuracy"] > 0.85
+    changed = [
+        line for line in difflib.ndiff(*(path.read_text().splitlines() for path in (plain, ours))) if line[:2] == "+ "
+    ]
+    code = [line for line in changed if "on any number" not in line and "help=" not in line and line.strip("+ ")]
+    assert len(code) <= 6, code
+
+
 LOSES_A_RANK = """\
 import os, signal
 import tensorflow as tf
@@ -88,9 +119,7 @@ steps(tf.constant(1.0))
 def test_a_killed_rank_is_named_while_the_others_are_in_a_graph(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOSES_A_RANK)
-    command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2", str(script)]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **ranks.QUIET})
+    done = subprocess.run([*LAUNCH, str(script)], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 137, done.stderr
     assert "failed first: killed by SIGKILL (signal 9)" in done.stderr
     assert "rank 0: accelerate_cpp.errors.PeerLost: all_reduce" in done.stderr
