@@ -23,7 +23,10 @@ SPHINX := $(BIN)/python -m sphinx -c docs -b html -d out/doctrees --fail-on-warn
 WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help env build demo test test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean
+XLA_VENV := .venv-xla
+XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
+
+.PHONY: help env build demo test test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -108,6 +111,21 @@ test-full: test ## make test, the long tests, and the core under the thread and 
 	$(MAKE) test-tensorflow
 	$(MAKE) tsan
 	$(MAKE) asan
+
+$(XLA_VENV)/.requirements: requirements/xla.txt requirements/runtime.txt requirements/build.txt
+	@.ci/system-packages $(PYTHON)
+	@echo "==> creating $(XLA_VENV) with torch 2.9 and torch_xla (some minutes, 7 GB)"
+	@$(PYTHON) -m venv $(XLA_VENV)
+	@$(XLA_PIP) -r requirements/xla.txt
+	@touch $@
+
+$(XLA_VENV)/.built: $(XLA_VENV)/.requirements $(BUILD_INPUTS)
+	@echo "==> compiling the C++ core for torch 2.9 (about 3 minutes on 2 cores)"
+	@PATH="$(CURDIR)/$(XLA_VENV)/bin:$$PATH" $(XLA_PIP) --no-build-isolation --no-deps --config-settings=build-dir=build/xla --editable .
+	@touch $@
+
+test-xla: $(XLA_VENV)/.built ## train through torch_xla on CPUs, in an environment of its own
+	$(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS)
 
 lint: $(VENV)/.requirements ## check style, types and the direction of imports
 	$(BIN)/ruff check .

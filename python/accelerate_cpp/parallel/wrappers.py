@@ -24,6 +24,7 @@ def _kinds_of_libraries() -> list[type]:
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
         ("deepspeed.runtime.engine", "DeepSpeedEngine"),
         ("torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel", "XlaFullyShardedDataParallel"),
+        ("torch_xla.distributed.fsdp.xla_flatten_params_wrapper", "XlaFlattenParamsWrapper"),
         ("torch_xla.experimental.spmd_fully_sharded_data_parallel", "SpmdFullyShardedDataParallel"),
     )
     loaded = ((sys.modules.get(module), name) for module, name in places)

@@ -26,7 +26,8 @@ def is_on() -> bool:
 
 
 def mesh() -> Any:
-    """torch_xla's global mesh. If there is none, one of all devices along the axis ``"fsdp"``, which becomes it.
+    """torch_xla's global mesh, without axes of one device beside ``"fsdp"``. If the program has made none, all devices
+    are along that axis, and the mesh is the one that transformers makes, too.
 
     Raises:
         InvalidArgument: the program has made a mesh without that axis.
@@ -42,6 +43,10 @@ def mesh() -> Any:
             f"fsdp_plugin: the global mesh of torch_xla has the axes {', '.join(found.axis_names)}, but none called "
             f"{AXIS!r}, over which parameters and batches are shared out; name one so, or set no mesh"
         )
+    sizes = dict(zip(found.axis_names, found.mesh_shape, strict=True))
+    if all(size == 1 for name, size in sizes.items() if name != AXIS):
+        # Of a tensor with fewer dimensions than the mesh, torch_xla does not find the parts for each device.
+        return sharding.Mesh(found.device_ids, (sizes[AXIS],), (AXIS,))
     return found
 
 
@@ -90,11 +95,11 @@ class RowsOfBatches:
         self._mesh = whole
 
     def can_apply(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` has rows."""
-        return tensor.ndim > 0
+        """Whether ``tensor`` has rows, and no fewer dimensions than the mesh."""
+        return tensor.ndim >= max(1, len(self._mesh.axis_names))
 
     def xla_spec(self, tensor: torch.Tensor) -> Any:
-        """torch_xla's own specification for ``tensor``; ``None`` for one without rows, which all devices get."""
+        """torch_xla's own specification for ``tensor``; ``None`` for one that all devices get as a whole."""
         if not self.can_apply(tensor):
             return None
         sharding = xla_module("distributed.spmd")
