@@ -10,6 +10,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from accelerate_cpp._native import known_device_statistics
+from accelerate_cpp.devices.shards import is_sharded_tensor
 
 
 class DeviceGradScaler(torch.amp.GradScaler):
@@ -18,7 +19,7 @@ class DeviceGradScaler(torch.amp.GradScaler):
     Measurements stay on the device and are used until the gradient may have been changed: whether it is finite, for
     fused optimizers, which un-scale by themselves; and the sums of its squares, for clipping, which can multiply by the
     inverse scale while it clips. The host waits for the device where torch's scaler does, and nowhere else. Every other
-    gradient is torch's to un-scale and check.
+    gradient is torch's to un-scale and check; those in shards apart from plain ones, which torch does not take at once.
 
     Args:
         device: the type of the device of the losses, such as ``"cuda"``.
@@ -67,8 +68,11 @@ class DeviceGradScaler(torch.amp.GradScaler):
                 known.setdefault(parameter.device, []).append((id(parameter), row))
             else:
                 others.append(parameter)
-        rest: Any = SimpleNamespace(param_groups=[{"params": others}])
-        found = super()._unscale_grads_(rest, inv_scale, found_inf, allow_fp16)
+        found: dict[torch.device, torch.Tensor] = {}
+        for alike in _without_mixtures(others):
+            rest: Any = SimpleNamespace(param_groups=[{"params": alike}])
+            for device, overflow in super()._unscale_grads_(rest, inv_scale, found_inf, allow_fp16).items():
+                found[device] = torch.maximum(found[device], overflow) if device in found else overflow
         for device, rows in known.items():
             table = torch.stack([row for _, row in rows])
             overflow = (table[:, 1].sum() > 0).to(torch.float32)
@@ -79,3 +83,11 @@ class DeviceGradScaler(torch.amp.GradScaler):
     def _note(self, rows: Iterable[tuple[int, Any]], table: torch.Tensor, inv_scale: torch.Tensor) -> None:
         for (key, _), squares in zip(rows, table[:, 0].unbind(), strict=True):
             self._measured[key] = (squares, inv_scale)
+
+
+def _without_mixtures(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those with plain gradients, and those whose gradients are in shards: torch's operation takes no mixture."""
+    kinds: dict[bool, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        kinds.setdefault(is_sharded_tensor(parameter.grad), []).append(parameter)
+    return list(kinds.values())

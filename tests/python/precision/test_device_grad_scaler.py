@@ -135,3 +135,29 @@ def test_one_that_is_not_enabled_does_nothing() -> None:
     assert scaler.is_unscaled(optimizer)
     assert scaler.unscale_but(optimizer, frozenset()) == {}
     assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [None, "in shards", "plain"])
+def test_gradients_in_shards_and_plain_ones_are_unscaled_in_one_step(bad: str | None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    split = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    plain = torch.nn.Parameter(torch.ones(2))
+    own = torch.optim.SGD([split, plain], lr=1.0, foreach=False)
+    expected = [torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(2))]
+    theirs = torch.optim.SGD(expected, lr=1.0)
+    for scaler, optimizer, weights in (
+        (DeviceGradScaler("cpu", init_scale=8.0), own, [split, plain]),
+        (torch.amp.GradScaler("cpu", init_scale=8.0), theirs, expected),
+    ):
+        factors = [math.inf if bad == name else 3.0 for name in ("in shards", "plain")]
+        for weight, factor in zip(weights, factors, strict=True):
+            scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (8.0 if bad is None else 4.0)
+    assert torch.equal(split.full_tensor(), expected[0])  # type: ignore[attr-defined]
+    assert torch.equal(plain, expected[1])

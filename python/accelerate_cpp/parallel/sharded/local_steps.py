@@ -71,6 +71,11 @@ def stepping_on_local_parts(optimizer: torch.optim.Optimizer, num_own_hooks: int
         state.update(local_state)
 
 
+def has_mixtures(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether some group of ``optimizer`` has parameters in shards beside others."""
+    return any(len({is_sharded_tensor(one) for one in group["params"]}) > 1 for group in optimizer.param_groups)
+
+
 def _num_hooks(optimizer: Any) -> int:
     """Around steps, of this optimizer or of all."""
     return sum(
