@@ -21,12 +21,16 @@ def _is_ours(gradient: torch.Tensor) -> bool:
 
 
 def _multiply_by_tensor(gradients: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiplies by a factor that the host does not know. For narrow dtypes it is a float32, not rounded to them."""
+    """Multiplies by a factor that the host does not know.
+
+    For narrow dtypes it is a float32, not rounded to them; but for bf16 on accelerators, where torch has no such
+    operation, it is rounded as in ``torch.nn.utils.clip_grad_norm_``.
+    """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients:
         by_dtype.setdefault(gradient.dtype, []).append(gradient)
     for dtype, group in by_dtype.items():
-        if dtype in _NARROW:
+        if dtype in _NARROW and (dtype is not torch.bfloat16 or factor.device.type == "cpu"):
             ignored = torch.zeros((), dtype=torch.float32, device=factor.device)
             torch._amp_foreach_non_finite_check_and_unscale_(group, ignored, factor.to(torch.float32))
         else:
