@@ -119,7 +119,7 @@ def test_options_reach_the_compiler_as_they_are_when_a_model_is_prepared(monkeyp
     accelerator.state.dynamo_plugin.mode = "max-autotune"
     accelerator.prepare(torch.nn.Linear(1, 1))
     for call in calls:
-        call.pop("isolate_recompiles")
+        call.pop("isolate_recompiles", None)  # from torch 2.13 on
     assert calls == [
         {"backend": "inductor", "dynamic": False},
         {"backend": "inductor", "dynamic": False, "mode": "max-autotune"},

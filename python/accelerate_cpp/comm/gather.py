@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _get_object_coll_device
 
 from accelerate_cpp._native import C10dBackend
 from accelerate_cpp.comm.call_site import call_site, described
+from accelerate_cpp.comm.single_tensors import all_gather_single
 from accelerate_cpp.errors import MismatchedCollective
 
 _HEAD = struct.Struct("=q24s")
@@ -131,7 +132,7 @@ def _all_gather_each(parts: list[torch.Tensor]) -> list[torch.Tensor]:
         if isinstance(group._get_backend(device), C10dBackend):
             calls.append(group.allgather_into_tensor_coalesced(outputs, inputs))
         else:  # Gloo's operation of this name mixes up what it gathers (torch 2.13)
-            calls += [dist.all_gather_single(*both, async_op=True) for both in zip(outputs, inputs, strict=True)]
+            calls += [all_gather_single(*both, async_op=True) for both in zip(outputs, inputs, strict=True)]
     for call in calls:
         call.wait()
     return wholes

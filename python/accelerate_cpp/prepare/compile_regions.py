@@ -18,6 +18,10 @@ from accelerate_cpp.parallel.compilation import original_of_regions as original_
 from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.precision.forward import MixedPrecisionForward
 
+# Frames that all prepared models share must not use up the limit of recompilations together. Torch 2.11 has no such
+# option.
+_APART = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+
 
 def has_compiled_regions(module: torch.nn.Module) -> bool:
     """Whether ``module`` has submodules that ``torch.compile`` made, or is such a module itself."""
@@ -54,8 +58,7 @@ def compile_prepared(module: torch.nn.Module, dynamo: DynamoConfig | None) -> to
     """``module``, in the wrapper that distributes it, compiled as a whole; as it is if it is compiled already."""
     if dynamo is None or _is_compiled(without_wrapper(module)):
         return module
-    # Frames that all prepared models share must not use up the limit of recompilations together.
-    return _whole(module, {"isolate_recompiles": True, **dynamo.options})
+    return _whole(module, {**_APART, **dynamo.options})
 
 
 def taken_out(module: torch.nn.Module, keep_torch_compile: bool) -> torch.nn.Module:
