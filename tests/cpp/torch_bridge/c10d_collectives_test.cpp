@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "torch_bridge/backends.h"
+#include "torch_bridge/pre_mul_sum.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -42,7 +43,7 @@ TEST_P(C10dCollectives, ReduceInPlaceWithEachOperation) {
   run_backends(3, [this](C10dBackend& backend, int rank) {
     const std::vector<std::pair<::c10d::ReduceOp, double>> cases = {
         {::c10d::ReduceOp::SUM, 9}, {::c10d::ReduceOp::AVG, 3},      {::c10d::ReduceOp::MIN, 2},
-        {::c10d::ReduceOp::MAX, 4}, {::c10d::ReduceOp::PRODUCT, 24}, {::c10d::makePreMulSum(2.0), 18}};
+        {::c10d::ReduceOp::MAX, 4}, {::c10d::ReduceOp::PRODUCT, 24}, {testing::pre_mul_sum(2.0), 18}};
     for (const auto& [op, expected] : cases) {
       Tensors tensors = {filled(rank + 2)};
       auto call = options<::c10d::AllreduceOptions>(asynchronous());

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/ranks.h"
+#include "torch_bridge/pre_mul_sum.h"
 
 namespace accelerate_cpp::comm {
 namespace {
@@ -29,10 +30,10 @@ TEST(C10dReduction, HasEveryReductionOfC10d) {
 }
 
 TEST(C10dReduction, ReadsFactorsFromNumbersAndTensors) {
-  const Reduction number = reduction_of(::c10d::makePreMulSum(2.5), false);
+  const Reduction number = reduction_of(testing::pre_mul_sum(2.5), false);
   EXPECT_EQ(number.op, ReduceOp::kPreMulSum);
   EXPECT_EQ(number.factor, 2.5);
-  EXPECT_EQ(reduction_of(::c10d::makePreMulSum(at::full({1}, 3, at::kInt)), true).factor, 3.0);
+  EXPECT_EQ(reduction_of(testing::pre_mul_sum(at::full({1}, 3, at::kInt)), true).factor, 3.0);
 }
 
 TEST(C10dReduction, RefusesAFactorThatIsNotThere) {
