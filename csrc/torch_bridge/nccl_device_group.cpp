@@ -25,7 +25,8 @@ class NcclDeviceGroup : public std::enable_shared_from_this<NcclDeviceGroup> {
     const comm::DeviceGuard guard(*comm_->context().device);
     ready_.record(current_stream_());
     ready_.hold_back(stream_.get());
-    comm_->all_reduce(view_of(bucket), comm::ReduceOp::kSum, stream_.get());
+    const Elements elements = elements_of(bucket);
+    comm_->all_reduce({bucket.mutable_data_ptr(), elements.count, elements.dtype}, comm::ReduceOp::kSum, stream_.get());
     const auto done = std::make_shared<comm::DeviceEvent>(comm_->context().device);
     done->record(stream_.get());
     return [self = shared_from_this(), done] {

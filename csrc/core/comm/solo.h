@@ -1,6 +1,8 @@
 // A group of one rank (a null object). Collectives only copy and never wait.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +33,8 @@ class SoloCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
-  void withdraw(const std::string&, const Call&) override {}  // there is nobody to tell
+  void withdraw(const std::string&, const Call&) override { ++interruptions_; }  // there is nobody to tell
+  std::uint64_t interruptions() const noexcept override { return interruptions_; }
   bool can_withdraw() const override { return true; }
   void abort(const std::string& reason) noexcept override;
   // Throws PeerLost after abort().
@@ -39,6 +42,7 @@ class SoloCommunicator final : public Communicator {
 
  private:
   FirstFailure failure_;
+  std::atomic<std::uint64_t> interruptions_{0};
 };
 
 }  // namespace accelerate_cpp::comm

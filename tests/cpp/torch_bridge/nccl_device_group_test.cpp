@@ -106,6 +106,17 @@ TEST_F(NcclDeviceGroups, SumWhatTheCallersStreamHasWrittenByThenAndHoldItBackFor
   EXPECT_EQ(nccl_double().registered_operands, 2u) << "buckets are registered";
 }
 
+// The doubles of CUDA sum what lies in memory of the host; only the type of the tensor's device says that it does not.
+TEST_F(NcclDeviceGroups, SumBucketsOfAnAccelerator) {
+  run_ranks(2, [](const Rank& rank) {
+    const DeviceGroup group = rank.waiting_group();
+    const at::Tensor bucket = group.allocate(3, kFloats.device(at::Device(at::kPrivateUse1, 0)));
+    bucket.fill_(rank.rank + 1);
+    group.sum_over_ranks(bucket)();
+    EXPECT_EQ(bucket.cpu().sum().item<float>(), 9);
+  });
+}
+
 TEST_F(NcclDeviceGroups, LetTheCallersStreamGoOnBesideASum) {
   std::atomic<bool> looked{false};
   run_ranks(2, [&](const Rank& rank) {

@@ -29,6 +29,13 @@ TEST(Solo, RefusesOperationsOnceAborted) {
               ThrowsMessage<PeerLost>(HasSubstr("the disk is full")));
 }
 
+TEST(Solo, StaysUsableAndCountsAnInterruptionWhenItsRankWithdraws) {
+  SoloCommunicator communicator;
+  communicator.withdraw("out of memory", soon());
+  EXPECT_EQ(communicator.interruptions(), 1u);
+  communicator.barrier(soon());
+}
+
 TEST(Solo, HasNobodyToSendToOrToReceiveFrom) {
   SoloCommunicator communicator;
   const Operand data(1, DType::kInt8);
