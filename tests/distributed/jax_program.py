@@ -168,13 +168,26 @@ def check_gradients() -> None:
             lambda a: lax.psum_scatter(a, "ranks", tiled=True),
             lambda a: ours.reduce_scatter(a, tiled=True),
         ),
+        "scattered mean": (
+            lambda t: scattered(t) / world_size,
+            lambda a: lax.psum_scatter(a, "ranks", tiled=True) / world_size,
+            lambda a: ours.reduce_scatter(a, "mean", tiled=True),
+        ),
     }
+
+    def second(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def summed_gradient(operand: Any) -> Any:
+            return (jax.grad(lambda a: (call(jnp.sin(a)) ** 3).sum())(operand) ** 2).sum()
+
+        return summed_gradient
+
     for name, (of_functional, of_lax, own) in calls.items():
         FOUND[f"gradient of {name}"] = [of_torch(of_functional), of_rows(of_lax), *of_jax(own)]
+        rows = jnp.stack([jnp.linspace(0.5, 1.5, 4) + each for each in range(world_size)])
+        of_all = jax.grad(lambda a, call=of_lax: jax.vmap(second(call), axis_name="ranks")(a).sum())(rows)
+        FOUND[f"second of {name}"] = [of_all[rank].tolist(), jax.jit(jax.grad(second(own)))(jnp.asarray(x)).tolist()]
     _, tangent = jax.jvp(ours.all_reduce, (jnp.asarray(x),), (jnp.asarray(weights),))
     FOUND["forward"] = tangent.tolist()
-    second = jax.grad(lambda a: jax.grad(lambda b: (ours.all_reduce(b) ** 3).sum())(a).sum())(jnp.ones(2))
-    FOUND["second"] = second.tolist()
     FOUND["no gradient of max"] = refusal(
         lambda: jax.grad(lambda a: ours.all_reduce(a, "max").sum())(jnp.ones(2)), InvalidArgument
     )
@@ -266,6 +279,9 @@ def check_mismatches() -> None:
     rank = ours.rank()
     operand = jnp.ones(2 + rank)
     FOUND["mismatch"] = refusal(lambda: ours.all_reduce(operand), MismatchedCollective)
+
+    trees = [jnp.ones(3), jnp.ones(4 + rank), jnp.ones(5)]
+    FOUND["mismatched trees"] = refusal(lambda: ours.average_gradients(trees), MismatchedCollective)
 
     @jax.jit
     def program(a: Any) -> Any:

@@ -72,7 +72,9 @@ def test_collectives_of_a_program_run_in_its_order_on_every_rank(found: list[dic
         assert each["first sum"] == 16.0  # of 0, 1, 2, 3 and 1, 2, 3, 4
 
 
-@pytest.mark.parametrize("call", ["all_reduce", "mean", "all_gather", "tiled", "broadcast", "reduce_scatter"])
+@pytest.mark.parametrize(
+    "call", ["all_reduce", "mean", "all_gather", "tiled", "broadcast", "reduce_scatter", "scattered mean"]
+)
 def test_gradients_are_those_of_torchs_functional_collectives_and_of_jaxs_own(
     call: str, found: list[dict[str, Any]]
 ) -> None:
@@ -81,14 +83,15 @@ def test_gradients_are_those_of_torchs_functional_collectives_and_of_jaxs_own(
         np.testing.assert_allclose(of_torch, of_lax, rtol=1e-5, atol=1e-6)
         for gradient in ours:  # at once, within jit, and recomputed
             np.testing.assert_allclose(gradient, of_torch, rtol=1e-5, atol=1e-6)
+        of_lax, own = each[f"second of {call}"]
+        np.testing.assert_allclose(own, of_lax, rtol=1e-4, atol=1e-5)
 
 
-def test_derivatives_go_through_loops_forward_and_twice(found: list[dict[str, Any]]) -> None:
+def test_derivatives_go_through_loops_and_forward(found: list[dict[str, Any]]) -> None:
     for each in found:
         of_torch, ours = each["gradient of loops"]
         np.testing.assert_allclose(ours, of_torch, rtol=1e-5)
         assert each["forward"] == [3.0, -6.0, 9.0, 1.5]  # the tangents of both ranks, 1 and 2 times the same, added up
-        assert each["second"] == [48.0, 48.0]  # of the sum over both ranks of (x + x)³, twice for x = 1
         assert "cannot be differentiated" in each["no gradient of max"]
 
 
@@ -142,6 +145,8 @@ def test_ranks_that_call_different_collectives_all_say_so_and_go_on(found: list[
     for each in found:
         for number in range(2):
             assert f"rank {number}: all_reduce(sum) of [{number + 2}] float32" in each["mismatch"]
+            shown = f"rank {number}: all_reduce of 3 arrays: float32 (3,), float32 ({number + 4},), float32 (5,)"
+            assert f"{shown} at " in each["mismatched trees"]
         assert "rank 0: broadcast of [2] float32" in each["mismatch inside"]
         assert "rank 1: all_gather of [2] float32" in each["mismatch inside"]
         assert "jax_program.py:" in each["mismatch inside"]

@@ -9,8 +9,8 @@ from typing import Any
 
 # Code between the user's and ours: libraries, and the modules behind their decorators and context managers.
 _BETWEEN = frozenset(
-    {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "keras", "tensorflow", "threading", "torch"}
-    | {"typing_extensions", "warnings"}
+    {"accelerate_cpp", "contextlib", "deepspeed", "functools", "importlib", "jax", "keras", "tensorflow", "threading"}
+    | {"torch", "typing_extensions", "warnings"}
 )
 
 

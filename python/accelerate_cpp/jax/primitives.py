@@ -30,6 +30,7 @@ from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 OLDEST_JAX, FIRST_UNTESTED_JAX = (0, 7, 2), (0, 11)
 _LINEAR = ("sum", "mean")
+_PREFIX = "accelerate_cpp_"
 _MOST_SHOWN = 3  # arrays in a message
 
 
@@ -113,7 +114,7 @@ def _wait_at_exit() -> None:
 
 
 def _target(name: str) -> str:
-    return f"accelerate_cpp_{name}"
+    return f"{_PREFIX}{name}"
 
 
 _KINDS = re.compile(
@@ -186,7 +187,7 @@ def _defined(
         aliases: whether results may lie where the operands are.
         attributes: the parameters that the handler takes.
     """
-    primitive = Primitive(f"accelerate_cpp_{name}")
+    primitive = Primitive(_target(name))
     primitive.multiple_results = True
     primitive.def_impl(partial(_run, primitive))
 
@@ -327,13 +328,16 @@ batching.primitive_batchers[all_gather_p] = _gathered_batch
 batching.primitive_batchers[reduce_scatter_p] = _scattered_batch
 
 
-def _site(operands: Sequence[Any]) -> str:
-    """Where the program called a collective, and on what: the program may run when it is somewhere else by then."""
-    called, _, place = call_site().rpartition("\t")
+def _site(primitive: Any, operands: Sequence[Any]) -> str:
+    """Where the program called a collective: when that runs, the program may be elsewhere. Several arrays travel as
+    one, so what they were is said here.
+    """
+    place = call_site().rpartition("\t")[2]
+    if len(operands) < 2:
+        return place
     shown = ", ".join(f"{operand.dtype} {operand.shape}" for operand in operands[:_MOST_SHOWN])
     rest = ", …" if len(operands) > _MOST_SHOWN else ""
-    number = f"{len(operands)} array{'s' * (len(operands) != 1)}: " if operands else ""
-    return f"{called} of {number}{shown}{rest}\t{place}" if called and operands else f"{called}\t{place}"
+    return f"{primitive.name.removeprefix(_PREFIX)} of {len(operands)} arrays: {shown}{rest}\t{place}"
 
 
 def bind(primitive: Any, operands: Sequence[Any], group: int, world_size: int, **params: Any) -> list[Any]:
@@ -346,7 +350,7 @@ def bind(primitive: Any, operands: Sequence[Any], group: int, world_size: int, *
         AccelerateError: outside of a program, what the collective raises.
     """
     register_targets()
-    site = _site(operands)
+    site = _site(primitive, operands)
     with translated():
         results = primitive.bind(*operands, group=group, world_size=world_size, site=site, **params)
         if not any(isinstance(result, jax.core.Tracer) for result in results):
