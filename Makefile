@@ -26,7 +26,7 @@ WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 XLA_VENV := .venv-xla
 XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
 
-.PHONY: help env build demo test test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla
+.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -102,6 +102,10 @@ tsan asan: $(VENV)/.requirements
 	$(BIN)/cmake --preset $@
 	$(BIN)/cmake --build build/$@
 	$(CTEST) --test-dir build/$@
+
+test-gpu: $(VENV)/.built-with-tests ## run the tests for GPUs; torch has to be a build for CUDA (docs/gpu.md)
+	$(EDITABLE)/tests/cpp/nccl_device_tests
+	$(BIN)/python -m pytest -rs tests/gpu tests/distributed/test_cuda_gradients.py $(PYTEST_ARGS)
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	@.ci/system-packages $(PYTHON) browser
