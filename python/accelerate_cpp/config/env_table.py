@@ -242,12 +242,12 @@ SLOW_WAIT_SECONDS = Variable(
 CUDA_KERNELS = _flag(
     "ACCELERATE_CPP_CUDA_KERNELS",
     "let kernels of this package, instead of torch's operations, average and measure gradients on CUDA devices; "
-    "experimental: they have run on no GPU yet",
+    "experimental: they have run on one GPU",
 )
 NCCL = _flag(
     "ACCELERATE_CPP_NCCL",
     "let this package, instead of torch's process group, ask NCCL to sum gradients that its reducer averages on CUDA "
-    "devices; experimental: it has run on no GPU yet",
+    "devices; experimental: it has run on one GPU",
 )
 OFFLOAD_WINDOW = _text(
     "ACCELERATE_CPP_OFFLOAD_WINDOW",

@@ -146,10 +146,10 @@ class DataParallel(torch.nn.Module, Joinable):
         timeout: of each collective.
         bucket_cap_mb: buckets hold at most this many MiB of gradients; the first one at most 1 MiB.
         device_kernels: whether kernels of ours average and measure gradients on a CUDA device, where they can be
-            compiled on all ranks; otherwise torch's operations do. They have not been run on a GPU yet.
+            compiled on all ranks; otherwise torch's operations do. They have been run on one GPU.
         nccl: whether gradients on a CUDA device are summed by NCCL without the process group, which then carries only
-            parameters and buffers; if NCCL cannot be opened on all ranks, the group sums them. It has not been run on a
-            GPU yet.
+            parameters and buffers; if NCCL cannot be opened on all ranks, the group sums them. It has been run
+            with one GPU alone.
         broadcast_buffers: whether buffers of rank 0 are copied to all ranks before the forward pass that follows a
             training step.
     """

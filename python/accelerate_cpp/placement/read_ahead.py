@@ -169,7 +169,7 @@ def unit_of(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], de
     """A unit for a module that computes on ``device``; ``None`` if nothing is fetched for it.
 
     On the CPU weights are read from files, up to 512 MiB ahead, or what ``ACCELERATE_CPP_OFFLOAD_WINDOW`` says. To
-    accelerators they are copied ahead only where that is set, as this has run on no GPU yet.
+    accelerators they are copied ahead only where that is set, as it has been tried on one GPU alone.
 
     Args:
         weights: all that there are, maybe behind a prefix.
