@@ -113,6 +113,7 @@ class DataLoaderShard(TrackedLoader):
     def _place(self, batch: Any) -> Any:
         if self.device is None:
             return batch
+        kind_of(self.device).require_computable(batch)
         return operations.send_to_device(batch, self.device, non_blocking=self._non_blocking)
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:

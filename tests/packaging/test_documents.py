@@ -39,7 +39,7 @@ import example_gallery  # noqa: E402
 
 GUIDES = (
     *("quicktour", "accumulation", "checkpoints", "precision", "parallelism", "model_parallelism", "planning"),
-    *("megatron", "deepspeed", "trackers", "notebooks", "machines"),
+    *("megatron", "deepspeed", "trackers", "notebooks", "machines", "devices"),
 )
 PAGES = [*REPOSITORY.glob("*.md"), *sorted(DOCS.glob("*.md")), EXAMPLES / "README.md"]
 BOX = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelerate_cpp.devices.transfer import CopyStream
+from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -210,6 +212,22 @@ class Device:
 
     # --------------------------------------------------------------------------------------- transfers, processes
 
+    def require_computable(self, batch: Any) -> None:
+        """Checks that ``batch``, a tree, has no tensors that the kind cannot hold.
+
+        Raises:
+            InvalidArgument: there is one of float64, and the kind has none.
+        """
+        if self.has_float64:
+            return
+        for leaf in leaves_of(batch):
+            if isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float64, torch.complex128):
+                raise InvalidArgument(
+                    f"a batch has a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}, which {self.title} "
+                    f"({self.type}) does not have; convert it in the dataset or in collate_fn, for example by "
+                    ".float() (arrays of NumPy are float64 by default)"
+                )
+
     def copy_stream(self, device: torch.device) -> CopyStream | None:
         """What copies batches from pinned memory to ``device`` beside computation; ``None`` where nothing can."""
         return CopyStream(device, self._module) if self.has_streams and self.pins_memory else None
@@ -256,6 +274,8 @@ class Device:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether ``package`` can be found. Of a package in others only the outermost is looked for first."""
-    find: Callable[[str], object] = importlib.util.find_spec
-    return find(package.partition(".")[0]) is not None and find(package) is not None
+    """Whether ``package`` can be found."""
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is in
+        return False

@@ -65,6 +65,10 @@ class Cpu(Device):
 class Cuda(Device):
     """GPUs of NVIDIA and, through ROCm, of AMD."""
 
+    def is_available(self) -> bool:
+        with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
+            return torch.cuda.is_available()  # if possible, without initialising the driver
+
     def lacks(self, precision: str, device: torch.device) -> str | None:
         if precision == "bf16" and not torch.cuda.is_bf16_supported():
             return f"{self.name_of(device.index or 0)} does not support bf16"
@@ -148,7 +152,7 @@ _ROWS: tuple[Device, ...] = (
         title="TPU",
         distributed_type="XLA",
         collectives="xla",
-        package="torch_xla",
+        package="torch_xla.runtime",
         index_by_rank=False,
         numbered=False,
         has_streams=False,

@@ -69,7 +69,7 @@ class XlaDevice(Device):
         if not env_table.USE_TORCH_XLA.get():
             return None
         super().module()  # imports torch_xla, or warns that it cannot be imported; there is no torch.xla
-        return xla_module("runtime") if "torch_xla" in sys.modules else None
+        return sys.modules.get("torch_xla.runtime")
 
     def is_available(self) -> bool:
         return self.module() is not None
@@ -81,8 +81,8 @@ class XlaDevice(Device):
         return int(xla_module("runtime").addressable_device_count()) if self.is_initialized() else 1
 
     def is_initialized(self) -> bool:
-        library = sys.modules.get("torch_xla")
-        return library is not None and bool(library._XLAC._xla_runtime_is_initialized())
+        runtime = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+        return runtime is not None and bool(runtime._xla_runtime_is_initialized())
 
     # --------------------------------------------------------------------------------------------------- which one
 

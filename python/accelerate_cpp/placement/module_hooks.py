@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from accelerate_cpp.devices.table import accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.module_tensors import is_meta, walk
 
@@ -29,9 +30,6 @@ _logger = logging.getLogger(__name__)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-# The methods that move a whole model.
-_MOVES = ("to", "cuda", "cpu", "xpu")
 
 
 class ModelHook:
@@ -171,7 +169,7 @@ def remove_hook_from_module(module: AnyModule, recurse: bool = False) -> AnyModu
     """
     for found in list(module.modules()) if recurse else [module]:
         _take_off(found)
-        for method in _MOVES:
+        for method in _moves():
             if isinstance(found.__dict__.get(method), MoveGuard):
                 del found.__dict__[method]
     return module
@@ -217,8 +215,13 @@ class MoveGuard:
         return getattr(type(model), self._method)(model, *args, **kwargs)
 
 
+def _moves() -> list[str]:
+    """The methods that move a whole model. Packages of devices give modules one with the name of the type."""
+    return ["to", "cpu", *(kind.type for kind in accelerators())]
+
+
 def guard_moves(model: nn.Module) -> None:
     """Lets the methods that move ``model`` check first whether it can be moved, until its hook is removed."""
-    for method in _MOVES:
+    for method in _moves():
         if hasattr(type(model), method):
             model.__dict__[method] = MoveGuard(model, method)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from accelerate_cpp.alias.borrowed_names import lending
@@ -178,10 +178,7 @@ def _has_device(kind: str, check_device: bool) -> bool:
 
 def is_cuda_available() -> bool:
     """Whether torch sees a GPU through CUDA or ROCm. If possible, it checks without initialising the driver."""
-    import torch
-
-    with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
-        return torch.cuda.is_available()
+    return _has_device("cuda", check_device=False)
 
 
 def is_rocm_available() -> bool:
@@ -193,10 +190,7 @@ def is_rocm_available() -> bool:
 
 def is_mps_available(min_version: str = "1.12") -> bool:
     """Whether torch sees the GPU of a Mac, and is of at least ``min_version``."""
-    import torch
-
-    built = torch.backends.mps.is_available() and torch.backends.mps.is_built()
-    return built and _is_installed("torch", at_least=min_version)
+    return _has_device("mps", check_device=False) and _is_installed("torch", at_least=min_version)
 
 
 @functools.cache
@@ -282,20 +276,9 @@ def is_xccl_available() -> bool:
 
 def available_device_type() -> str:
     """The kind of accelerator of this machine, ``"cpu"`` without one; of several, the first that is found."""
-    if is_torch_xla_available():
-        return "xla"
-    probes: Mapping[str, Callable[[], bool]] = {
-        "cuda": is_cuda_available,
-        "mps": is_mps_available,
-        "mlu": is_mlu_available,
-        "sdaa": is_sdaa_available,
-        "musa": is_musa_available,
-        "npu": is_npu_available,
-        "xpu": is_xpu_available,
-        "hpu": is_hpu_available,
-        "neuron": is_neuron_available,
-    }
-    return next((kind for kind, is_available in probes.items() if is_available()), "cpu")
+    from accelerate_cpp.devices.table import accelerators  # loads torch
+
+    return next((kind.type for kind in accelerators() if kind.is_available()), "cpu")
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:

@@ -15,6 +15,7 @@ from accelerate.utils import dataclasses as original
 
 from accelerate_cpp.checkpoint import random_states as states_of_run
 from accelerate_cpp.checkpoint.random_states import check_random_states, random_states, restore_random_states
+from accelerate_cpp.data_loader import DataLoaderShard
 from accelerate_cpp.devices import device as device_module
 from accelerate_cpp.devices import selection, table
 from accelerate_cpp.devices.device import Device
@@ -353,3 +354,15 @@ def test_modules_are_looked_for_once_per_question() -> None:
     assert not device_module._is_installed("no_such_package.with_parts")
     assert table.ENTRY_POINTS == "accelerate_cpp.devices"
     assert states_of_run.random_states(3)["step"] == 3
+
+
+def test_a_batch_of_float64_is_refused_where_there_is_none() -> None:
+    mps = kind_of("mps")
+    mps.require_computable({"a": [torch.ones(2), "text"], "b": torch.ones(2, dtype=torch.int64)})
+    wrong = {"a": torch.ones(3, 2, dtype=torch.float64)}
+    with pytest.raises(InvalidArgument, match=r"shape \(3, 2\) and torch.float64, which Apple GPU .*\.float\(\)"):
+        mps.require_computable(wrong)
+    kind_of("cuda").require_computable(wrong)
+    loader = DataLoaderShard([torch.ones(2, dtype=torch.float64)], torch.device("mps"), batch_size=1)
+    with pytest.raises(InvalidArgument, match="torch.float64"):
+        next(iter(loader))

@@ -56,10 +56,12 @@ def has_tpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
 def initialised(descriptors: Path = Path("/proc/self/fd")) -> str | None:
     """The kind of GPU that this process has initialised, and that its forks therefore cannot use."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "ROCm" if torch.version.hip else "CUDA"
-    if torch is not None and torch.xpu.is_initialized():
-        return "XPU"
+    if torch is not None:
+        from accelerate_cpp.devices.table import accelerators  # loads torch
+
+        kind = next((kind.type for kind in accelerators() if kind.is_initialized()), None)
+        if kind is not None:
+            return "ROCm" if kind == "cuda" and torch.version.hip else kind.upper()
     for descriptor in descriptors.iterdir():
         try:
             kind = _OPENED.get(os.readlink(descriptor))

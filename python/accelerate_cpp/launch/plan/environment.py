@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -153,7 +154,9 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         **group.fp8,
         **group.sharding,
     }
-    return env_table.render(_intel_openmp(group)) | base | env_table.render(shared)
+    # torch reads it when it is loaded: operations that the GPU of a Mac lacks are then computed on the CPU.
+    fallback = {env_table.MPS_FALLBACK: True if platform.system() == "Darwin" and not group.cpu else None}
+    return env_table.render(_intel_openmp(group) | fallback) | base | env_table.render(shared)
 
 
 def _intel_openmp(group: WorkerGroup) -> dict[Variable[Any], Any]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from accelerate_cpp.launch.fork import notebook_accelerators as accelerators
 from accelerate_cpp.launch.fork.notebook_accelerators import (
@@ -82,10 +83,17 @@ def test_a_gpu_that_nobody_used_is_not_initialised(load: Any, tmp_path: Path) ->
     assert initialised(tmp_path) is None
 
 
-def test_torch_tells_what_it_has_initialised(load: Any, tmp_path: Path) -> None:
-    for build, kind, name in (("cuda", "cuda", "CUDA"), ("hip", "cuda", "ROCm"), ("xpu", "xpu", "XPU")):
-        load(_torch(**{build: "1", kind + "_used": True}))
-        assert initialised(tmp_path) == name
+@pytest.mark.parametrize(
+    ("kind", "hip", "name"),
+    [("cuda", None, "CUDA"), ("cuda", "6.0", "ROCm"), ("xpu", None, "XPU"), ("npu", None, "NPU")],
+)
+def test_torch_tells_what_it_has_initialised(
+    kind: str, hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert initialised(tmp_path) is None
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch, kind, SimpleNamespace(is_initialized=lambda: True), raising=False)
+    assert initialised(tmp_path) == name
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_threads_of_intels_openmp_are_bound_where_no_other_worker_is_bound_to_th
     assert "KMP_BLOCKTIME" not in worker_environment(replace(GROUP, cpu=False), 0, 7, {})
 
 
+def test_workers_on_the_gpu_of_a_mac_fall_back_to_the_cpu_unless_the_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = replace(GROUP, num_processes=1, cpu=False)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" not in group_environment(alone, {})
+    monkeypatch.setattr(environment.platform, "system", lambda: "Darwin")
+    assert group_environment(alone, {})["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
+    chosen = {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}
+    assert group_environment(alone, chosen)["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" not in group_environment(GROUP, {})
+
+
 def test_workers_of_a_launcher_are_numbered_after_those_of_the_launchers_before_it() -> None:
     launchers = Launchers(count=4, rank=3, local_count=2, local_rank=1, address="10.0.0.1")
     group = replace(GROUP, launchers=launchers, master_addr="10.0.0.1")
