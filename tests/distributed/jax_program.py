@@ -28,12 +28,12 @@ FOUND: dict[str, Any] = {}
 FOLDER = Path(sys.argv[1])
 
 
-def refusal(call: Callable[[], object], kind: type[Exception]) -> str:
+def refusal(call: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...]) -> str:
     try:
         call()
     except kind as error:
         return str(error)
-    raise AssertionError(f"no {kind.__name__} was raised")
+    raise AssertionError(f"no {kind} was raised")
 
 
 def check_dtypes() -> None:
@@ -84,6 +84,21 @@ def check_order() -> None:
         carry = jax.lax.while_loop(lambda c: c.sum() < go_on, lambda c: ours.all_reduce(c) + 1, carry)
         return jnp.stack([*parts, *rows, carry.sum()])
 
+    def far(a: Any) -> Any:
+        for _ in range(6):
+            a = jnp.tanh(a @ a)
+        return a
+
+    @jax.jit
+    def staggered(a: Any) -> Any:
+        """What XLA could carry out first differs between the ranks, and nobody needs the results in this order."""
+        near, distant = (a + 1, far(a)) if rank else (far(a), a + 1)
+        sums = [ours.all_reduce(near).sum(), ours.broadcast(distant, root=1).sum()]
+        sums.append(ours.all_gather(far(a) if rank else a).sum())
+        sums.append(ours.reduce_scatter(a if rank else far(a), tiled=True).sum())
+        return sums[::-1]
+
+    FOUND["staggered"] = [round(float(each), 3) for each in staggered(jnp.eye(64) / 8)]
     x = jnp.arange(4.0) + rank
     first = interleaved(x, 2000.0)
     again = [interleaved(x, 2000.0) for _ in range(20)]  # without waiting for one before the next is issued
@@ -288,7 +303,20 @@ def check_mismatches() -> None:
         return ours.all_gather(a) if rank else ours.broadcast(a)
 
     FOUND["mismatch inside"] = refusal(lambda: jax.block_until_ready(program(jnp.ones(2))), jax.errors.JaxRuntimeError)
-    jax.clear_caches()
+    FOUND["between"] = refusal_or_value(lambda: float(ours.all_reduce(jnp.float32(3.0))))
+
+    @jax.jit
+    def late(a: Any) -> Any:
+        for _ in range(10):
+            a = jnp.tanh(a @ a)
+        return ours.all_gather(a) if rank else ours.broadcast(a)
+
+    def not_awaited() -> None:
+        """The error is met by what comes next; or at once, should JAX not return before the program has ended."""
+        late(jnp.eye(700))
+        ours.all_reduce(jnp.float32(3.0))
+
+    FOUND["late"] = refusal(not_awaited, (MismatchedCollective, jax.errors.JaxRuntimeError))
     FOUND["after"] = refusal_or_value(lambda: float(ours.all_reduce(jnp.float32(3.0))))
 
 

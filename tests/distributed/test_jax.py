@@ -69,6 +69,8 @@ def test_collectives_of_a_program_run_in_its_order_on_every_rank(found: list[dic
     for each in found:
         assert each["interleaved"]
         assert each["eager"]
+        # Of 1/8 in the diagonal of 64 rows, and of what is 0 to three digits.
+        assert each["staggered"] == [4.0, 8.0, 0.0, 64 * 64 + 8.0]
         assert each["first sum"] == 16.0  # of 0, 1, 2, 3 and 1, 2, 3, 4
 
 
@@ -150,7 +152,8 @@ def test_ranks_that_call_different_collectives_all_say_so_and_go_on(found: list[
         assert "rank 0: broadcast of [2] float32" in each["mismatch inside"]
         assert "rank 1: all_gather of [2] float32" in each["mismatch inside"]
         assert "jax_program.py:" in each["mismatch inside"]
-        assert each["after"] == 6.0
+        assert "rank 0: broadcast of [700, 700] float32" in each["late"]
+        assert each["between"] == each["after"] == 6.0
 
 
 @pytest.mark.parametrize("place", ["inside", "outside"])
