@@ -99,6 +99,15 @@ def check_order() -> None:
         return sums[::-1]
 
     FOUND["staggered"] = [round(float(each), 3) for each in staggered(jnp.eye(64) / 8)]
+
+    @jax.jit
+    def beside(a: Any) -> Any:
+        return ours.all_gather(a if rank else far(a)).sum()
+
+    # Rank 0 comes to torch's collective while its program still computes, rank 1 after its own has ended.
+    gathered_sum, ones = beside(jnp.eye(700) / 8), torch.ones(1)
+    dist.all_reduce(ones)
+    FOUND["beside"] = [ones.item(), round(float(gathered_sum), 3)]
     x = jnp.arange(4.0) + rank
     first = interleaved(x, 2000.0)
     again = [interleaved(x, 2000.0) for _ in range(20)]  # without waiting for one before the next is issued

@@ -71,6 +71,7 @@ def test_collectives_of_a_program_run_in_its_order_on_every_rank(found: list[dic
         assert each["eager"]
         # Of 1/8 in the diagonal of 64 rows, and of what is 0 to three digits.
         assert each["staggered"] == [4.0, 8.0, 0.0, 64 * 64 + 8.0]
+        assert each["beside"] == [2.0, 700 / 8]
         assert each["first sum"] == 16.0  # of 0, 1, 2, 3 and 1, 2, 3, 4
 
 
