@@ -33,7 +33,7 @@ def is_plain(name: str) -> bool:
 
 
 def twin_of(name: str) -> str | None:
-    """The program in plain PyTorch that ``name`` is compared with; ``None`` for those that do not train."""
+    """The program without this package that ``name`` is compared with; ``None`` for those that do not train."""
     if name == "show_digits.py":
         return None
     path = Path(name)
@@ -103,7 +103,7 @@ def markdown() -> str:
     for folder, heading in SECTIONS.items():
         own = [row for row in rows() if str(Path(row["name"]).parent) == (folder or ".")]
         shown += [f"## {heading}\n", *(entry(row) for row in own if not is_plain(row["name"]))]
-    shown.append("## The programs in plain PyTorch\n")
+    shown.append("## The programs without this package\n")
     for row in rows():
         if is_plain(row["name"]):
             shown.append(f"`{row['command']}`: {row['shows']}.\n\n{source(row['name'])}")
