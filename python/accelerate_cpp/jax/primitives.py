@@ -34,8 +34,8 @@ _PREFIX = "accelerate_cpp_"
 _MOST_SHOWN = 3  # arrays in a message
 
 
-def _private() -> tuple[Any, Any, Any]:
-    """JAX's effects, the avals of tokens, and the tokens of programs that run.
+def _private() -> tuple[Any, list[Any], Any, Any]:
+    """JAX's effects, the sets of what is allowed for one, the aval of tokens, and the tokens of programs that run.
 
     Raises:
         MissingLibrary: this version of JAX does not have them where they are looked for.
@@ -43,9 +43,14 @@ def _private() -> tuple[Any, Any, Any]:
     try:
         from jax._src import core, dispatch, effects
 
-        for kind in (effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects):
-            kind.contains(None)
-        return effects, core.abstract_token, dispatch.runtime_tokens
+        kinds = [
+            effects.lowerable_effects,
+            effects.ordered_effects,
+            effects.control_flow_allowed_effects,
+            effects.custom_derivatives_allowed_effects,
+            effects.remat_allowed_effects,
+        ]
+        return effects, kinds, core.abstract_token, dispatch.runtime_tokens
     except (ImportError, AttributeError) as error:
         expected = ".".join(map(str, OLDEST_JAX)), ".".join(map(str, FIRST_UNTESTED_JAX))
         raise MissingLibrary(
@@ -54,7 +59,7 @@ def _private() -> tuple[Any, Any, Any]:
         ) from error
 
 
-_effects, _abstract_token, _runtime_tokens = _private()
+_effects, _kinds, _abstract_token, _runtime_tokens = _private()
 
 
 class _InOrder(_effects.Effect):  # type: ignore[misc,name-defined]
@@ -73,13 +78,7 @@ class _InOrder(_effects.Effect):  # type: ignore[misc,name-defined]
 
 
 _IN_ORDER = _InOrder()
-for _kind in (
-    _effects.lowerable_effects,
-    _effects.ordered_effects,
-    _effects.control_flow_allowed_effects,
-    _effects.custom_derivatives_allowed_effects,
-    _effects.remat_allowed_effects,
-):
+for _kind in _kinds:
     _kind.add_type(_InOrder)
 
 
