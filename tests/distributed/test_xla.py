@@ -271,3 +271,64 @@ def test_a_launched_script_is_called_by_torch_xla(tmp_path: Path) -> None:
     missing = run("main")
     assert missing.returncode != 0
     assert "train.py has no function 'main', which torch_xla is to call on each TPU" in missing.stderr
+
+
+def by_closure(ranks: int) -> tuple[list[Any], bool, bool]:
+    """A step with a closure that computes gradients again, after one whose gradients are clamped."""
+    on_double()
+    import torch
+
+    from accelerate_cpp import Accelerator
+
+    accelerator = Accelerator()
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    inputs, targets = _data()
+    own = slice(accelerator.process_index * 12, accelerator.process_index * 12 + 12)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = torch.nn.functional.mse_loss(model(inputs[own]), targets[own])
+        accelerator.backward(found)
+        return found
+
+    loss()
+    before = accelerator.gradient_state.is_xla_gradients_synced
+    accelerator.clip_grad_value_(model.parameters(), 0.01)
+    after = accelerator.gradient_state.is_xla_gradients_synced
+    optimizer.step()
+    optimizer.step(loss)
+    return [parameter.detach() for parameter in model.parameters()], before, after
+
+
+def test_closures_and_clamped_gradients_see_averages() -> None:
+    import torch
+
+    model, (inputs, targets) = _model(), _data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for clamps in (True, False):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        if clamps:
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+    for parameters, before, after in run_processes(by_closure, 2, 2):
+        torch.testing.assert_close(parameters, [one.detach() for one in model.parameters()], rtol=1e-5, atol=1e-6)
+        assert (before, after) == (False, True)
+
+
+def dispatched(ranks: int) -> list[list[int]]:
+    """The batches that process 0 reads for both."""
+    on_double()
+    import torch
+
+    from accelerate_cpp import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.arange(7), batch_size=2))
+    return [accelerator.gather_for_metrics(batch).tolist() for batch in loader]
+
+
+def test_one_process_may_read_for_all() -> None:
+    assert run_processes(dispatched, 2, 2) == [[[0, 1, 2, 3], [4, 5, 6]]] * 2
