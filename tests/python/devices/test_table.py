@@ -364,5 +364,5 @@ def test_a_batch_of_float64_is_refused_where_there_is_none() -> None:
         mps.require_computable(wrong)
     kind_of("cuda").require_computable(wrong)
     loader = DataLoaderShard([torch.ones(2, dtype=torch.float64)], torch.device("mps"), batch_size=1)
-    with pytest.raises(InvalidArgument, match="torch.float64"):
+    with pytest.raises(InvalidArgument, match=r"torch\.float64"):
         next(iter(loader))
