@@ -21,6 +21,7 @@ ORIGINAL_OF: dict[str, str] = {
     "checkpoint.participants": "checkpointing",
     "comm": "state",
     "commands.to_fsdp2": "commands.to_fsdp2",
+    "devices.device": "utils.imports",
     "parallel.data_parallel_strategy": "accelerator",
     "parallel.sharded.widened_weights": "utils.fsdp_utils",
     "parallel.tensor.probe": "accelerator",

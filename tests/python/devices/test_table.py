@@ -125,6 +125,7 @@ def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
     kind, double = kind_of(request.param), Double()
     packages_of(kind, monkeypatch, tmp_path)
     monkeypatch.setattr(torch, kind.type, double, raising=False)
+    monkeypatch.setattr(selection, "accelerators", lambda: (kind,))  # and not what this machine has
     if kind.type == "mps":
         monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
