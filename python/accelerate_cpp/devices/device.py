@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -74,15 +75,9 @@ class Device:
 
     def module(self) -> Any | None:
         """``torch.<type>``, for which :attr:`package` is imported if it is installed; ``None`` without it."""
-        if self.package is not None:
-            if not _is_installed(self.package):
-                return None
-            try:
-                importlib.import_module(self.package)
-            except ImportError as error:  # installed, but not for this machine
-                text = "%s is installed but cannot be imported, so there is no %s: %s"
-                _logger.warning(text, self.package, self.type, error)
-                return None
+        package = self.package
+        if package is not None and package not in sys.modules and not _imports(package, self.type, tuple(sys.path)):
+            return None
         return getattr(torch, self.type, None)
 
     def is_available(self) -> bool:
@@ -271,6 +266,20 @@ class Device:
         if module is None:
             raise InvalidArgument(f"torch knows no device of type {self.type!r}; import the package that brings it")
         return module
+
+
+@functools.cache
+def _imports(package: str, device_type: str, path: tuple[str, ...]) -> bool:
+    """Whether ``package`` can be imported from ``path``. It is tried once: the search is slow, and a failure warns."""
+    if not _is_installed(package):
+        return False
+    try:
+        importlib.import_module(package)
+    except ImportError as error:  # installed, but not for this machine
+        text = "%s is installed but cannot be imported, so there is no %s: %s"
+        _logger.warning(text, package, device_type, error)
+        return False
+    return True
 
 
 def _is_installed(package: str) -> bool:

@@ -220,14 +220,19 @@ _CPU = Cpu(
 )
 
 
+@functools.cache
 def accelerators() -> tuple[Device, ...]:
-    """All kinds of accelerators that the package knows, best first: those of installed packages, then the built-in."""
+    """All kinds of accelerators that the package knows, best first: those of installed packages, then the built-in.
+
+    Raises:
+        InvalidArgument: a package's entry point cannot be loaded, or is not a device.
+    """
     brought = _brought()
     return (*brought, *(row for row in _ROWS if row.type not in {device.type for device in brought}))
 
 
 def kind_of(device: torch.device | str) -> Device:
-    """The kind of ``device``. Of a type that is not in the table, what ``torch.<type>`` says.
+    """The kind of ``device``, of :func:`accelerators` or the CPU. Of another type, what ``torch.<type>`` says.
 
     Args:
         device: a device, its name, or a type.
@@ -235,16 +240,11 @@ def kind_of(device: torch.device | str) -> Device:
     name = device.partition(":")[0] if isinstance(device, str) else device.type
     if name == _CPU.type:
         return _CPU
-    return next((row for row in (*_ROWS, *_brought()) if row.type == name), None) or Device(type=name, title=name)
+    return next((row for row in accelerators() if row.type == name), None) or Device(type=name, title=name)
 
 
-@functools.cache
 def _brought() -> tuple[Device, ...]:
-    """The devices of installed packages.
-
-    Raises:
-        InvalidArgument: a package's entry point cannot be loaded, or is not a device.
-    """
+    """The devices of installed packages."""
     return tuple(map(_loaded, metadata.entry_points(group=ENTRY_POINTS)))
 
 
