@@ -358,11 +358,6 @@ class AcceleratorState(PluginViews, PartialState):
                     downcast_bf16=downcast,
                 )
             )
-            if downcast and not kind_of(self.device).counts_alone:
-                raise InvalidArgument(
-                    f"environment variable {env_table.DOWNCAST_BF16.name} (--downcast_bf16) is for TPUs, but this run "
-                    f"is on {self.device}; unset it"
-                )
         elif running is not None and megatron is not running.megatron_plugin:
             raise InvalidArgument(
                 "megatron_lm_plugin: this process already has a state without this plugin, and all its models are "

@@ -23,6 +23,7 @@ from accelerate_cpp.comm.topology import (
     world_size_before_connecting,
 )
 from accelerate_cpp.comm.whereabouts import end_whereabouts, whereabouts
+from accelerate_cpp.config import env_table
 from accelerate_cpp.config.session_config import SessionConfig
 from accelerate_cpp.devices.affinity import pin_process
 from accelerate_cpp.devices.device import Device
@@ -55,6 +56,7 @@ class Session:
 
     def reconfigured(self, config: SessionConfig) -> Session:
         """The same processes and device under ``config``, with a strategy and a precision made for it."""
+        _require_downcasting(config, self.device)
         if config.uses_deepspeed and self.topology.backend is None:
             _join(config, self.device)  # it needs a group also for one process
             return replace(self, topology=_topology(self.device)).reconfigured(config)
@@ -124,6 +126,7 @@ def build_session(config: SessionConfig) -> Session:
         local_rank=local_rank_before_connecting(),
         world_size=world_size_before_connecting(),
     )
+    _require_downcasting(config, device)
     _join(config, device)
     topology = _with_mesh(_topology(device), config)
     if config.cpu_affinity:
@@ -132,6 +135,15 @@ def build_session(config: SessionConfig) -> Session:
     strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
     _progress = open_progress(device)
     return Session(config, topology, device, strategy, precision, _progress, meet)
+
+
+def _require_downcasting(config: SessionConfig, device: torch.device) -> None:
+    """Checks that torch_xla stores the floats of a run that leaves their casting to it."""
+    if config.downcast_bf16 and not kind_of(device).counts_alone:
+        raise InvalidArgument(
+            f"environment variable {env_table.DOWNCAST_BF16.name} (--downcast_bf16) is for TPUs, but this run is on "
+            f"{device}; unset it"
+        )
 
 
 def _join(config: SessionConfig, device: torch.device) -> None:

@@ -52,6 +52,21 @@ def test_a_process_is_pinned_only_if_that_is_asked_for(monkeypatch: pytest.Monke
     assert pinned == [(0, 1, [])]
 
 
+@pytest.mark.parametrize("before", ["", "PartialState(cpu=True)"])
+def test_floats_of_torch_xla_are_refused_elsewhere_and_leave_no_state(before: str) -> None:
+    script = f"""
+from accelerate_cpp import Accelerator, PartialState
+{before}
+for _ in range(2):
+    try:
+        print(Accelerator(cpu=True, mixed_precision="bf16").state.downcast_bfloat)
+    except ValueError as error:
+        print(error)
+"""
+    printed = run(script, ACCELERATE_DOWNCAST_BF16="1")
+    assert printed.count("ACCELERATE_DOWNCAST_BF16 (--downcast_bf16) is for TPUs, but this run is on cpu") == 2
+
+
 def test_a_reconfigured_session_keeps_its_processes_and_device() -> None:
     session = build_session(SessionConfig(cpu=True))
     changed = session.reconfigured(replace(session.config, mixed_precision="no"))
