@@ -10,22 +10,27 @@ from torch import nn
 from accelerate_cpp.checkpoint.files import parse_size
 from accelerate_cpp.devices.host_memory import available_bytes
 from accelerate_cpp.devices.selection import available_devices
+from accelerate_cpp.devices.table import accelerators
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement.module_sizes import Dtype, Size, class_names, compute_module_sizes
 
-__all__ = ["get_balanced_memory", "get_max_memory", "lowered", "usable_memory"]
+__all__ = ["get_balanced_memory", "get_max_memory", "lowered", "named_devices", "usable_memory"]
 
 _logger = logging.getLogger(__name__)
 
 Memory = dict[int | str, Size]
 
-_OTHER_DEVICES = ("mps", "cpu", "disk")
 # Share of a single GPU that is used by default: activations need the rest.
 _PART_OF_ONLY_GPU = 0.9
 
 
+def named_devices() -> list[str]:
+    """The devices that maps do not number, in the order in which they are filled."""
+    return [*(kind.type for kind in accelerators() if not kind.numbered), "cpu", "disk"]
+
+
 def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> Memory:
-    """Bytes by device: accelerators by their numbers, then ``"mps"``, ``"cpu"`` and ``"disk"``.
+    """Bytes by device: accelerators by their numbers, or as :func:`named_devices`, then ``"cpu"`` and ``"disk"``.
 
     Args:
         max_memory: bytes, or strings such as ``"10GB"`` and ``"5GiB"``; devices that are left out are not used. Without
@@ -36,17 +41,18 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> M
     """
     if max_memory is None:
         return _free_memory()
-    unknown = [key for key in max_memory if not isinstance(key, int) and key not in _OTHER_DEVICES]
+    names = named_devices()
+    unknown = [key for key in max_memory if not isinstance(key, int) and key not in names]
     if unknown:
         raise InvalidArgument(
-            f"max_memory has the key {unknown[0]!r}: expected numbers of accelerators, 'mps', 'cpu' and 'disk'"
+            f"max_memory has the key {unknown[0]!r}: expected numbers of accelerators, {', '.join(map(repr, names))}"
         )
     numbers = sorted(key for key in max_memory if isinstance(key, int))
     count = sum(kind.count() for kind in available_devices()[:1] if kind.numbered)
     absent = [number for number in numbers if not 0 <= number < count]
     if absent:
         _logger.warning("max_memory has devices that are not present: %s; this process sees %d", absent, count)
-    ordered: list[int | str] = [*numbers, *(key for key in _OTHER_DEVICES if key in max_memory)]
+    ordered: list[int | str] = [*numbers, *(key for key in names if key in max_memory)]
     return {key: _bytes(key, max_memory[key]) for key in ordered}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from accelerate_cpp.placement.device_memory import named_devices
 from accelerate_cpp.placement.first_fit import OFFLOADED, device_of, is_inside, prefixes
 from accelerate_cpp.placement.memory_report import size as shown_size
 from accelerate_cpp.placement.module_sizes import Measure, Size
@@ -20,7 +21,6 @@ __all__ = ["Block", "MapTable", "Row", "shortened", "tabulate"]
 
 Device = int | str | torch.device
 
-_NAMED = ("mps", "cpu", "disk", "meta")
 _MOST_NAMES = 6
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
@@ -150,15 +150,18 @@ def _device_of_module(device_map: Mapping[str, Device], name: str) -> Device:
 
 def _key(device: Device) -> int | str:
     """The key of the device in ``max_memory``: the number of an accelerator, or a name."""
-    name = str(device)
-    if isinstance(device, int) or name in _NAMED:
-        return device if isinstance(device, int) else name
-    kind, _, number = name.partition(":")
-    return kind if kind in _NAMED else int(number or 0)
+    if isinstance(device, int):
+        return device
+    kind, _, number = str(device).partition(":")
+    return kind if kind in _named() else int(number or 0)
 
 
 def _order(key: int | str) -> tuple[int, int]:
-    return (0, key) if isinstance(key, int) else (1, _NAMED.index(key))
+    return (0, key) if isinstance(key, int) else (1, _named().index(key))
+
+
+def _named() -> list[str]:
+    return [*named_devices(), "meta"]
 
 
 def _ties(model: nn.Module, device_map: Mapping[str, Device]) -> list[str]:

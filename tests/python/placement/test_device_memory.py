@@ -14,7 +14,7 @@ from accelerate_cpp.devices.device import Device
 from accelerate_cpp.devices.table import Mps, kind_of
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.placement import device_memory
-from accelerate_cpp.placement.device_memory import get_balanced_memory, get_max_memory
+from accelerate_cpp.placement.device_memory import get_balanced_memory, get_max_memory, named_devices
 
 
 class Block(nn.Module):
@@ -32,6 +32,12 @@ def test_devices_come_in_order_and_texts_become_bytes() -> None:
     found = get_max_memory(memory)
     assert list(found.items()) == [(0, 5), (1, 2 << 30), ("cpu", 10**9), ("disk", 7)]
     assert get_max_memory({}) == {}
+
+
+@pytest.mark.parametrize("name", ["mps", "xla"])
+def test_what_maps_do_not_number_goes_by_its_name(name: str) -> None:
+    assert name in named_devices()
+    assert list(get_max_memory({"cpu": 7, name: "1KB"}).items()) == [(name, 1000), ("cpu", 7)]
 
 
 @pytest.mark.parametrize("key", ["cuda:0", "foo", torch.device("cpu")])

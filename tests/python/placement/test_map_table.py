@@ -59,6 +59,13 @@ def test_the_text_has_all_devices_with_parts_bytes_shares_and_ties() -> None:
     ]
 
 
+@pytest.mark.parametrize("device", ["xla", torch.device("xla:0"), "mps"])
+def test_a_device_without_a_number_is_shown_before_the_host(device: Any) -> None:
+    name = str(device).partition(":")[0]
+    table = tabulate(Model(), {"": device}, {"cpu": 800, name: 800}, Measure(), NOTHING)
+    assert [(row.weights, row.room) for row in table.rows] == [(400, 800), (0, 800)]
+
+
 def test_without_room_there_is_no_share_and_with_a_workload_a_column() -> None:
     needs = Needs({"layers.0": 7, "layers.2": 20, "layers.3": 30}, 1000)
     lines = tabulate(Model(), MAP, {}, Measure(torch.float16), needs).text().splitlines()
