@@ -28,6 +28,10 @@ def render(plan: LaunchPlan) -> str:
     elif plan.agent is not None:
         lines.append(f"watched by torch's agent, which meets the others through {plan.agent.rdzv_backend}:")
         command, told = agent_command(plan, plan.agent), group_environment(group, os.environ)
+    elif plan.tpus is not None:
+        which = "one process" if plan.tpus.alone else "one process for each TPU"
+        lines = [f"{which} on this machine, by torch_xla, which calls {plan.tpus.function}() of:"]
+        command, told = plan.command, group_environment(group, os.environ)
     else:
         command, told = plan.command, worker_environment(group, 0, -1)
     lines.append(f"command: {shlex.join(command)}")

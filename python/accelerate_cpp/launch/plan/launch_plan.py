@@ -289,6 +289,7 @@ def resolve_group(
     )
     effective = {
         "cpu": cpu,
+        "tpu": said["tpu"] and not (cpu or options.multi_gpu),
         "num_processes": group.world_size,
         "num_cpu_threads_per_process": group.num_threads,
     }

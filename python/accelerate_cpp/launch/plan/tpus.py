@@ -60,7 +60,7 @@ def tpu_launch(options: Any, settings: Mapping[str, Any], group: WorkerGroup) ->
         InvalidArgument: something that torch_xla does not start, or a pod without a name or a zone.
     """
     said = {name: setting.value for name, setting in settings.items()}
-    if not said["tpu"] or group.cpu:
+    if not said["tpu"]:
         return None
     source = settings["tpu"].source
     if options.no_python:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.plan.dry_run import render
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, remarks, resolve
 from accelerate_cpp.launch.plan.tpus import Pod, TpuLaunch, remarks_on_tpus, tpu_launch
 
@@ -31,6 +32,22 @@ def test_a_flag_or_a_file_asks_for_tpus_and_names_the_function(script: str) -> N
     assert planned(script, "main_training_function: train\n").tpus == expected
     assert planned(script).tpus is None
     assert planned(script, "main_training_function: train\n", cpu=True).tpus is None
+
+
+def test_a_flag_for_other_devices_takes_precedence_over_the_file(script: str) -> None:
+    for flag in ("cpu", "multi_gpu"):
+        plan = planned(script, "num_processes: 2\n", **{flag: True})
+        assert plan.tpus is None
+        assert not plan.settings["tpu"].value
+
+
+def test_a_dry_run_says_who_starts_the_workers_and_what_they_call(script: str) -> None:
+    lines = render(planned(script, "num_processes: 8\nmain_training_function: train\n")).splitlines()
+    assert lines[0] == "one process for each TPU on this machine, by torch_xla, which calls train() of:"
+    assert lines[1].endswith(f"{script} --epochs 2")
+    assert not [line for line in lines if line.startswith(("  RANK=", "  WORLD_SIZE="))]
+    assert "  ACCELERATE_USE_CPU=False" in lines
+    assert render(planned(script, tpu=True, num_processes=1)).startswith("one process on this machine, by torch_xla")
 
 
 def test_one_process_is_started_only_if_the_flag_says_one(script: str) -> None:
