@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import doctest
 import io
@@ -224,6 +225,10 @@ def errors_have_the_types_of_this_package(_: Path) -> None:
         ours.all_reduce(tf.constant(1), "mean")
     with pytest.raises(InvalidArgument, match="root=2: expected a rank from 0 to 1"):
         ours.broadcast(tf.constant(1.0), 2)
+    for exchange in (ours.all_reduce, ours.gather_for_metrics):
+        for call in both(exchange):
+            with pytest.raises(InvalidArgument, match="dtype string: expected numbers"):
+                call(tf.constant(["text"]))
     for call in both(ours.reduce_scatter):
         with pytest.raises(InvalidArgument, match="multiple of the number of processes"):
             call(tf.constant([1.0, 2.0, 3.0]))
@@ -370,6 +375,11 @@ def datasets_are_sharded(_: Path) -> None:
     found = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in ours.shard_dataset(unknown, 2, drop_remainder=True)]
     mine = [[0, 4], [8, 12]] if rank == 0 else [[2, 6], [10, 14]]
     assert found == [(x, [-one for one in x]) for x in mine]
+    named = collections.namedtuple("Named", "x y")
+    for wrap in (lambda x: {"x": x}, lambda x: (x,), lambda x: named(x, -x)):
+        wrapped = tf.data.Dataset.range(8).map(wrap)
+        expected = ours.shard_dataset(wrapped, 2).element_spec
+        assert ours.shard_dataset(wrapped.filter(lambda *_: True), 2, drop_remainder=True).element_spec == expected
     with pytest.raises(InvalidArgument, match="batch_size=0"):
         ours.shard_dataset(whole, 0)
 

@@ -97,7 +97,12 @@ def shard_dataset(dataset: Any, batch_size: int, *, drop_remainder: bool = False
                 "pass drop_remainder=True, or tell it with tf.data.experimental.assert_cardinality"
             )
         whole = dataset.batch(step, drop_remainder=True)
-        return whole.map(lambda *rows: _of_rank(rows, place.rank, place.world_size)).prefetch(tf.data.AUTOTUNE)
+        # What map passes on as several arguments would be a plain tuple.
+        return whole.map(
+            lambda *rows: tf.nest.pack_sequence_as(
+                whole.element_spec, [row[place.rank :: place.world_size] for row in tf.nest.flatten(rows)]
+            )
+        ).prefetch(tf.data.AUTOTUNE)
     if length == 0:
         raise InvalidArgument("shard_dataset: the dataset has no samples; expected at least one")
     if length > 0:
@@ -105,8 +110,3 @@ def shard_dataset(dataset: Any, batch_size: int, *, drop_remainder: bool = False
         dataset = dataset.repeat(-(-steps * step // length)).take(steps * step)
     shard = dataset.shard(place.world_size, place.rank)
     return shard.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-
-
-def _of_rank(rows: tuple[Any, ...], rank: int, world_size: int) -> Any:
-    mine = tf.nest.map_structure(lambda row: row[rank::world_size], rows)
-    return mine if len(mine) > 1 else mine[0]

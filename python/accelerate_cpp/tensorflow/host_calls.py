@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 import torch
 
-from accelerate_cpp.tensorflow.memory import to_tensorflow, to_torch
+from accelerate_cpp.tensorflow.memory import require_numbers, to_tensorflow, to_torch
 
 HostFunction = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -35,10 +35,15 @@ def host_call(function: HostFunction, inputs: Sequence[Any], results: Sequence[A
         function: gets views of the inputs, which it may not write to, and gives new tensors.
         inputs: of any dtypes that torch has, too.
         results: a ``tf.TensorSpec`` for each result; shapes may have unknown dimensions.
+
+    Raises:
+        InvalidArgument: an input is not of numbers or booleans.
     """
     if tf.executing_eagerly():
         return [to_tensorflow(result) for result in function([to_torch(value) for value in inputs])]
 
+    for value in inputs:
+        require_numbers(value.dtype)
     call = _GraphCall(function)
     outputs = tf.py_function(call, list(inputs), [result.dtype for result in results])
     call.is_made_by(outputs[0].op if results else outputs)
