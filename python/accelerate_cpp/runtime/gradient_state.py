@@ -177,11 +177,7 @@ class GradientState:
         as in the original.
         """
         averaged = current.session is not None and current.session.strategy.gradients_are_averaged
-        return (
-            averaged
-            or env_table.USE_FSDP.get()
-            or bool(self._shared_state.get("_is_xla_gradients_synced", False))
-        )
+        return averaged or env_table.USE_FSDP.get() or bool(self._shared_state.get("_is_xla_gradients_synced", False))
 
     @is_xla_gradients_synced.setter
     def is_xla_gradients_synced(self, is_synced: bool) -> None:
