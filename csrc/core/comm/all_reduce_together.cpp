@@ -1,12 +1,31 @@
 #include "core/comm/all_reduce_together.h"
 
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "core/base/view_parts.h"
 
 namespace accelerate_cpp::comm {
+namespace {
+
+// In place of one operand's shape: their number, and a digest of their counts and shapes in order, so that ranks whose
+// operands differ notice it even where all of them together are of the same size.
+Shape shape_of(const std::vector<Reduced>& pack) {
+  std::uint64_t digest = 0xcbf29ce484222325;  // FNV-1a, by words
+  const auto mix = [&digest](std::uint64_t word) { digest = (digest ^ word) * 0x100000001b3; };
+  for (const Reduced& operand : pack) {
+    mix(operand.output.count);
+    mix(static_cast<std::uint64_t>(operand.shape.dimensions));
+    for (int dimension = 0; dimension < operand.shape.dimensions; ++dimension) {
+      mix(static_cast<std::uint64_t>(operand.shape.sizes[dimension]));
+    }
+  }
+  return {static_cast<std::int64_t>(pack.size()), static_cast<std::int64_t>(digest)};
+}
+
+}  // namespace
 
 void AllReduceTogether::run(const std::vector<Reduced>& operands, Reduction reduction, const Deadline& deadline,
                             std::string_view location) {
@@ -17,7 +36,7 @@ void AllReduceTogether::run(const std::vector<Reduced>& operands, Reduction redu
   std::array<Pack, kNumDTypes> packs;
   const auto reduce_pack = [&](Pack& pack) {
     if (!pack.operands.empty()) {
-      reduce_packed(pack.operands, reduction, Call(deadline, {}, location));
+      reduce_packed(pack.operands, reduction, Call(deadline, shape_of(pack.operands), location));
       pack = Pack();
     }
   };

@@ -67,6 +67,14 @@ TEST(AllReduceTogether, NamesOperandsThatDiffer) {
     const Operand two(2, DType::kFloat32);
     EXPECT_THROW(together.run({{one.view(), one.view(), {}}, {two.view(), two.view(), {}}}, ReduceOp::kSum, soon()),
                  MismatchedCollective);
+    const Operand other(rank == 0 ? 5 : 4, DType::kFloat32);  // nine elements on both ranks
+    EXPECT_THROW(together.run({{one.view(), one.view(), {}}, {other.view(), other.view(), {}}}, ReduceOp::kSum, soon()),
+                 MismatchedCollective);
+    const Operand three(6, DType::kFloat32);
+    const Shape shape = rank == 0 ? Shape{2, 3} : Shape{3, 2};
+    EXPECT_THROW(
+        together.run({{two.view(), two.view(), {2}}, {three.view(), three.view(), shape}}, ReduceOp::kSum, soon()),
+        MismatchedCollective);
   });
 }
 
