@@ -176,6 +176,30 @@ def test_ranks_overflow_save_and_err_together(backend: str, tmp_path: Path) -> N
     run_processes(in_each_rank, 2, str(tmp_path), environment=environment(backend))
 
 
+def saved_with_an_optimizer_of_the_program(file: str) -> list[str]:
+    import keras
+
+    from accelerate_cpp.keras import DistributedOptimizer
+
+    @keras.saving.register_keras_serializable(package="program")
+    class Slow(keras.optimizers.SGD):  # type: ignore[misc]
+        pass
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(DistributedOptimizer(Slow(0.1)), "mse")
+    model.save(file)
+    again = keras.saving.load_model(file)
+    return [
+        keras.saving.get_registered_name(type(one.optimizer)) for one in (model, again) if type(one.optimizer) is Slow
+    ]
+
+
+def test_a_file_names_the_registered_class_of_the_program(tmp_path: Path) -> None:
+    file = str(tmp_path / "model.keras")
+    found = run_processes(saved_with_an_optimizer_of_the_program, 1, file, environment=environment("torch"))
+    assert found == [["program>Slow"]]
+
+
 def test_examples_of_the_docstrings_run() -> None:
     (wrong,) = run_processes(examples_in_docstrings, 1, ("accelerate_cpp.keras",), environment=environment("torch"))
     assert wrong == []

@@ -93,4 +93,10 @@ def _distributed(plain: type) -> type:
     averages = _AveragesScaledGradients if scales else _AveragesGradients
     # Keras finds the class of a saved optimizer by these names.
     names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    return type(plain.__name__, (averages, plain), {**names, "_accelerate_plain": plain})
+    derived = type(plain.__name__, (averages, plain), {**names, "_accelerate_plain": plain})
+    registered = keras.saving.get_registered_name(plain)
+    if registered != plain.__name__:  # a class of the program, by register_keras_serializable
+        package, _, name = registered.partition(">")
+        keras.saving.register_keras_serializable(package, name)(derived)
+        keras.saving.get_custom_objects()[registered] = plain
+    return derived
