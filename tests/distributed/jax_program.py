@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as functional
 
 import accelerate_cpp.jax as ours
-from accelerate_cpp.errors import CheckpointError, InvalidArgument, MismatchedCollective
+from accelerate_cpp.errors import CheckpointError, InvalidArgument, MismatchedCollective, OtherRankFailed
 from jax_program_data import DTYPES, values
 
 warnings.filterwarnings("ignore", "torch.distributed.nn.functional", FutureWarning)
@@ -57,6 +57,9 @@ def check_dtypes() -> None:
             assert outside.dtype == inside.dtype == operand.dtype
             assert (outside == inside).all()
             FOUND[f"{name} {dtype}"] = np.asarray(outside).astype(np.float64).tolist()
+    half_bytes = jnp.ones(5, jnp.int4)
+    for call in (ours.all_gather, jax.jit(ours.broadcast)):
+        assert "at least 8 bits" in refusal(lambda: call(half_bytes), InvalidArgument)  # noqa: B023
 
 
 def check_order() -> None:
@@ -117,6 +120,8 @@ def check_order() -> None:
     FOUND["first sum"] = float(first[3])
     counted = [float(ours.all_reduce(jnp.float32(number))) for number in range(50)]
     FOUND["eager"] = counted == [2.0 * number for number in range(50)]
+    with jax.disable_jit():
+        FOUND["not compiled"] = float(ours.all_reduce(jnp.float32(rank + 1)))
 
 
 def check_gradients() -> None:
@@ -278,6 +283,18 @@ def check_checkpoints() -> None:
         "rate": 0.1,
     }
     ours.save_state(FOLDER / "state", tree)
+    template = {"key": jax.eval_shape(lambda: tree["key"])}
+    ours.save_state(FOLDER / "key", {"key": tree["key"]} if rank == 0 else None)
+    of_template = ours.load_state(FOLDER / "key", template)["key"]
+    assert (jax.random.key_data(of_template) == jax.random.key_data(tree["key"])).all()
+    plain = {"table": np.asarray([[1.0 + 2.0**-50, 2.0], [3.0, 4.0]]).T, "count": np.int64(2**40)}
+    ours.save_state(FOLDER / "plain", plain)
+    again = ours.load_state(FOLDER / "plain", jax.tree.map(np.zeros_like, plain) | {"count": np.int64(0)})
+    FOUND["of numpy"] = [again["table"].tolist(), again["table"].dtype.name, int(again["count"])]
+    FOUND["unsaved"] = refusal(
+        lambda: ours.save_state(FOLDER / "unsaved", {"half": jnp.ones(2, jnp.int4)}),
+        InvalidArgument if rank == 0 else OtherRankFailed,
+    )
     like = jax.tree.map(lambda leaf: leaf * 0 if isinstance(leaf, (int, float)) else jnp.empty_like(leaf), tree)
     loaded = ours.load_state(FOLDER / "state", like)
     assert loaded["params"][1].dtype == jnp.bfloat16
@@ -306,6 +323,8 @@ def check_mismatches() -> None:
 
     trees = [jnp.ones(3), jnp.ones(4 + rank), jnp.ones(5)]
     FOUND["mismatched trees"] = refusal(lambda: ours.average_gradients(trees), MismatchedCollective)
+    swapped = [jnp.ones(3 + rank), jnp.ones(4 - rank)]
+    FOUND["swapped"] = refusal(lambda: ours.average_gradients(swapped), MismatchedCollective)
 
     @jax.jit
     def program(a: Any) -> Any:
@@ -340,6 +359,7 @@ def check_refusals() -> None:
     FOUND["refused op"] = refusal(lambda: ours.all_reduce(jnp.ones(1), "average"), InvalidArgument)
     FOUND["refused mean"] = refusal(lambda: ours.all_reduce(jnp.ones(1, jnp.int32), "mean"), InvalidArgument)
     FOUND["refused gradient"] = refusal(lambda: ours.average_gradients({"a": jnp.ones(1, int)}), InvalidArgument)
+    FOUND["refused number"] = refusal(lambda: ours.average_gradients({"a": 1}), InvalidArgument)
     FOUND["refused root"] = refusal(lambda: ours.broadcast(jnp.ones(1), root=2), InvalidArgument)
     FOUND["refused rows"] = refusal(lambda: ours.reduce_scatter(jnp.ones(3), tiled=True), InvalidArgument)
     FOUND["refused stack"] = refusal(lambda: ours.reduce_scatter(jnp.ones(3)), InvalidArgument)
@@ -359,10 +379,10 @@ def check_averages() -> None:
     dtypes = ["float32", "bfloat16", "float16"] * len(shapes)
     own = [jnp.asarray(leaf, dtype) for leaf, dtype in zip(trees[rank], dtypes, strict=True)]
     expected = [(one + other) / 2 for one, other in zip(*trees, strict=True)]
-    for average in (ours.average_gradients, jax.jit(ours.average_gradients)):
+    for name, average in (("averages", ours.average_gradients), ("averages inside", jax.jit(ours.average_gradients))):
         averages = average(own)
         assert [leaf.dtype for leaf in averages] == [leaf.dtype for leaf in own]
-        FOUND["averages"] = all(
+        FOUND[name] = all(
             np.array_equal(np.asarray(found, np.float32), wanted)
             for found, wanted in zip(averages, expected, strict=True)
         )

@@ -24,8 +24,8 @@ LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--nu
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 
 
-def run(*command: str | Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+def run(*command: str | Path, fails: bool = False, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done
 
@@ -69,6 +69,7 @@ def test_collectives_of_a_program_run_in_its_order_on_every_rank(found: list[dic
     for each in found:
         assert each["interleaved"]
         assert each["eager"]
+        assert each["not compiled"] == 3.0
         # Of 1/8 in the diagonal of 64 rows, and of what is 0 to three digits.
         assert each["staggered"] == [4.0, 8.0, 0.0, 64 * 64 + 8.0]
         assert each["beside"] == [2.0, 700 / 8]
@@ -120,11 +121,15 @@ def test_checkpoints_have_what_rank_0_has_and_name_what_does_not_fit(found: list
         assert "missing 'parameters/0', 'parameters/1', not expected 'params/0', 'params/1'" in each["renamed"]
         assert "'params/0' has shape (3,) and torch.float32, expected (4,)" in each["reshaped"]
         assert "expected checksum" in each["damaged"]
+        assert each["of numpy"] == [[[1.0 + 2.0**-50, 3.0], [2.0, 4.0]], "float64", 2**40]
+    assert "int4" in found[0]["unsaved"]
+    assert "rank 0 failed with InvalidArgument" in found[1]["unsaved"]
 
 
 def test_averages_of_many_gradients_are_those_of_numpy(found: list[dict[str, Any]]) -> None:
     for each in found:
         assert each["averages"]
+        assert each["averages inside"]
         assert each["broadcast parameters"] == [[0.0, 0.0, 0.0], 0]
 
 
@@ -133,6 +138,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(found: list[dict[str, Any]
         "op": "'average': expected 'sum', 'mean'",
         "mean": "op='mean' of int32",
         "gradient": "gradients['a'] is of int32",
+        "number": "gradients['a'] is of int32",
         "root": "root=2: expected a rank from 0 to 1",
         "rows": "a multiple of the number of processes, 2",
         "stack": "tiled=True divides a longer one",
@@ -150,6 +156,8 @@ def test_ranks_that_call_different_collectives_all_say_so_and_go_on(found: list[
             assert f"rank {number}: all_reduce(sum) of [{number + 2}] float32" in each["mismatch"]
             shown = f"rank {number}: all_reduce of 3 arrays: float32 (3,), float32 ({number + 4},), float32 (5,)"
             assert f"{shown} at " in each["mismatched trees"]
+            shown = f"rank {number}: all_reduce of 2 arrays: float32 ({number + 3},), float32 ({4 - number},)"
+            assert f"{shown} at " in each["swapped"]
         assert "rank 0: broadcast of [2] float32" in each["mismatch inside"]
         assert "rank 1: all_gather of [2] float32" in each["mismatch inside"]
         assert "jax_program.py:" in each["mismatch inside"]
@@ -164,6 +172,33 @@ def test_the_launcher_names_the_rank_that_ended(manner: str, said: str, place: s
     assert "rank 1" in done.stderr
     assert "failed first" in done.stderr
     assert said in done.stderr
+
+
+ENDING = """
+import signal, sys
+import accelerate_cpp.accelerator  # before JAX: what it does at exit comes after what JAX does
+import jax, jax.numpy as jnp
+import accelerate_cpp.jax as ours
+
+def far(a):
+    for _ in range(10):
+        a = jnp.tanh(a @ a)
+    return a
+
+ours.barrier()
+if ours.rank() == 1:
+    jax.jit(lambda a: ours.all_reduce(far(a)))(jnp.eye(700))
+    raise ValueError("no more data")
+signal.pause()
+"""
+
+
+def test_a_rank_that_fails_does_not_wait_for_what_it_has_left_under_way(tmp_path: Path) -> None:
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    done = run(*LAUNCH, "2", script, fails=True)
+    assert "ValueError: no more data" in done.stderr
+    assert "atexit" not in done.stdout + done.stderr  # nothing that JAX says of programs that ended with it
 
 
 def wait_in_a_program(place: str) -> Any:
@@ -297,11 +332,15 @@ def test_the_examples_in_the_docstrings_print_what_they_show() -> None:
     run(sys.executable, "-c", EXAMPLES_OF_DOCSTRINGS)
 
 
-def test_the_code_of_the_page_prints_what_the_page_shows() -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_code_of_the_page_prints_what_the_page_shows(processes: int, tmp_path: Path) -> None:
     page = (HERE.parents[1] / "docs" / "jax.md").read_text()
     boxes = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(boxes) == 3
-    done = run(sys.executable, "-c", "print('next')\n".join(code for code, _ in boxes))
+    script = tmp_path / "page.py"
+    script.write_text("processes.print('next')\n".join(code for code, _ in boxes))
+    launched = [sys.executable] if processes == 1 else [*LAUNCH, str(processes)]
+    done = run(*launched, script, folder=tmp_path)
     assert done.stdout.split("next\n") == [shown for _, shown in boxes]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +41,15 @@ class _TreeFile(StateFile):
         return write_safetensors(folder / self.name, self.content)
 
 
-def save(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
+def save(
+    folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor] | Callable[[], Mapping[str, torch.Tensor]]
+) -> None:
     """Writes what rank 0 has as the checkpoint ``folder``. A collective: returns on all ranks when it is complete.
 
     A folder that exists is replaced in one step; if this fails or is killed at any moment, it is as it was.
 
     Args:
-        tensors: by name, dense and on the CPU; those of other ranks are ignored.
+        tensors: by name, dense and on the CPU, or what returns them; that of other ranks is ignored.
 
     Raises:
         InvalidArgument: a dtype that the format lacks.
@@ -56,8 +58,14 @@ def save(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) ->
     """
     ranks = _participants()
     target = Path(folder).expanduser()
-    files = [_TreeFile(FILE_NAME, dict(tensors), safe=True)] if ranks.place == 0 else []
-    (token, *_) = ranks.gather(uuid.uuid4().hex)
+    files = []
+
+    def begin() -> str:
+        if ranks.place == 0:
+            files.append(_TreeFile(FILE_NAME, dict(tensors() if callable(tensors) else tensors), safe=True))
+        return uuid.uuid4().hex
+
+    (token, *_) = ranks.together(f"saving {folder}", begin)
     manifest = Manifest(iteration=0, world_size=ranks.topology.world_size, files={}, cursors=[])
     Checkpoint(target, token, files, manifest, existed=target.exists()).write(ranks)
 

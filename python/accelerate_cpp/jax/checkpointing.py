@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
@@ -41,7 +42,7 @@ def save_state(folder: str | os.PathLike[str], tree: Any) -> None:
         {'step': 7, 'w': Array([1., 1.], dtype=float32)}
     """
     wait_for_programs()
-    tree_checkpoint.save(folder, {name: _saved(leaf) for name, leaf in _named(tree).items()})
+    tree_checkpoint.save(folder, lambda: {name: _saved(leaf) for name, leaf in _named(tree).items()})
 
 
 def load_state(folder: str | os.PathLike[str], like: Tree) -> Tree:
@@ -49,7 +50,7 @@ def load_state(folder: str | os.PathLike[str], like: Tree) -> Tree:
 
     Args:
         like: a tree of the same structure with arrays of the same shapes and dtypes (or ``jax.ShapeDtypeStruct``), and
-            numbers where numbers were saved.
+            numbers where numbers were saved. Where it has an array of NumPy, one of NumPy is returned.
 
     Raises:
         InvalidArgument: there is no such folder.
@@ -93,17 +94,27 @@ def _is_number(leaf: Any) -> bool:
     return isinstance(leaf, (bool, int, float))
 
 
+def _is_numpy(leaf: Any) -> bool:
+    """Whether it is of NumPy and of a dtype of NumPy's own."""
+    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.isbuiltin == 1 and leaf.dtype.kind in "biufc"
+
+
 def _saved(leaf: Any) -> torch.Tensor:
-    """Numbers keep their 64 bits, whatever JAX does with them."""
+    """Numbers and arrays of NumPy keep their 64 bits, whatever JAX does with them."""
     if _is_number(leaf):
         return torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+    if _is_numpy(leaf):
+        try:
+            return torch.from_numpy(np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C"))
+        except TypeError as error:
+            raise InvalidArgument(f"an array of {leaf.dtype} cannot become a tensor of torch: {error}") from error
     if jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return as_tensor(leaf)
 
 
 def _expected(leaf: Any) -> tree_checkpoint.Expected:
-    if _is_number(leaf):
+    if _is_number(leaf) or _is_numpy(leaf):
         saved = _saved(leaf)
         return tree_checkpoint.Expected(tuple(saved.shape), saved.dtype)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -115,7 +126,10 @@ def _loaded(tensor: torch.Tensor, like: Any) -> Any:
     if _is_number(like):
         return type(like)(tensor.item())
     # The tensor is mapped from the file, whose pages may go when another checkpoint replaces it: an array of its own.
-    array = as_array(tensor.clone())
+    own = tensor.clone()
+    if _is_numpy(like):
+        return own.numpy() if isinstance(like, np.ndarray) else own.numpy()[()]
+    array = as_array(own)
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
     return array

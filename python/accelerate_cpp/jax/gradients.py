@@ -35,9 +35,9 @@ def average_gradients(gradients: Tree) -> Tree:
         [2.0, 2.0]
     """
     whole = [
-        (jax.tree_util.keystr(path), leaf.dtype)
+        (jax.tree_util.keystr(path), jnp.result_type(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(gradients)
-        if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     ]
     if whole:
         name, dtype = whole[0]

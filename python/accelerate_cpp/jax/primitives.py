@@ -14,7 +14,7 @@ import atexit
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -107,9 +107,17 @@ def register_targets() -> None:
 
 
 def _wait_at_exit() -> None:
-    """A program that ends well may leave collectives under way, which the other ranks need."""
-    if getattr(sys, "last_value", None) is None:
+    """A program that ends well may leave collectives under way, which the other ranks need. One that ends with an error
+    leaves the groups at once: JAX waits at exit, too, and what it waits for may need a rank that does not come.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None:
         wait_for_programs()
+        return
+    _native.leave_groups(error)
+    with suppress(jax.errors.JaxRuntimeError):  # the program has ended with an error of its own
+        jax.effects_barrier()
+    _runtime_tokens.clear()
 
 
 def _target(name: str) -> str:
@@ -160,8 +168,10 @@ def wait_for_programs() -> None:
 
 
 def _run(primitive: Any, *operands: Any, **params: Any) -> Any:
-    """Outside of any program, a collective is a program by itself."""
-    return _compiled(primitive, tuple(sorted(params.items())))(*operands)
+    """Outside of any program, a collective is a program by itself, even where JAX is told to compile none."""
+    compiled = _compiled(primitive, tuple(sorted(params.items())))
+    with jax.disable_jit(False) if jax.config.jax_disable_jit else nullcontext():
+        return compiled(*operands)
 
 
 @cache
@@ -191,6 +201,8 @@ def _defined(
     primitive.def_impl(partial(_run, primitive))
 
     def abstract(*avals: Any, **params: Any) -> tuple[list[Any], set[Any]]:
+        for aval in avals:
+            _require_whole_bytes(name, aval.dtype)
         return [jax.core.ShapedArray(shape(aval.shape, **params), aval.dtype) for aval in avals], {_IN_ORDER}
 
     primitive.def_effectful_abstract_eval(abstract)
@@ -224,6 +236,22 @@ def _defined(
 
     ad.primitive_jvps[primitive] = differentiate
     return primitive
+
+
+def _require_whole_bytes(name: str, dtype: Any) -> None:
+    """Parts of ranks lie behind each other, which elements that share a byte cannot.
+
+    Raises:
+        InvalidArgument: elements of ``dtype`` have less than 8 bits.
+    """
+    if jnp.issubdtype(dtype, jnp.integer):
+        bits = jnp.iinfo(dtype).bits
+    elif jnp.issubdtype(dtype, jnp.floating):
+        bits = jnp.finfo(dtype).bits
+    else:
+        return
+    if bits < 8:
+        raise InvalidArgument(f"{name} of {dtype}: expected elements of at least 8 bits; convert the array first")
 
 
 def _attributes(params: dict[str, Any]) -> dict[str, Any]:
