@@ -276,6 +276,7 @@ class DataLoaderDispatcher(TrackedLoader):
                 first = self._take(batch, 0, min(data_size(), sum(sizes)))
             while self._completes and is_last and operations.find_batch_size(batch) < self._bounds(sizes, is_last)[-1]:
                 batch = operations.concatenate([batch, first])
+            kind_of(device).require_computable(batch)
             yield operations.send_to_device(batch, device, non_blocking=self._non_blocking), sizes, is_last
 
     @property

@@ -275,7 +275,7 @@ def _imports(package: str, device_type: str, path: tuple[str, ...]) -> bool:
         return False
     try:
         importlib.import_module(package)
-    except ImportError as error:  # installed, but not for this machine
+    except (ImportError, OSError) as error:  # installed, but not for this machine, or a library of it is missing
         text = "%s is installed but cannot be imported, so there is no %s: %s"
         _logger.warning(text, package, device_type, error)
         return False

@@ -66,8 +66,13 @@ class Cuda(Device):
     """GPUs of NVIDIA and, through ROCm, of AMD."""
 
     def is_available(self) -> bool:
-        with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
-            return torch.cuda.is_available()  # if possible, without initialising the driver
+        return self.count() > 0
+
+    def count(self) -> int:
+        try:
+            return int(torch.cuda.device_count())  # asks NVML if it can, which does not initialise the driver
+        except RuntimeError:
+            return 0
 
     def lacks(self, precision: str, device: torch.device) -> str | None:
         if precision == "bf16" and not torch.cuda.is_bf16_supported():

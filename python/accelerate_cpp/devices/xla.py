@@ -158,6 +158,11 @@ class XlaDevice(Device):
     def empty_cache(self) -> None:
         """Nothing: the runtime keeps no memory for later."""
 
+    def lacks(self, precision: str, device: torch.device) -> str | None:
+        if precision == "fp8":
+            return f"{self.title} ({device}) does not support fp8"
+        return super().lacks(precision, device)
+
     def sync(self) -> None:
         """Compiles and starts what has been recorded since the last call, without waiting for results."""
         library = xla_module("")

@@ -178,7 +178,10 @@ def _has_device(kind: str, check_device: bool) -> bool:
 
 def is_cuda_available() -> bool:
     """Whether torch sees a GPU through CUDA or ROCm. If possible, it checks without initialising the driver."""
-    return _has_device("cuda", check_device=False)
+    import torch
+
+    with env_table.replaced_environment(env_table.render({env_table.NVML_BASED_CUDA_CHECK: True})):
+        return torch.cuda.is_available()
 
 
 def is_rocm_available() -> bool:

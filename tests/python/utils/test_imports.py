@@ -301,6 +301,7 @@ def test_gpus_of_cuda_and_rocm_count_without_initialising_the_driver(
         return available
 
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(available))
     monkeypatch.setattr(torch.version, "hip", hip)
     assert imports.is_cuda_available() is available
     assert imports.is_rocm_available() is (available and hip is not None)
@@ -333,7 +334,7 @@ def test_a_mac_counts_and_has_bf16_since_macos_14(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("supported", [True, False])
 def test_gpus_are_asked_whether_they_have_bf16(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
     assert imports.is_bf16_available() is True  # the CPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
     assert imports.is_bf16_available() is supported
 
