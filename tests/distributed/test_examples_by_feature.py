@@ -203,6 +203,12 @@ CHECKED_ELSEWHERE = {
     "digits.py": "test_examples.py",
     "digits_plain.py": "test_examples.py",
     "show_digits.py": "test_examples.py",
+    "jax_digits.py": "test_jax.py",
+    "jax_digits_plain.py": "test_jax.py",
+    "keras_digits.py": "test_tensorflow.py",
+    "keras_digits_plain.py": "test_tensorflow.py",
+    "tensorflow_digits.py": "test_tensorflow.py",
+    "tensorflow_digits_plain.py": "test_tensorflow.py",
 }
 # In plain PyTorch, with what they are compared with. plain.py is the training that the other examples start from.
 PLAIN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from accelerate_cpp.checkpoint import random_states as random_states_module
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME
 from accelerate_cpp.checkpoint.random_states import random_states
 from accelerate_cpp.data.cursor import cursor_of
+from accelerate_cpp.devices.device import Device
 from accelerate_cpp.precision.master_weights import MasterWeights
 from accelerate_cpp.state import AcceleratorState, GradientState
 from accelerate_cpp.utils import DataLoaderConfiguration
@@ -206,16 +207,17 @@ def test_a_hook_sees_models_only_once_all_else_was_found_to_fit(tmp_path: Path) 
     assert called == []
 
 
-class Gpus:
-    """As much of ``torch.cuda`` as checkpoints look at, with generators of a byte each."""
+class Gpus(Device):
+    """As much of a kind of device as checkpoints look at, with generators of a byte each."""
 
     def __init__(self, *states: int) -> None:
-        self.states = [torch.tensor([state], dtype=torch.uint8) for state in states]
+        super().__init__(type="cuda", title="GPU")
+        object.__setattr__(self, "states", [torch.tensor([state], dtype=torch.uint8) for state in states])
 
-    def get_rng_state_all(self) -> list[torch.Tensor]:
+    def random_states(self) -> list[torch.Tensor]:
         return [state.clone() for state in self.states]
 
-    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
+    def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
         for index, state in enumerate(states):
             self.states[index] = state.clone()  # IndexError for a device that is not here
 
@@ -239,7 +241,7 @@ def test_random_states_of_more_or_fewer_gpus_are_loaded_as_far_as_they_go_with_o
 ) -> None:
     def has(gpus: Gpus | None) -> None:
         found = {} if gpus is None else {"torch_cuda_manual_seed": gpus}
-        monkeypatch.setattr(random_states_module, "_modules", lambda: found)
+        monkeypatch.setattr(random_states_module, "_kinds", lambda: found)
 
     has(Gpus(*saved) if saved else None)
     first = Run(seed=0)
@@ -260,7 +262,7 @@ def test_a_gpus_state_of_another_form_is_found_before_anything_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = Gpus(1)
-    monkeypatch.setattr(random_states_module, "_modules", lambda: {"torch_cuda_manual_seed": gpus})
+    monkeypatch.setattr(random_states_module, "_kinds", lambda: {"torch_cuda_manual_seed": gpus})
     Run(seed=0).accelerator.save_state(tmp_path / "c")
     rewritten(
         "random_states_0.pkl", lambda state: {**state, "torch_cuda_manual_seed": [torch.zeros(2, dtype=torch.uint8)]}

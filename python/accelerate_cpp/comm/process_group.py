@@ -48,20 +48,21 @@ def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
         ) from error
 
 
-def choose_backend(device_type: str, collectives: Callable[[], str]) -> str:
+def choose_backend(device_type: str, collectives: Callable[[], str] | None = None) -> str:
     """The backend string for ``init_process_group`` on ``device_type``: ``"cpu"``, ``"cuda"``, ….
 
     CPU ranks get our backend, which shares memory within a host and uses Gloo between hosts, with reachable addresses.
     """
     if device_type == "cpu":
         return BACKEND_NAME if platform.system() == "Linux" else "gloo"
-    return f"cpu:gloo,{device_type}:{collectives()}"
+    name = dist.get_default_backend_for_device(device_type) if collectives is None else collectives()
+    return f"cpu:gloo,{device_type}:{name}"
 
 
 def connect(
     *,
     device_type: str,
-    collectives: Callable[[], str],
+    collectives: Callable[[], str] | None = None,
     backend: str | None = None,
     timeout: timedelta | None = None,
     alone: bool = False,
@@ -70,7 +71,8 @@ def connect(
 
     Args:
         device_type: ``"cpu"``, ``"cuda"``, …: the device type of the tensors in collectives.
-        collectives: tells the backend for tensors on an accelerator, if this process trains on one.
+        collectives: tells the backend for tensors on an accelerator, if this process trains on one; torch's default
+            for the type when ``None``.
         backend: the user's choice; ``None`` picks one by :func:`choose_backend`.
         timeout: of every collective; 30 minutes when ``None``.
         alone: if the environment describes no group, create one of this process alone.

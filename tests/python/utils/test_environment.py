@@ -277,7 +277,7 @@ def test_libraries_that_are_imported_are_listed(monkeypatch: pytest.MonkeyPatch)
 def test_the_kind_of_device_goes_with_the_kind_of_run(
     monkeypatch: pytest.MonkeyPatch, available: bool, expected: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(available))
     assert environment.get_current_device_type() == expected
 
 
