@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from network_namespaces import ADDRESSES, Host
-from processes import run_processes
+from processes import files_in_shared_memory, run_processes
 from scenarios import outlive_the_others
 
 
@@ -114,7 +114,7 @@ def end_by_force(folder: str) -> None:
 
 
 def test_nothing_is_left_where_all_are_killed(tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").iterdir())
+    before = files_in_shared_memory()
     with pytest.raises(AssertionError, match="exit code"):
         run_processes(end_by_force, 2, str(tmp_path))
-    assert set(Path("/dev/shm").iterdir()) <= before
+    assert files_in_shared_memory() <= before

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from processes import run_processes
+from processes import files_in_shared_memory, run_processes
 
 STEPS = 50
 GLOBAL_BATCH = 12
@@ -89,7 +89,7 @@ class Run:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
-        self.shared_memory = set(os.listdir("/dev/shm"))
+        self.shared_memory = files_in_shared_memory()
         (folder / "train.py").write_text(TRAINS_FOREVER)
         self.process = subprocess.Popen(
             [
@@ -121,7 +121,7 @@ class Run:
 
     def assert_nothing_is_left(self, pids: list[int]) -> None:
         self.wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        assert files_in_shared_memory() <= self.shared_memory
 
     @staticmethod
     def wait_until(condition) -> None:  # type: ignore[no-untyped-def]
