@@ -12,12 +12,16 @@ from accelerate_cpp.errors import InvalidArgument
 
 def available_devices() -> list[Device]:
     """The kinds of accelerators that torch can use here, best first."""
-    return [kind for kind in accelerators() if kind.count() > 0]
+    return [kind for kind, _ in _counted()]
 
 
 def available_accelerators() -> list[tuple[str, int]]:
     """The accelerators that torch can use here, as (type, count), best first."""
-    return [(kind.type, kind.count()) for kind in available_devices()]
+    return [(kind.type, count) for kind, count in _counted()]
+
+
+def _counted() -> list[tuple[Device, int]]:
+    return [(kind, count) for kind in accelerators() if (count := kind.count()) > 0]
 
 
 def select_device(*, cpu: bool, forced: str | None, local_rank: int, world_size: int = 1) -> torch.device:
@@ -33,8 +37,8 @@ def select_device(*, cpu: bool, forced: str | None, local_rank: int, world_size:
         InvalidArgument: ``forced`` is not a device or is not present, there are fewer devices than processes, or there
             are several processes, for a kind that trains in one only.
     """
-    kinds = [] if cpu and not forced else available_devices()
-    present = [(kind.type, kind.count(), kind.index_by_rank) for kind in kinds]
+    counted = [] if cpu and not forced else _counted()
+    present = [(kind.type, count, kind.index_by_rank) for kind, count in counted]
     name = choose_device(force_cpu=cpu, forced=forced or "", local_rank=local_rank, accelerators=present)
     kind = kind_of(name)
     if kind.one_process and world_size > 1:

@@ -91,6 +91,29 @@ def loader_of_arrays(
     return DataLoader(rows, sampler=BatchSampler(order, batch_size, drop_last), batch_size=None, collate_fn=_as_it_is)
 
 
+def loader_of(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> DataLoader[Any]:
+    """``data`` if it is a loader of torch, which has its own batches and order; else a loader of its arrays.
+
+    Args:
+        data: a ``DataLoader``, or what :func:`loader_of_arrays` takes, as are the other arguments.
+
+    Raises:
+        InvalidArgument: arrays without ``batch_size``, or of different lengths.
+    """
+    if isinstance(data, DataLoader):
+        return data
+    if batch_size is None:
+        raise InvalidArgument("data_loader: expected batch_size for arrays; only a DataLoader of torch has its own")
+    return loader_of_arrays(data, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+
+
 class Batches:
     """This rank's batches of a loader, converted; one pass for each iteration.
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.frameworks.loading import Batches, loader_of_arrays, map_leaves
+from accelerate_cpp.frameworks.loading import Batches, loader_of, map_leaves
 
 
 def data_loader(
@@ -47,8 +46,6 @@ def data_loader(
         2
     """
     if not isinstance(data, DataLoader):
-        if batch_size is None:
-            raise InvalidArgument("data_loader: expected batch_size for arrays; only a DataLoader of torch has its own")
-        tensors = map_leaves(lambda leaf: torch.as_tensor(np.asarray(leaf)), data)
-        data = loader_of_arrays(tensors, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-    return Batches(data, lambda leaf: leaf, split_batches=split_batches, seed=seed).loader
+        data = map_leaves(lambda leaf: torch.as_tensor(np.asarray(leaf)), data)
+    loader = loader_of(data, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    return Batches(loader, lambda leaf: leaf, split_batches=split_batches, seed=seed).loader

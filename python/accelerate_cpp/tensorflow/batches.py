@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import torch
-from torch.utils.data import DataLoader
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.frameworks.loading import Batches, loader_of_arrays
+from accelerate_cpp.frameworks.loading import Batches, loader_of
 from accelerate_cpp.frameworks.processes import processes
 from accelerate_cpp.tensorflow.memory import to_tensorflow
 
@@ -48,11 +47,7 @@ def data_loader(
         >>> images.shape, labels.numpy()
         (TensorShape([4, 2]), array([0, 1, 2, 3]))
     """
-    if isinstance(data, DataLoader):
-        return Batches(data, _to_tensor, split_batches=split_batches, seed=seed)
-    if batch_size is None:
-        raise InvalidArgument("data_loader: expected batch_size for arrays; only a DataLoader of torch has its own")
-    loader = loader_of_arrays(data, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    loader = loader_of(data, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
     return Batches(loader, _to_tensor, split_batches=split_batches, seed=seed)
 
 

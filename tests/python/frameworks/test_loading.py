@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.frameworks.loading import Rows, loader_of_arrays, map_leaves
+from accelerate_cpp.frameworks.loading import Rows, loader_of, loader_of_arrays, map_leaves
 
 
 def test_rows_that_follow_each_other_are_views_and_others_are_copied_to_aligned_memory() -> None:
@@ -33,3 +33,10 @@ def test_a_batch_has_at_least_one_row() -> None:
 
 def test_leaves_are_mapped_and_containers_kept() -> None:
     assert map_leaves(lambda leaf: leaf + 1, {"a": [1, (2, 3)]}) == {"a": [2, (3, 4)]}
+
+
+def test_a_loader_of_torch_is_taken_as_it_is_and_arrays_need_a_batch_size() -> None:
+    loader = loader_of(np.arange(4), batch_size=2)
+    assert loader_of(loader) is loader
+    with pytest.raises(InvalidArgument, match="expected batch_size for arrays"):
+        loader_of(np.arange(4))
