@@ -274,18 +274,18 @@ def _failure(group: WorkerGroup, end: RunEnd, blames: Blames, reports: Sequence[
     if failure is None:
         return None
     report, rank = ErrorReport.parse(reports[failure.rank]), group.ranks[failure.rank]
-    if failure.exit_code == 0:
+    if failure.exit_code == 0 or failure.while_ending:
         message = f"rank {rank} {account(failure, end)}{_waiting(group, reports)}"
     elif report is None:
-        message = f"rank {rank} failed: {describe(failure.exit_code)}"
+        message = f"rank {rank} failed: {describe(failure.exit_code)}{_waiting(group, reports)}"
     else:
         message = f"rank {rank} failed: {report.summary}\n\n{report.traceback}"
     return FunctionFailed(message, rank, failure.exit_code)
 
 
 def _waiting(group: WorkerGroup, reports: Sequence[bytes]) -> str:
-    """Where a worker was that waited for one that had left; empty if none has said so."""
+    """Where a worker was that waited for one that left, died or did not answer; empty if none has said so."""
     for rank, report in zip(group.ranks, map(ErrorReport.parse, reports), strict=False):
-        if report is not None:
+        if report is not None and report.blames is not None:
             return f"\n\nrank {rank} waited for it:\n\n{report.traceback}"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from accelerate_cpp.config.env_table import render_cores as ranges
@@ -47,11 +47,13 @@ class RunEnd:
         workers: in the order of their ends.
         interrupted_by: the signal that interrupted the launcher, if any.
         absence: the worker that ended well before it joined the group of those that waited for it, if any.
+        stopped: the workers that lived, but were stopped by a signal or a debugger, when the launcher ended them.
     """
 
     workers: tuple[WorkerEnd, ...]
     interrupted_by: int | None
     absence: Absence | None = None
+    stopped: Collection[int] = ()
 
 
 def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
@@ -59,7 +61,8 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
 
     A worker that the launcher ended, or whose error blames others, is a consequence; it is named only when there is
     nothing else to name. A worker that ended well is the cause if others waited for it in vain to join their group,
-    or if all errors are consequences and blame it, or blame no rank by name.
+    or if all errors are consequences and blame it, or blame no rank by name; one that the launcher ended is, if they
+    blame it and nobody else that ended.
     """
     if run.absence is not None:
         return next(end for end in run.workers if end.rank == run.absence.worker)
@@ -71,11 +74,21 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
     left = [end for end in run.workers if end.exit_code == 0 and not end.while_ending]
     if named or not own:
         left = [end for end in left if end.rank in named]
-    return next(iter(causes or left or own or failures), None)
+    return next(iter(causes or left or _held_up(run, blamed) or own or failures), None)
+
+
+def _held_up(run: RunEnd, blamed: Mapping[int, Collection[int] | None]) -> list[WorkerEnd]:
+    """The workers that errors blame and that lived on until the launcher ended them; those first that were stopped."""
+    named = {rank for ranks in blamed.values() for rank in ranks or ()}
+    held_up = [end for end in run.workers if end.while_ending and end.rank in named]
+    return sorted(held_up, key=lambda end: end.rank not in run.stopped)
 
 
 def account(failure: WorkerEnd, run: RunEnd) -> str:
     """The description of the :func:`first_failure` of a run: ``failed first: exit code 1``."""
+    if failure.while_ending and any(not end.while_ending and end.exit_code != 0 for end in run.workers):
+        state = "was stopped by a signal or a debugger" if failure.rank in run.stopped else "still ran"
+        return f"did not answer: it {state} when others had waited for it in vain"
     if failure.exit_code != 0:
         return f"failed first: {describe(failure.exit_code)}"
     if run.absence is None:
@@ -105,5 +118,7 @@ def shell_status(exit_code: int) -> int:
 
 
 def failed_status(failure: WorkerEnd) -> int:
-    """The exit status of a launch that ended by ``failure``: never 0, also where a worker left."""
+    """The exit status of a launch that ended by ``failure``: never 0, also where a worker left or did not answer."""
+    if failure.while_ending:
+        return 1  # how the launcher ended it says nothing about the run
     return shell_status(failure.exit_code) or 1

@@ -18,12 +18,13 @@ from accelerate_cpp.launch.workers.attendance import Absence, Attendance
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, WorkerEnd
 from accelerate_cpp.launch.workers.guard import Guard
 from accelerate_cpp.launch.workers.signals import INTERRUPTS
-from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, living_members
+from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, is_stopped, living_members
 
 REPORT_SECONDS = 1.0
 """After the first failure the others get this long to fail on their own: their errors may name the lost rank."""
 CAUSE_SECONDS = 30.0
-"""A rank that the errors of the failed ones name gets this long to end: it may be first to fail and last to end."""
+"""A rank that the errors of the failed ones name gets this long to end: it may be first to fail and last to end. One
+that is stopped will not, and gets no time."""
 GRACE_SECONDS = 5.0
 """How long workers get to end after each signal before a harder one follows."""
 _CHUNK_BYTES = 64 * 1024
@@ -109,8 +110,9 @@ class Supervisor:
         self._wait(lambda: self._all_ended or self._interrupts or not self._cause_lives(), CAUSE_SECONDS)
         interrupt = self._interrupts[0] if self._interrupts else None
         ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
+        stopped = self._stopped()
         self._end(ladder)
-        return RunEnd(tuple(self._ends), interrupt, absence)
+        return RunEnd(tuple(self._ends), interrupt, absence, stopped)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -141,11 +143,19 @@ class Supervisor:
         return any(end.exit_code != 0 for end in self._ends)
 
     def _cause_lives(self) -> bool:
-        """Whether the errors of all that have failed name one that lives."""
+        """Whether the errors of all that have failed name one that lives, and may end by itself."""
         blamed = [self._blames(end.rank) for end in self._ends if end.exit_code != 0]
-        living = {worker.rank for worker in self._workers}.difference(end.rank for end in self._ends)
+        living = self._living_ranks() - self._stopped()
         named = {rank for ranks in blamed for rank in ranks or ()}
         return None not in blamed and not living.isdisjoint(named)
+
+    def _living_ranks(self) -> set[int]:
+        return {worker.rank for worker in self._workers}.difference(end.rank for end in self._ends)
+
+    def _stopped(self) -> frozenset[int]:
+        """The workers that something has stopped: they do not end by themselves."""
+        living = self._living_ranks()
+        return frozenset(one.rank for one in self._workers if one.rank in living and is_stopped(one.pid))
 
     def _absence(self) -> Absence | None:
         """The worker that the others wait for although it has ended, if no worker has failed."""
@@ -190,6 +200,7 @@ class Supervisor:
             else:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
+                    os.kill(worker.pid, signal.SIGCONT)  # one that is stopped acts on nothing before
                 self._wait(lambda: self._all_ended or not goes_on(), GRACE_SECONDS)
                 if not goes_on() or not self._signal_rest_of_groups(number):
                     break
@@ -206,6 +217,7 @@ class Supervisor:
     def _signal_groups(self, number: signal.Signals) -> None:
         for worker in self._workers:
             os.killpg(worker.pid, number)
+            os.killpg(worker.pid, signal.SIGCONT)
 
     def _signal_rest_of_groups(self, number: signal.Signals) -> bool:
         """Signals what the workers have started; they themselves were signalled before. Returns whether any lived."""

@@ -34,6 +34,15 @@ def exit_code_of_ended(pid: int) -> int:
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether child ``pid`` lives but does not run: SIGSTOP or a debugger has stopped it, and only they let it go on."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):  # reaped, or no /proc
+        return False
+    return stat[stat.rindex(")") + 2] in "Tt"
+
+
 def living_members(groups: Collection[int]) -> list[int]:
     """Pids of the processes in the process groups ``groups`` that have not ended."""
     members = []

@@ -37,7 +37,24 @@ def test_survivor_that_blames_another_is_not_named_though_it_ended_earlier() -> 
 
 def test_worker_ended_by_the_launcher_is_not_named_before_one_that_failed() -> None:
     ends = [WorkerEnd(0, 1, False), WorkerEnd(1, -15, True)]
-    assert _first(ends, {0: [1]}) == WorkerEnd(0, 1, False)
+    assert _first(ends, {}) == WorkerEnd(0, 1, False)
+    assert _first(ends, {0: []}) == WorkerEnd(0, 1, False)
+
+
+@pytest.mark.parametrize(("stopped", "state"), [((1, 2), "was stopped by a signal or a debugger"), ((), "still ran")])
+def test_worker_for_which_others_waited_in_vain_is_named_though_the_launcher_ended_it(
+    stopped: tuple[int, ...], state: str
+) -> None:
+    waited, silent = [WorkerEnd(0, 1, False), WorkerEnd(3, 1, False)], WorkerEnd(1, -9, True)
+    run = RunEnd((*waited, WorkerEnd(2, -15, True), silent), None, stopped=stopped)
+    assert first_failure(run, {0: [0, 1], 3: [0, 1]}.get) == silent
+    assert account(silent, run) == f"did not answer: it {state} when others had waited for it in vain"
+    assert failed_status(silent) == 1
+
+
+def test_stopped_worker_is_named_before_another_that_did_not_answer() -> None:
+    ends = (WorkerEnd(0, 1, False), WorkerEnd(1, -15, True), WorkerEnd(2, -9, True))
+    assert first_failure(RunEnd(ends, None, stopped=[2]), {0: [1, 2]}.get) == ends[2]
 
 
 def test_worker_ended_by_the_launcher_is_named_when_there_is_no_other() -> None:

@@ -84,6 +84,26 @@ def test_rank_that_the_failed_ones_name_may_end_on_its_own(tmp_path: Path) -> No
     assert WorkerEnd(1, 7, False) in end.workers
 
 
+def test_stopped_worker_that_others_name_gets_no_time_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 1e6)
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 1e6)
+    (tmp_path / "pid").touch()
+    stops = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); os.kill(os.getpid(), 19)"
+    waits = (
+        f"while not (pid := open({str(tmp_path / 'pid')!r}).read()): pass\n"
+        "while open(f'/proc/{pid}/stat').read().rpartition(') ')[2][0] != 'T': pass\n"
+        "raise SystemExit(1)"
+    )
+    with Supervisor(blames=lambda rank: [1] if rank == 0 else None) as supervisor:
+        supervisor.add(_start(0, _python(waits)))
+        supervisor.add(_start(1, _python(stops)))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(0, 1, False), WorkerEnd(1, -signal.SIGTERM, True))
+    assert end.stopped == {1}
+
+
 def test_workers_that_wait_in_vain_are_ended() -> None:
     with attendance() as present, Supervisor(attendance=present) as supervisor:
         supervisor.add(_start(0, SLEEP))
