@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
@@ -62,10 +64,22 @@ class ErrorReport:
 
         try:
             known = json.loads(data)
-            blames = known.pop("blames")
-            return cls(**known, blames=None if blames is None else tuple(blames))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+        return cls._of_values(known)
+
+    @classmethod
+    def _of_values(cls, known: Any) -> ErrorReport | None:
+        """The report of what :meth:`render` wrote; ``None`` for anything else, which the worker's program has put there."""
+        if not isinstance(known, dict) or known.keys() != {"summary", "traceback", "blames"}:
+            return None
+        texts, blames = (known["summary"], known["traceback"]), known["blames"]
+        ranks = [] if blames is None else blames
+        if not all(isinstance(text, str) for text in texts) or not isinstance(ranks, list):
+            return None
+        if not all(type(rank) is int for rank in ranks):
+            return None
+        return cls(*texts, None if blames is None else tuple(ranks))
 
 
 def report_uncaught(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
@@ -81,6 +95,17 @@ def report_uncaught(kind: type[BaseException], error: BaseException, frames: Tra
         os.pwrite(place[0], ErrorReport.of(error, frames).render(), 0)
     except OSError:  # no memory, or the program has closed the descriptor
         sys.__excepthook__(kind, error, frames)
+    if kind is KeyboardInterrupt:
+        _end_by_interrupt()
+
+
+def _end_by_interrupt() -> None:
+    """Lets the interpreter end by SIGINT, as it does after a KeyboardInterrupt that nobody caught.
+
+    It knows that from the last text that it has executed; modules that were imported for the report executed others.
+    """
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 @dataclass(frozen=True)

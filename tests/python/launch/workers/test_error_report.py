@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,13 +55,13 @@ def test_worker_without_a_report_is_known_by_what_it_printed() -> None:
     assert (told.error, told.blames, told.traceback) == ("KeyError: 1", None, "trace")
 
 
-def _run(code: str, launcher: int, folder: Path) -> tuple[str, ErrorReport | None]:
+def _run(code: str, launcher: int, folder: Path, exit_code: int = 1) -> tuple[str, ErrorReport | None]:
     """What a program prints on standard error, and its report, if ``launcher`` is said to have started it."""
     with (folder / "report").open("w+b") as file:
         environment = os.environ | {"ACCELERATE_CPP_ERROR_REPORT": f"{file.fileno()}:{launcher}"}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, pass_fds=[file.fileno()], capture_output=True, text=True)
-        assert done.returncode == 1
+        assert done.returncode == exit_code
         return done.stderr, ErrorReport.parse((folder / "report").read_bytes())
 
 
@@ -91,3 +92,10 @@ def test_fork_of_a_worker_prints_its_error(tmp_path: Path) -> None:
     assert printed.endswith("\nValueError: of the fork\n")
     assert report is not None
     assert report.headline == "ValueError: of the worker"
+
+
+def test_interrupted_program_ends_by_the_interrupt_and_not_with_an_exit_code(tmp_path: Path) -> None:
+    printed, report = _run("raise KeyboardInterrupt", os.getpid(), tmp_path, -signal.SIGINT)
+    assert printed == ""
+    assert report is not None
+    assert report.headline == "KeyboardInterrupt"
