@@ -40,7 +40,14 @@ class Attempt:
         if failure is None:
             return ""
         where = f"rank {failure.rank} (host {socket.gethostname()}, process {self.pids[failure.rank]})"
-        return f"{where} {account(failure, self.end)}"
+        return f"{where} {account(failure, self.end)}{self._elsewhere(failure)}"
+
+    def _elsewhere(self, failure: WorkerEnd) -> str:
+        """The ranks of other machines that its error names as its cause, where it names none of this one."""
+        blamed = {*(self.outputs[failure.rank].blames or ())} - {failure.rank}
+        if failure.while_ending or not blamed or not blamed.isdisjoint(self.pids):
+            return ""
+        return f" because of {named(sorted(blamed))}, on another machine"
 
     def errors(self, again: bool = True) -> str:
         """The errors that ended workers, with the traceback of the first failure last; empty if none is to be shown.

@@ -62,7 +62,7 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
     A worker that the launcher ended, or whose error blames others, is a consequence; it is named only when there is
     nothing else to name. A worker that ended well is the cause if others waited for it in vain to join their group,
     or if all errors are consequences and blame it, or blame no rank by name; one that the launcher ended is, if they
-    blame it and nobody else that ended.
+    blame it and nobody else that ended. Where the cause is on another machine, a worker is named whose error says so.
     """
     if run.absence is not None:
         return next(end for end in run.workers if end.rank == run.absence.worker)
@@ -74,7 +74,9 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
     left = [end for end in run.workers if end.exit_code == 0 and not end.while_ending]
     if named or not own:
         left = [end for end in left if end.rank in named]
-    return next(iter(causes or left or _held_up(run, blamed) or own or failures), None)
+    return next(
+        iter(causes or left or _held_up(run, blamed) or _hit_from_elsewhere(run, blamed) or own or failures), None
+    )
 
 
 def _held_up(run: RunEnd, blamed: Mapping[int, Collection[int] | None]) -> list[WorkerEnd]:
@@ -82,6 +84,13 @@ def _held_up(run: RunEnd, blamed: Mapping[int, Collection[int] | None]) -> list[
     named = {rank for ranks in blamed.values() for rank in ranks or ()}
     held_up = [end for end in run.workers if end.while_ending and end.rank in named]
     return sorted(held_up, key=lambda end: end.rank not in run.stopped)
+
+
+def _hit_from_elsewhere(run: RunEnd, blamed: Mapping[int, Collection[int] | None]) -> list[WorkerEnd]:
+    """The workers whose errors blame ranks of other machines, and none of this one."""
+    here = {end.rank for end in run.workers}
+    others = {end.rank: {*(blamed.get(end.rank) or ())} - {end.rank} for end in run.workers}
+    return [end for end in run.workers if others[end.rank] and others[end.rank].isdisjoint(here)]
 
 
 def account(failure: WorkerEnd, run: RunEnd) -> str:

@@ -35,7 +35,7 @@ def exit_code_of_ended(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether child ``pid`` lives but does not run: SIGSTOP or a debugger has stopped it, and only they let it go on."""
+    """Whether child ``pid`` lives but does not run: SIGSTOP or a debugger has stopped it, and keeps it so."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):  # reaped, or no /proc

@@ -57,6 +57,11 @@ def test_stopped_worker_is_named_before_another_that_did_not_answer() -> None:
     assert first_failure(RunEnd(ends, None, stopped=[2]), {0: [1, 2]}.get) == ends[2]
 
 
+def test_worker_is_named_whose_error_blames_a_rank_of_another_machine() -> None:
+    ends = [WorkerEnd(1, 1, False), WorkerEnd(0, 1, False)]
+    assert _first(ends, {0: [0, 3], 1: [0, 1]}) == ends[1]
+
+
 def test_worker_ended_by_the_launcher_is_named_when_there_is_no_other() -> None:
     assert _first([WorkerEnd(1, -15, True)], {}) == WorkerEnd(1, -15, True)
 
