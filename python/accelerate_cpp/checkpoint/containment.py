@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path, PurePath
+from typing import Any
 
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.errors import CheckpointError
 
 # Caches of hubs keep the contents of models/…/snapshots/<revision>/<name> in models/…/blobs.
@@ -18,18 +21,51 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
         CheckpointError: the name is absolute or points outside ``folder``, or it is a link that does, except to the
             blobs of the hub's cache that contains ``folder``.
     """
+    _require_possible(folder, name, source)
     named = PurePath(name)
     if named.is_absolute() or ".." in named.parts:
         raise CheckpointError(
             f"{source} names {name!r}: expected the name of a file in {folder}, but it points outside that folder. "
             "Nothing was read; move the file into the folder and use its relative path, or load another checkpoint"
         )
+    return _not_outside(folder, name, f", which {source.name} names,")
+
+
+def _require_possible(folder: Path, name: Any, source: Path) -> None:
+    """Raises ``CheckpointError`` unless ``name`` can be the name of a file."""
+    try:
+        os.lstat(folder / name)
+    except (TypeError, ValueError) as error:  # no text, or one with a zero byte or half a character
+        raise _impossible(name, source, str(error)) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _impossible(name, source, "too long") from error
+
+
+def _impossible(name: Any, source: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{source} names {shortened(name)}: expected the name of a file, but no file can have that ({reason}): load "
+        "another checkpoint"
+    )
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """The path of the file or folder of a checkpoint that has a fixed ``name`` in it. It may be missing.
+
+    Raises:
+        CheckpointError: it is a link, or in a folder that is one, which points outside ``folder``, except to the blobs
+            of the hub's cache that contains ``folder``.
+    """
+    return _not_outside(folder, name, "")
+
+
+def _not_outside(folder: Path, name: str, known: str) -> Path:
     path = folder / name
     target = Path(os.path.realpath(path))
     if not any(target.is_relative_to(root) for root in _roots(Path(os.path.realpath(folder)))):
         raise CheckpointError(
-            f"{path}, which {source.name} names, is a link to {target}, outside the folder. Nothing was read; if that "
-            "file belongs to the checkpoint, copy it into the folder, or make a hard link"
+            f"{path}{known} is a link to {target}, outside the folder. Nothing was read; if that file belongs to the "
+            "checkpoint, copy it into the folder, or make a hard link"
         )
     return path
 

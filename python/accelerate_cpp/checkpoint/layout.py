@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.archive import write_pickle
+from accelerate_cpp.checkpoint.containment import own_file
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle
 from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
 from accelerate_cpp.checkpoint.memory import off_the_file
@@ -210,17 +211,17 @@ def read_states(
     def numbered_states(name: str, count: int, location: Any) -> list[Any]:
         holds = f"the state of {name.split('.')[0]}"
         return [
-            read_pickle(folder / numbered_name(name, index), f"{holds} {index}", location, **options)
+            read_pickle(own_file(folder, numbered_name(name, index)), f"{holds} {index}", location, **options)
             for index in range(count)
         ]
 
     loaders = {}
     for index in _stateful_loaders(bundle):
-        own, shared = (folder / numbered_name(name, index) for name in (own_loader_name(rank), LOADER_FILE))
+        own, shared = (own_file(folder, numbered_name(name, index)) for name in (own_loader_name(rank), LOADER_FILE))
         if (path := own if own.is_file() else shared).is_file():
             loaders[index] = read_pickle(path, f"the state of data loader {index}", **options)
     random, step, missing = _read_random_states(folder, rank)
-    scaler = _read_scaler(folder / SCALER_NAME) if bundle.scaler is not None else {}
+    scaler = _read_scaler(own_file(folder, SCALER_NAME)) if bundle.scaler is not None else {}
     if not scaler and bundle.scaler is not None and bundle.scaler.is_enabled():
         missing = [*missing, f"{SCALER_NAME} (the scale of the loss scaler starts again)"]
     return SavedStates(
@@ -355,12 +356,12 @@ def read_optimizer(
         models: the named parameters of each, for states that have names.
         load_kwargs: for ``torch.load``.
     """
-    shards = folder / sharded_folder_name(OPTIMIZER_NAME, index)
+    shards = own_file(folder, sharded_folder_name(OPTIMIZER_NAME, index))
     if (shards / INDEX).is_file():
         return SavedOptimizer(
             read_optimizer_shards(shards, optimizer, names_of(optimizer, models), elsewhere_in(models))
         )
-    path = folder / numbered_name(OPTIMIZER_FILE, index)
+    path = own_file(folder, numbered_name(OPTIMIZER_FILE, index))
     is_mapped = map_location == "cpu" and _can_be_mapped(path)
     options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
     state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
@@ -429,11 +430,11 @@ def fitted_names(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _file_of_model(folder: Path, index: int) -> Path:
-    shards = folder / sharded_folder_name(SHARDED_MODEL_NAME, index)
-    whole = folder / numbered_name(SHARDED_MODEL_FILE, index)
+    shards = own_file(folder, sharded_folder_name(SHARDED_MODEL_NAME, index))
+    whole = own_file(folder, numbered_name(SHARDED_MODEL_FILE, index))
     if (shards / INDEX).is_file() or whole.is_file():
         return shards if (shards / INDEX).is_file() else whole
-    safe, pickled = (folder / numbered_name(name, index) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    safe, pickled = (own_file(folder, numbered_name(name, index)) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     return pickled if pickled.is_file() and not safe.is_file() else safe
 
 
@@ -469,7 +470,7 @@ def _read_scaler(path: Path) -> Mapping[str, Any]:
 
 def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int | None, list[str]]:
     """The states for ``rank`` (empty for a new rank), the step, which is common to all ranks, and what is missing."""
-    own, first = folder / random_states_name(rank), folder / random_states_name(0)
+    own, first = own_file(folder, random_states_name(rank)), own_file(folder, random_states_name(0))
     if own.is_file():
         states = _mapping_in(own, f"the random states of rank {rank}")
         return states, states.get("step"), []
@@ -480,7 +481,7 @@ def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int
 
 def _can_be_mapped(path: Path) -> bool:
     """Whether ``torch.load`` can map the file: torch's old format is no archive."""
-    return zipfile.is_zipfile(path)
+    return path.is_file() and zipfile.is_zipfile(path)  # opening a pipe would wait for whoever writes to it
 
 
 def _mapping_in(path: Path, holds: str, **load_kwargs: Any) -> Mapping[str, Any]:
@@ -506,7 +507,7 @@ def load_custom_object(folder: Path, one: Any, index: int) -> None:
 
 
 def _read_custom_object(folder: Path, one: Any, index: int) -> Any:
-    path = folder / f"custom_checkpoint_{index}.pkl"
+    path = own_file(folder, f"custom_checkpoint_{index}.pkl")
     return read_pickle(path, f"the state of {type(one).__name__}", "cpu", weights_only=False)
 
 

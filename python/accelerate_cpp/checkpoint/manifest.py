@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.participants import Participants
@@ -67,7 +67,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises:
         CheckpointError: it is damaged, from a later version of this package, or names files outside of ``folder``.
     """
-    path = folder / MANIFEST_NAME
+    path = own_file(folder, MANIFEST_NAME)
     if not path.is_file():
         return None
     try:
@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             for name in body["files"]:
                 path_within(folder, name, path)
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
-            return Manifest(body["iteration"], body["world_size"], files, body["cursors"])
+            return _of_right_types(Manifest(body["iteration"], body["world_size"], files, body["cursors"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected the manifest of a checkpoint, found {error}; {_ADVICE}") from error
     if version != _FORMAT:
@@ -88,6 +88,17 @@ def read_manifest(folder: Path) -> Manifest | None:
             "accelerate_cpp"
         )
     raise CheckpointError(f"{path}: its checksum does not match its content; {_ADVICE}")
+
+
+def _of_right_types(manifest: Manifest) -> Manifest:
+    """``manifest``; ``TypeError`` if a value in it has a type that none was written with."""
+    numbers = [manifest.iteration, manifest.world_size]
+    numbers += [number for record in manifest.files.values() for number in (record.bytes, record.xxh3)]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError("something else than a number where iteration, world_size, bytes and xxh3 should be")
+    if not isinstance(manifest.cursors, list) or not all(isinstance(cursor, dict) for cursor in manifest.cursors):
+        raise TypeError("something else than positions of loaders in cursors")
+    return manifest
 
 
 _ADVICE = f"load another checkpoint, or remove {MANIFEST_NAME} to load the files unchecked"
@@ -131,8 +142,8 @@ def check_structure(folder: Path, rank: int) -> None:
         raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor {random_states_name(rank)}: it is incomplete")
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors":
-            check_safetensors(path)
-        elif path.suffix in {".bin", ".pkl"} and path.is_file() and not zipfile.is_zipfile(path):
+            check_safetensors(own_file(folder, path.name))
+        elif path.suffix in {".bin", ".pkl"} and path.is_file() and not zipfile.is_zipfile(own_file(folder, path.name)):
             raise CheckpointError(f"{path} is cut short")
 
 

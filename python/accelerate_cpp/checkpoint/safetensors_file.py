@@ -154,8 +154,13 @@ def open_safetensors(path: Path) -> Any:
     """The library's reader of a file, whose header it has checked: tensors are read when they are requested.
 
     Raises:
-        CheckpointError: the file is missing, damaged, cut short, or not of this format.
+        CheckpointError: the file is missing, no regular file, damaged, cut short, or not of this format.
     """
+    if path.exists() and not path.is_file():  # opening a named pipe would wait for whoever writes to it
+        raise CheckpointError(
+            f"{path}: expected a file of tensors in the safetensors format, found a folder, a pipe or a device: load "
+            "another checkpoint"
+        )
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, ValueError) as error:

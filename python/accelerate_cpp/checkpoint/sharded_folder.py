@@ -8,8 +8,10 @@ collective.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
+import pickletools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.archive import write_archive
-from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import SAFE_GLOBALS, ChecksummedFile, FileRecord
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.devices.shards import is_sharded_tensor
@@ -118,6 +120,38 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
     )
 
 
+_EMPTY_PLACES = 100_000  # that lists may have: nothing is stored for empty dicts in them
+_MEMO_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+
+
+def _index_in(data: bytes) -> Any:
+    """The index in a pickle; whatever exception unpickling raises."""
+    for opcode, argument, _ in pickletools.genops(data):
+        # The unpickler takes memory for all places before this one.
+        if opcode.name in _MEMO_OPCODES and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"it uses place {argument} of a table with at most {len(data)}")
+    return _IndexReader(io.BytesIO(data)).load()
+
+
+def _require_room(path: Path, entries: Mapping[tuple[Any, ...], Any], found: int) -> None:
+    """Raises ``CheckpointError`` if the tensors of an index are larger than its files, of ``found`` bytes."""
+    try:
+        claimed = sum(
+            math.prod(entry.size) * entry.properties.dtype.itemsize
+            for entry in entries.values()
+            if hasattr(entry, "properties")
+        )
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: expected shapes and dtypes of tensors, found something else ({error}): load another checkpoint"
+        ) from error
+    if claimed > found:
+        raise CheckpointError(
+            f"{path}: expected files with the {claimed} bytes of its tensors, found {found} bytes; a file is cut "
+            "short, or the index is damaged: load another checkpoint"
+        )
+
+
 class _IndexReader(pickle.Unpickler):
     """Reads an index, and calls nothing that does not belong to one."""
 
@@ -141,18 +175,17 @@ class SavedShards:
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self._prefix = folder, prefix
-        path = folder / INDEX
+        path = own_file(folder, INDEX)
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete; load another one")
         try:
-            with path.open("rb") as file:
-                self._index = _IndexReader(file).load()
+            self._index = _index_in(path.read_bytes())
             places = {place.relative_path for place in self._index.storage_data.values()}
             self.entries: dict[tuple[Any, ...], Any] = {
                 tuple(steps): self._index.state_dict_metadata[key]
                 for key, steps in self._index.planner_data.items()
                 if steps[0] == prefix
             }
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete; load another one") from None
         except Exception as error:
             raise CheckpointError(
                 f"{path}: expected the index of a state in shards, which cannot be read ({error}); it is damaged, or "
@@ -161,6 +194,8 @@ class SavedShards:
         for name in places:
             if not path_within(folder, name, path).is_file():
                 raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
+        if not any(getattr(place, "transform_descriptors", None) for place in self._index.storage_data.values()):
+            _require_room(path, self.entries, sum((folder / name).stat().st_size for name in places))
 
     def shapes(self) -> dict[tuple[Any, ...], tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes of the tensors, by their places in the state."""
@@ -192,7 +227,13 @@ class SavedShards:
                 continue
             is_bytes = isinstance(entry, BytesStorageMetadata)
             value = None if is_bytes else target_for(steps, entry.size, entry.properties.dtype)
-            _put(state, steps, value)
+            try:
+                _put(state, steps, value, len(self.entries))
+            except (TypeError, ValueError, IndexError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{self.folder / INDEX}: expected places in nested dicts and lists, found {steps!r} ({error}): "
+                    "load another checkpoint"
+                ) from error
         self._fill(state)
         return dict(state[self._prefix]) if state else {}
 
@@ -213,11 +254,17 @@ class SavedShards:
             ) from error
 
 
-def _put(state: dict[Any, Any], steps: Sequence[Any], value: Any) -> None:
-    """Puts ``value`` into nested dicts and lists, which steps that are strings and numbers lead through."""
+def _put(state: dict[Any, Any], steps: Sequence[Any], value: Any, most: int) -> None:
+    """Puts ``value`` into nested dicts and lists, which steps that are strings and numbers lead through.
+
+    Raises:
+        ValueError: a list would have far more places than there are values, ``most``.
+    """
     container: Any = state
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(container, list):
+            if not 0 <= step < most + _EMPTY_PLACES:
+                raise ValueError(f"place {step} of a list, in an index of {most} values")
             container.extend([None] * (step + 1 - len(container)))
         if following is None:
             container[step] = value
@@ -247,7 +294,8 @@ def _planner() -> Any:
                 loaded = torch.load(value, weights_only=True)
             self.state_dict[read_item.dest_index.fqn] = loaded
             if self.flatten_state_dict:
-                _put(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
+                steps = self.mappings[read_item.dest_index.fqn]
+                _put(self.original_state_dict, steps, loaded, len(self.mappings))
 
     return Planner()
 

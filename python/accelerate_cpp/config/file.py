@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.config import env_table
-from accelerate_cpp.config.text import parsed_json, parsed_yaml
+from accelerate_cpp.config.text import parsed_json, parsed_yaml, shortened, texts_of
 from accelerate_cpp.errors import InvalidArgument, MissingFile, Unavailable
 
 NAME = "default_config.yaml"
@@ -32,6 +32,7 @@ _TYPES = (
     "XLA",
     "MEGATRON_LM",
 )
+_LONGEST_NAME = 200  # of an unknown key in a message
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
@@ -54,7 +55,7 @@ def _text(value: Any) -> str:
 
 
 def _section(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected a section of keys and values")
     return value
 
@@ -199,7 +200,21 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         raise InvalidArgument(f"{path} cannot be read as {kind}: {error}") from error
     if not isinstance(content, dict):
         raise InvalidArgument(f"{path}: expected keys and values, found {type(content).__name__}")
+    unfit = next((text for text in texts_of(content) if not _can_be_passed(text)), None)
+    if unfit is not None:
+        raise InvalidArgument(
+            f"{path}: expected texts that programs can be given, found {shortened(unfit)}, with a zero byte or half a "
+            "character: take it out"
+        )
     return content
+
+
+def _can_be_passed(text: str) -> bool:
+    """Whether command lines and environment variables can hold a text."""
+    try:
+        return "\0" not in text and bool(text.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -217,11 +232,11 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     given = {}
     for name, value in content.items():
         if name not in KEYS:
-            raise unknown_key(str(path), str(name), KEYS)
+            raise unknown_key(str(path), str(name)[:_LONGEST_NAME], KEYS)
         try:
             given[name] = None if value is None else KEYS[name].check(value)
         except ValueError as error:
-            raise InvalidArgument(f"{path}: {name}: {value!r}: {error}; it means: {KEYS[name].doc}") from None
+            raise InvalidArgument(f"{path}: {name}: {shortened(value)}: {error}; it means: {KEYS[name].doc}") from None
     if given.get("distributed_type") is None:
         raise InvalidArgument(f"{path}: the key distributed_type is missing; expected one of {', '.join(_TYPES)}")
     return given

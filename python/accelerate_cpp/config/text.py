@@ -1,11 +1,20 @@
-"""JSON and YAML as values, with ``ValueError`` for whatever text cannot be one."""
+"""JSON and YAML as values, with ``ValueError`` for whatever text cannot be one; and values in messages."""
 
 from __future__ import annotations
 
 import json
+import re
+import reprlib
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 _TOO_LONG = "Exceeds the limit"  # as Python begins its refusal of a number
+_DEEPEST = 200
+_MOST_VALUES = 1_000_000
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlevel = 3
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -22,14 +31,67 @@ def parsed_yaml(text: str) -> Any:
     """The value of a text in YAML, of plain types; ``ValueError`` says what is wrong with it."""
     import yaml  # here, as most launches read no file
 
+    if _depth(text) > _DEEPEST:  # the parser would first take time for the square of the depth
+        raise _too_deep()
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        _written_out(value, {})
+        return value
     except RecursionError:
         raise _too_deep() from None
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except ValueError as error:
         raise _plainly(error) from error
+    except (LookupError, AttributeError, TypeError) as error:  # of a tag, such as !!bool, before what is no such value
+        raise ValueError(f"a value in it does not fit its tag ({type(error).__name__}: {error})") from error
+
+
+def _depth(text: str) -> int:
+    """How deeply brackets in ``text`` are nested at most."""
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text)), default=0)
+
+
+def _written_out(value: Any, known: dict[int, int | None]) -> int:
+    """How many values ``value`` has where each alias is replaced by what it stands for.
+
+    Args:
+        known: the results for lists and objects, by ``id``; ``None`` while one is being counted.
+
+    Raises:
+        ValueError: there are too many, as in a text whose lists consist of aliases of lists of aliases, or a list
+            contains itself. Whatever prints or copies such a value would take memory for each of them.
+    """
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = None
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(part, known) for part in parts)
+    count = known[id(value)]
+    if count is None:
+        raise ValueError("a list or an object in it contains itself")
+    if count > _MOST_VALUES:
+        raise ValueError(f"with its aliases written out it has more than {_MOST_VALUES} values")
+    return count
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON or YAML, those of keys included."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            rest += [*one, *one.values()]
+        elif isinstance(one, (list, tuple, set)):
+            rest += one
+
+
+def shortened(value: Any) -> str:
+    """``repr(value)`` for a message, of bounded length however often a list in ``value`` contains another."""
+    return _SHORT.repr(value)
 
 
 def _too_deep() -> ValueError:

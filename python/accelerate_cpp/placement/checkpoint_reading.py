@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import read_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
@@ -48,7 +48,7 @@ class CheckpointFile:
                 raise InvalidArgument(f"{path}: expected tensors of torch (format 'pt'), found format {library!r}")
             self._names = list(self._reader.keys())
         else:
-            mapped = zipfile.is_zipfile(path)  # what older versions of torch wrote cannot be
+            mapped = path.is_file() and zipfile.is_zipfile(path)  # what older versions of torch wrote cannot be
             content = read_pickle(path, "a state dict", map_location="cpu", mmap=mapped)
             if not isinstance(content, Mapping):
                 raise CheckpointError(f"{path}: expected a state dict, found a {type(content).__name__}")
@@ -125,11 +125,11 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, Path]]:
 
 def _in_folder(folder: Path) -> Path:
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
-        if (folder / name).is_file():
+        if own_file(folder, name).is_file():
             return folder / name
     indices = sorted(folder.glob(f"*{_INDEX_SUFFIX}"))
     if len(indices) == 1:
-        return indices[0]
+        return own_file(folder, indices[0].name)
     found = ", ".join(index.name for index in indices) or "none of them"
     raise InvalidArgument(
         f"checkpoint={str(folder)!r}: expected {SAFE_WEIGHTS_NAME}, {WEIGHTS_NAME} or one *{_INDEX_SUFFIX} in the "

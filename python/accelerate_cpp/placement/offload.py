@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accelerate_cpp.checkpoint.containment import own_file
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
-from accelerate_cpp.config.text import parsed_json
+from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.placement.first_fit import prefixes
 from accelerate_cpp.placement.module_tensors import as_dtype
@@ -85,7 +86,10 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Mapping[str, Any]) -
     """
     path, shape, dtype = Path(weight_file), tuple(weight_info["shape"]), as_dtype(weight_info["dtype"])
     assert dtype is not None
-    empty = torch.empty(shape, dtype=dtype, device="meta")
+    try:
+        empty = torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError as error:  # its size does not fit into 64 bits
+        raise CheckpointError(f"{path}: no tensor can have the shape {shape} ({error}): offload again") from error
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; expected a tensor of {dtype}, {shape}: offload again")
     found = path.stat().st_size
@@ -112,16 +116,45 @@ def read_offload_index(offload_folder: Folder) -> Index:
     """What a folder has: dtype and shape of each tensor, or the safetensors file that it is in.
 
     Raises:
-        CheckpointError: the folder has no index, or one that cannot be read.
+        CheckpointError: the folder has no index, one that cannot be read, or one that names files elsewhere.
     """
-    path = Path(offload_folder) / INDEX_NAME
+    path = own_file(Path(offload_folder), INDEX_NAME)
+    if not path.is_file():  # reading a named pipe would wait for whoever writes to it
+        raise CheckpointError(f"{path}: expected the index of offloaded weights, found none: offload again")
     try:
         index = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected the index of offloaded weights, found none ({error})") from error
     if not isinstance(index, dict):
         raise CheckpointError(f"{path}: expected the index of offloaded weights, found a {type(index).__name__}")
+    for name, entry in index.items():
+        _check_entry(path, name, entry)
     return index
+
+
+def _check_entry(path: Path, name: str, entry: Any) -> None:
+    """Raises ``CheckpointError`` unless the index ``path`` may say this of the tensor ``name``."""
+    file = entry.get("safetensors_file") if isinstance(entry, dict) else None
+    if isinstance(file, str):
+        folder = Path(os.path.realpath(path.parent))
+        try:
+            is_inside = Path(os.path.realpath(file)).is_relative_to(folder)
+        except ValueError:  # a zero byte, or half a character
+            is_inside = False
+        if not is_inside:
+            raise CheckpointError(
+                f"{path} says that {name!r} is in {file!r}: expected a file in {path.parent}. Nothing was read; pass "
+                "an index of your own as offload_index, or offload again"
+            )
+        return
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    sizes = shape if isinstance(shape, list) else [None]
+    is_known = isinstance(entry, dict) and isinstance(entry.get("dtype"), str) and file is None
+    if not is_known or not all(type(size) is int and size >= 0 for size in sizes):
+        raise CheckpointError(
+            f"{path}: {name!r}: expected the name of a dtype and a list of sizes as shape, found {shortened(entry)}: "
+            "offload again"
+        )
 
 
 def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: Sequence[str]) -> dict[str, Any]:
@@ -222,7 +255,8 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         if path is None:
             if self.save_folder is None:
                 raise InvalidArgument(f"{key!r} is in no safetensors file, and no save_folder is given")
-            return load_offloaded_weight(_file_of(Path(self.save_folder), key), entry)
+            folder = Path(self.save_folder)
+            return load_offloaded_weight(own_file(folder, _file_of(folder, key).name), entry)
         if path not in self._open:
             self._open[path] = open_safetensors(Path(path))
         name = entry.get("weight_name", key)

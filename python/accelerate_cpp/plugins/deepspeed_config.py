@@ -45,7 +45,7 @@ class HfDeepSpeedConfig:
         """Stores the stage of ZeRO, and whether something is kept on the host or on disks."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         sections = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
-        devices = {self.get_value(section) for section in sections}
+        devices = {str(self.get_value(section)) for section in sections}  # whether it may be that, DeepSpeed says
         self._offload = (self.is_zero2() or self.is_zero3()) and bool(devices & _OFFLOADED)
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:

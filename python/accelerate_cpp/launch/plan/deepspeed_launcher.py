@@ -141,7 +141,7 @@ def _slots(path: Path) -> dict[str, int]:
 
     slots: dict[str, int] = {}
     for number, words, line in host_lines(path, "--deepspeed_hostfile"):
-        match = re.fullmatch(r"slots=([1-9]\d*)", " ".join(words[1:2]))
+        match = re.fullmatch(r"slots=([1-9]\d{0,8})", " ".join(words[1:2]))
         if match is None or words[0] in slots:
             raise InvalidArgument(
                 f"{path}: line {number}: {line.strip()!r}: expected a name, once in the file, and slots=N"

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT_PORT = 29500
 _LOOPBACK = "127.0.0.1"
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+_MOST_NODES = 1_000_000
 # Ports that are neither reserved nor, by default, given out by Linux for outgoing connections.
 _FIRST_DERIVED_PORT, _DERIVED_PORTS = 20000, 10000
 
@@ -126,7 +130,7 @@ def _of_hydra(environ: Mapping[str, str]) -> Launchers | None:
 def _of_kubernetes(environ: Mapping[str, str]) -> Launchers | None:
     """Of Kubeflow's training jobs, which set what torchrun reads."""
     nodes = environ.get("PET_NNODES", "")
-    if not nodes.isdecimal():  # "1:4" leaves the number to an elastic rendezvous
+    if _NUMBER.fullmatch(nodes) is None:  # "1:4" leaves the number to an elastic rendezvous
         return None
     index = next((name for name in ("PET_NODE_RANK", "JOB_COMPLETION_INDEX") if name in environ), None)
     if index is None:
@@ -140,7 +144,7 @@ def _of_kubernetes(environ: Mapping[str, str]) -> Launchers | None:
         rank=_number(environ, index),
         address=environ.get("PET_MASTER_ADDR"),
         port=_number(environ, "PET_MASTER_PORT") if "PET_MASTER_PORT" in environ else DEFAULT_PORT,
-        workers_each=int(each) if each.isdecimal() else None,
+        workers_each=int(each) if _NUMBER.fullmatch(each) else None,
         source=f"Kubernetes (PET_NNODES, {index})",
     )
 
@@ -168,10 +172,14 @@ def _tasks_per_node(text: str) -> list[int]:
     """The numbers in Slurm's ``2(x3),1``, which is three nodes of two tasks and one of one."""
     tasks: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise InvalidArgument(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected numbers such as 2(x3),1")
-        tasks += [int(match[1])] * int(match[2] or 1)
+        match = _TASKS.fullmatch(part.strip())
+        nodes = int(match[2] or 1) if match is not None else 0
+        if match is None or len(tasks) + nodes > _MOST_NODES:
+            raise InvalidArgument(
+                f"environment variable SLURM_STEP_TASKS_PER_NODE={shortened(text)}: expected numbers such as 2(x3),1, "
+                f"of {_MOST_NODES} nodes at most"
+            )
+        tasks += [int(match[1])] * nodes
     return tasks
 
 
@@ -191,6 +199,6 @@ def _derived_port(job: str) -> int:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
-    if not text.isdecimal():
-        raise InvalidArgument(f"environment variable {name}={text!r}: expected a number")
+    if _NUMBER.fullmatch(text) is None:
+        raise InvalidArgument(f"environment variable {name}={shortened(text)}: expected a number")
     return int(text)

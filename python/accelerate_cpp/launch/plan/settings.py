@@ -406,8 +406,8 @@ def _recipe_in(section: Mapping[str, Any], place: str) -> dict[Variable[Any], An
     for name, value in section.items():
         if name == "override_linear_precision":
             # The three may also stand in one text: "(false, false, true)".
-            parts = value.strip("() ").split(",") if isinstance(value, str) else list(value)
-            if len(parts) != len(_FP8_OVERRIDES):
+            parts = value.strip("() ").split(",") if isinstance(value, str) else value
+            if not isinstance(parts, (list, tuple)) or len(parts) != len(_FP8_OVERRIDES):
                 raise InvalidArgument(
                     f"{place}: {name}: {value!r}: expected three of true and false: for the forward pass, gradients of "
                     "activations and gradients of weights"

@@ -48,15 +48,23 @@ class Attendance:
     _joins: dict[int, _Joins] = field(default_factory=dict)
 
     def variables(self, worker: int) -> dict[str, str]:
+    _started: set[int] = field(default_factory=set)
+    _rest: bytes = b""
         """What tells the worker with this number where to announce itself."""
         place = (self.descriptor, os.fstat(self.descriptor).st_ino, worker)
         return env_table.render({env_table.JOINING: place})
+        self._started.add(worker)
 
     def read(self) -> None:
-        """Reads the announcements."""
+        """Reads the announcements; what a program has written there by mistake is not taken for one of a worker."""
         try:
             while chunk := os.read(self.incoming, _CHUNK_BYTES):
-                for worker, event in MESSAGE.iter_unpack(chunk):
+                chunk = self._rest + chunk
+                whole = len(chunk) - len(chunk) % MESSAGE.size
+                self._rest = chunk[whole:]
+                for worker, event in MESSAGE.iter_unpack(chunk[:whole]):
+                    if worker not in self._started:
+                        continue
                     joins = self._joins.setdefault(worker, _Joins())
                     joins.begun += {BEGINS: 1, GAVE_UP: -1}.get(event, 0)
                     joins.done += event == JOINED
