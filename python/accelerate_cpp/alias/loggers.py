@@ -15,6 +15,7 @@ ORIGINAL_OF: dict[str, str] = {
     "checkpoint.background": "checkpointing",
     "checkpoint.checkpoints_of_run": "checkpointing",
     "checkpoint.finding": "checkpointing",
+    "checkpoint.folder": "checkpointing",
     "checkpoint.safetensors_file": "utils.other",
     "checkpoint.writing": "checkpointing",
     "checkpoint.layout": "checkpointing",

@@ -17,11 +17,19 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Begins ``job``; waits first for a running job, and raises its error."""
+        """Begins ``job``; waits first for a running job, and raises its error.
+
+        Where no thread can be started (the interpreter ends, or there are too many), the caller does the job.
+        """
         self.wait()
         # Not a daemon: the interpreter joins it before anything is destroyed.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint-writer", daemon=False)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(job,), name="checkpoint-writer", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError:  # on this rank, while others already write, and wait for it
+            self._run(job)
+        else:
+            self._thread = thread
 
     def wait(self) -> None:
         """Waits until no job runs; raises the error of the last one, once."""

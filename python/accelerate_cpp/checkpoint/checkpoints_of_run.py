@@ -20,6 +20,7 @@ from accelerate_cpp.checkpoint import finding
 from accelerate_cpp.checkpoint.background import BackgroundWriter
 from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.finding import Project
+from accelerate_cpp.checkpoint.folder import begin, is_unfinished, remove_leftovers, remove_unfinished
 from accelerate_cpp.checkpoint.layout import (
     SavedStates,
     StateFile,
@@ -34,11 +35,11 @@ from accelerate_cpp.checkpoint.layout import (
     shared_files,
     warn_of_missing,
 )
-from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest, why_not_whole
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_states import Parts, named_parameters, parts_of
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
-from accelerate_cpp.checkpoint.writing import Checkpoint, remove_unfinished
+from accelerate_cpp.checkpoint.writing import Checkpoint
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.strategy import Strategy
@@ -152,7 +153,7 @@ class Checkpoints:
                 ranks.topology.rank,
             )
             return target
-        existed = any(ranks.gather(target.exists()))
+        existed = any(ranks.together("save_state", lambda: _exists(target, ranks)))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
         if strategy.layout != "plain" and ranks.alone:
@@ -167,7 +168,7 @@ class Checkpoints:
         def prepared() -> Checkpoint:
             plain = strategy.layout == "plain"
             weights = [strategy.model_state(model) for model in bundle.models] if plain else []
-            states = self._after_hooks(bundle, weights, target)
+            states = self._after_hooks(bundle, weights, target, existed)
             files = [
                 random_states_file(ranks.topology.rank, step),
                 *own_files(bundle, ranks.topology.rank),
@@ -190,7 +191,13 @@ class Checkpoints:
                 remove_unfinished(target)
             raise
         if waits:
-            checkpoint.write(ranks, threads=_THREADS)
+            try:
+                checkpoint.write(ranks, threads=_THREADS)
+            except BaseException:
+                # A rank that dies just after the folder got its name does not make it less complete.
+                if project.automatic_checkpoint_naming and (target / MANIFEST_NAME).is_file():
+                    project.iteration += 1
+                raise
         else:
             apart = self._apart(ranks)
             self._writer.start(lambda: checkpoint.write(apart))
@@ -315,11 +322,11 @@ class Checkpoints:
         ranks.together("load_state", raise_own)
         return folder, states.result()
 
-    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path) -> Weights:
+    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path, existed: bool) -> Weights:
         """Calls the hooks, which may remove weights from the list, and write into ``target``."""
         hooks = list(self.save_hooks.values())
-        if hooks:
-            target.mkdir(parents=True, exist_ok=True)
+        if hooks and not existed:
+            begin(target)
         for hook in hooks:
             hook(list(bundle.models), weights, str(target))
         return weights
@@ -351,6 +358,13 @@ def _engines(strategy: Strategy, bundle: Bundle, options: Mapping[str, Any] | No
     if strategy.layout != "engines":
         return None
     return EngineStates(strategy, list(bundle.models), dict(options or {}))
+
+
+def _exists(target: Path, ranks: Participants) -> bool:
+    """Whether there is a folder ``target`` besides what a save that was killed has left of it, which goes now."""
+    if ranks.share[0] == 0:
+        remove_leftovers(target)
+    return target.exists() and not is_unfinished(target)
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate_cpp.checkpoint.archive import write_pickle
+from accelerate_cpp.checkpoint.containment import path_within
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, record_of, sync_file
 from accelerate_cpp.checkpoint.names import MODEL_NAME
 from accelerate_cpp.checkpoint.participants import Participants
@@ -34,22 +37,25 @@ class EngineStates:
         """The folder of each model: named as the original's."""
         return [f"{MODEL_NAME}_{index}" if index else MODEL_NAME for index in range(len(self.models))]
 
-    def write(self, folder: Path, ranks: Participants) -> dict[str, FileRecord]:
-        """Writes all into ``folder``, and waits until they are on the disk. A collective.
+    def write(self, folder: Path, ranks: Participants) -> Callable[[], dict[str, FileRecord]]:
+        """Writes all into ``folder``. A collective, which an error of the system does not end on one rank alone.
 
         Returns:
-            This process's share of the records of what has been written on this host.
+            Waits until the files are on the disk, and returns this process's share of the records of what has been
+            written on this host; raises the error.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        self.strategy.save_engines(self.models, folder, self.tags, **self.options)
+        failure = self.strategy.save_engines(self.models, folder, self.tags, write_pickle, **self.options)
         ranks.gather(None)  # the library need not wait for the others
-        share, shares = ranks.share
-        written = sorted(path for path in folder.rglob("*") if path.is_file())
-        records = {}
-        for path in written[share::shares]:
-            sync_file(path)
-            records[path.relative_to(folder).as_posix()] = record_of(path)
-        ranks.gather(None)  # other files come into the folder now, which are no part of anybody's share
+
+        def records() -> dict[str, FileRecord]:
+            if failure is not None:
+                raise failure
+            share, shares = ranks.share
+            written = sorted(path for path in folder.rglob("*") if path.is_file())
+            for path in written[share::shares]:
+                sync_file(path)
+            return {path.relative_to(folder).as_posix(): record_of(path) for path in written[share::shares]}
+
         return records
 
     def read(self, folder: Path) -> None:
@@ -58,8 +64,9 @@ class EngineStates:
         Raises:
             CheckpointError: a file is missing, would run code, or does not fit.
         """
-        self.strategy.load_engines(self.models, folder, self.tags, _read, **self.options)
 
+        def read(path: Path, where: Any, classes: Sequence[type]) -> Any:
+            inside = path_within(folder, os.path.relpath(path, folder), folder)
+            return read_pickle(inside, "the state of an engine of DeepSpeed", where, classes)
 
-def _read(path: Path, where: Any, classes: Sequence[type]) -> Any:
-    return read_pickle(path, "the state of an engine of DeepSpeed", where, classes)
+        self.strategy.load_engines(self.models, folder, self.tags, read, **self.options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _codecs
 import ctypes
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,32 @@ class FileRecord:
 
     bytes: int
     xxh3: int
+
+
+def failure_of(error: OSError, doing: str, known: str = "") -> SystemFailure:
+    """``error`` with what was being done, what else is known of it, and what to do; as it is if it says that already.
+
+    Args:
+        doing: as ``"writing /some/file"``.
+        known: a clause, such as how much room there is.
+    """
+    if isinstance(error, SystemFailure):
+        return SystemFailure(error.errno, f"{error.strerror}; {known}") if known else error
+    where = f" ({os.fspath(error.filename)})" if isinstance(error.filename, (str, os.PathLike)) else ""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    clauses = [f"{reason} while {doing}{where}", _ADVICE.get(error.errno or 0, _LOOK), *filter(None, [known])]
+    return SystemFailure(error.errno or errno.EIO, "; ".join(clauses))
+
+
+_LOOK = "look after the disk, or choose another folder"
+_ROOM = "make room or choose another folder"
+_RIGHTS = "make the folder one that this user may write, or choose another"
+_GONE = "see whether the file system is still mounted and nobody removes its folders, or choose another folder"
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _ROOM),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _RIGHTS),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV), _GONE),
+}
 
 
 class ChecksummedFile:
@@ -102,11 +129,7 @@ class ChecksummedFile:
         try:
             return call(*arguments)
         except OSError as error:
-            raise SystemFailure(
-                error.errno,
-                f"{os.strerror(error.errno or 0)} while writing {self._path}, after {self._bytes} bytes; make room or "
-                "choose another folder",
-            ) from error
+            raise failure_of(error, f"writing {self._path}, after {self._bytes} bytes") from error
 
 
 def _begin_writeback(descriptor: int, begin: int, size: int) -> None:

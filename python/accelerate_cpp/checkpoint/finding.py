@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from accelerate_cpp.checkpoint.folder import numbered, put_back
+from accelerate_cpp.checkpoint.folder import is_unfinished, numbered, put_back
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import InvalidArgument
 
@@ -47,7 +47,7 @@ def target_of(project: Project, output_dir: str | os.PathLike[str] | None) -> Pa
             )
         return Path(output_dir).expanduser()
     target = checkpoints_folder(project) / f"checkpoint_{project.iteration}"
-    if target.exists():
+    if target.exists() and not is_unfinished(target):
         raise InvalidArgument(
             f"{target} already exists; continue with load_state(), which also sets the number of the next checkpoint, "
             "or set project_configuration.iteration"

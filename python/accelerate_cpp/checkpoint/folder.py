@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import shutil
@@ -11,9 +12,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from accelerate_cpp.checkpoint.files import sync_folder
+from accelerate_cpp.checkpoint.files import failure_of, sync_folder
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from accelerate_cpp.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 _LARGE = 1 << 20  # bytes
@@ -26,18 +29,58 @@ def temporary_folder(target: Path, token: str) -> Path:
     return target.parent / f".{target.name}.tmp-{token}"
 
 
+def make_folder(folder: Path) -> None:
+    """Makes ``folder`` and those above it that are missing, in a way that survives a power failure."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(missing):
+        sync_folder(one.parent)
+
+
 def remove_leftovers(target: Path, keep: Path | None = None) -> None:
-    """Removes unfinished checkpoints that killed processes left next to ``target``, except ``keep``.
+    """Removes unfinished checkpoints that killed processes left next to ``target``.
 
     Next to a numbered checkpoint, these are the leftovers of all numbers.
+
+    Args:
+        keep: is being written, after hooks; their files are kept, too.
     """
     put_back(target)
     name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
-    pattern = re.compile(rf"\.{name}\.tmp-\w+")
-    for path in target.parent.iterdir() if target.parent.is_dir() else ():
-        if pattern.fullmatch(path.name) and path != keep:
+    temporary, mark = re.compile(rf"\.{name}\.tmp-\w+"), re.compile(rf"\.({name})\.unfinished")
+    for path in list(target.parent.iterdir()) if target.parent.is_dir() else ():
+        if temporary.fullmatch(path.name) and path != keep:
             # Files that cannot be removed (open over NFS) only take up space; they must not stop training.
             shutil.rmtree(path, ignore_errors=True)
+        elif keep is None and (marked := mark.fullmatch(path.name)):
+            remove_unfinished(path.with_name(marked[1]))
+
+
+def begin(target: Path) -> None:
+    """Makes the folder of a checkpoint before it is complete, for hooks; until then it does not count as one."""
+    try:
+        make_folder(target.parent)
+        _mark_of(target).touch()
+        target.mkdir(exist_ok=True)
+    except OSError as error:
+        raise failure_of(error, f"making {target}") from error
+
+
+def is_unfinished(target: Path) -> bool:
+    """Whether ``target`` has only what hooks wrote: the save has not ended yet, or was killed."""
+    return _mark_of(target).exists() and not (target / MANIFEST_NAME).is_file()
+
+
+def remove_unfinished(target: Path) -> None:
+    """Removes files that hooks wrote for a checkpoint that failed; one with a manifest is complete and is kept."""
+    if not (target / MANIFEST_NAME).is_file():
+        shutil.rmtree(target, ignore_errors=True)
+    with suppress(OSError):
+        _mark_of(target).unlink()
+
+
+def _mark_of(target: Path) -> Path:
+    return target.parent / f".{target.name}.unfinished"
 
 
 def commit(temporary: Path, target: Path) -> None:
@@ -55,6 +98,8 @@ def commit(temporary: Path, target: Path) -> None:
     else:
         os.rename(temporary, target)
     sync_folder(target.parent)
+    with suppress(OSError):
+        _mark_of(target).unlink()
     if existed:
         _remove(temporary)
 
@@ -126,11 +171,11 @@ def put_back(target: Path) -> None:
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """The checkpoints in ``folder`` by their numbers, ascending; other entries are ignored."""
+    """The checkpoints in ``folder`` by their numbers, ascending; other entries, and unfinished ones, are ignored."""
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NUMBERED.fullmatch(path.name)
-        if match and path.is_dir():
+        if match and path.is_dir() and not is_unfinished(path):
             found[int(match[1])] = path
     return dict(sorted(found.items()))
 
@@ -138,13 +183,18 @@ def numbered(folder: Path) -> dict[int, Path]:
 def prune(folder: Path, limit: int, newest: Path) -> None:
     """Removes checkpoints with the lowest numbers until ``limit`` are left, but never ``newest``.
 
-    Each is renamed in one step, so that no checkpoint is ever incomplete.
+    Each is renamed in one step, so that no checkpoint is ever incomplete. One that the system does not let go stays,
+    with a warning: ``newest`` is complete, and training goes on.
     """
     paths = list(numbered(folder).values())
     for path in paths[: max(0, len(paths) - max(limit, 1))]:
         if path != newest:
             doomed = temporary_folder(path, "pruned")
-            os.rename(path, doomed)
+            try:
+                os.rename(path, doomed)
+            except OSError as error:
+                _log.warning("%s is one checkpoint too many and could not be removed: %s; remove it", path, error)
+                continue
             _remove(doomed)
 
 

@@ -61,7 +61,7 @@ class ShardedFolder:
         from torch.distributed.checkpoint.filesystem import _StorageInfo
         from torch.distributed.checkpoint.storage import WriteResult
 
-        (folder / self.name).mkdir(parents=True, exist_ok=True)
+        (folder / self.name).mkdir(exist_ok=True)  # not those above, which may have been taken away meanwhile
         if not self.items:
             return {}, []
         places, begin = [], 0

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from accelerate_cpp.checkpoint.engine_states import EngineStates
-from accelerate_cpp.checkpoint.files import FileRecord
-from accelerate_cpp.checkpoint.folder import commit, prune, remove_leftovers, temporary_folder
+from accelerate_cpp.checkpoint.files import FileRecord, failure_of
+from accelerate_cpp.checkpoint.folder import (
+    commit,
+    make_folder,
+    prune,
+    remove_leftovers,
+    remove_unfinished,
+    temporary_folder,
+)
 from accelerate_cpp.checkpoint.layout import StateFile
-from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
+from accelerate_cpp.checkpoint.manifest import Manifest
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
+from accelerate_cpp.devices.tree import leaves_of
+from accelerate_cpp.errors import PeerLost, SystemFailure, Timeout
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-def remove_unfinished(target: Path) -> None:
-    """Removes files that hooks wrote for a checkpoint that failed; one with a manifest is complete and is kept."""
-    if not (target / MANIFEST_NAME).is_file():
-        shutil.rmtree(target, ignore_errors=True)
+def _host_of(ranks: Participants) -> int:
+    """The same number for ranks of one host, where these are numbered one after the other."""
+    return ranks.topology.rank - ranks.topology.local_rank
 
 
 @dataclass(frozen=True)
@@ -69,15 +83,24 @@ class Checkpoint:
                 while the interpreter exits and starts no threads.
         """
         temporary = temporary_folder(self.target, self.token)
+
+        def together(doing: str, attempt: Callable[[], T]) -> list[T]:
+            return ranks.together(doing, lambda: self._told(doing, attempt))
+
         try:
+            # Before anybody writes, who might else find no room where leftovers are still being removed.
+            together(f"making room for {self.target}", lambda: self._make_room(temporary, ranks))
             # Not together: where the library fails on one rank, it leaves the others in the midst of its collectives.
-            of_engines = {} if self.engines is None else self.engines.write(temporary, ranks)
+            written = None if self.engines is None else self.engines.write(temporary, ranks)
+            of_engines = {} if written is None else together(f"writing {self.target}", written)[ranks.place]
             records: dict[str, FileRecord] = {}
             places: list[list[Any]] = [[] for _ in self.folders]
-            for files, own in ranks.together(
-                f"writing {self.target}", lambda: self._write(temporary, ranks, threads, of_engines)
+            of_host: dict[str, int] = {}
+            for rank, (host, files, own) in enumerate(
+                together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads, of_engines))
             ):
                 records |= files
+                of_host |= dict.fromkeys(files, rank) if host == _host_of(ranks) else {}
                 for folder, there in zip(places, own, strict=True):
                     folder.extend(there)
 
@@ -85,13 +108,13 @@ class Checkpoint:
                 if ranks.place == 0:
                     for folder, there in zip(self.folders, places, strict=True):
                         records.update(folder.write_index(temporary, there))
-                self._move(temporary, records, ranks.place == 0)
+                self._move(temporary, records, of_host, ranks.place == 0)
 
-            ranks.together(f"moving {self.target} to its place", complete)
+            together(f"moving {self.target} to its place", complete)
             if not ranks.alone and ranks.topology.world_size > ranks.topology.local_world_size:
                 # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
                 here = ranks.topology.local_rank == 0 and temporary.is_dir()
-                ranks.together(f"moving {self.target} to its place", lambda: self._move(temporary, records, here))
+                together(f"moving {self.target} to its place", lambda: self._move(temporary, records, of_host, here))
         except BaseException:
             if ranks.share[0] == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -100,13 +123,37 @@ class Checkpoint:
             raise
         _log.info("saved %s", self.target)
 
-    def _write(
-        self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]
-    ) -> tuple[dict[str, FileRecord], list[list[Any]]]:
-        """Records of the files of this rank, and for each folder of shards the places of its parts."""
+    def _told(self, doing: str, attempt: Callable[[], T]) -> T:
+        """What ``attempt`` returns; errors of the system say what this rank needs, and what room there is."""
+        try:
+            return attempt()
+        except (PeerLost, Timeout):
+            raise  # no errors of the disk, though of the system
+        except OSError as error:
+            raise failure_of(error, doing, self._needs()) from error
+
+    def _needs(self) -> str:
+        parts: list[Any] = [*self.files, *self.folders]
+        leaves = [leaf for part in parts for leaf in leaves_of(part.content) if isinstance(leaf, torch.Tensor)]
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        besides = "" if self.engines is None else ", besides the states of engines"
+        needs = f"this rank saves {size:,} bytes of tensors in {len(parts)} files or folders{besides}"
+        try:
+            disk = os.statvfs(next(one for one in self.target.parents if one.is_dir()))
+        except (OSError, StopIteration):
+            return needs
+        return f"{needs}, and the disk has room for {disk.f_bavail * disk.f_frsize:,} bytes and {disk.f_favail:,} files"
+
+    def _make_room(self, temporary: Path, ranks: Participants) -> None:
+        """Once on each host: removes leftovers, and makes the folder in which all write."""
         if ranks.share[0] == 0:
             remove_leftovers(self.target, keep=temporary)
-        temporary.mkdir(parents=True, exist_ok=True)
+            make_folder(temporary)
+
+    def _write(
+        self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]
+    ) -> tuple[int, dict[str, FileRecord], list[list[Any]]]:
+        """The host, records of the files of this rank, and for each folder of shards the places of its parts."""
         parts: list[Any] = [*self.files, *self.folders]
         if threads == 1:
             written: list[Any] = [part.write(temporary) for part in parts]
@@ -117,11 +164,19 @@ class Checkpoint:
         in_folders = written[len(self.files) :]
         for of_folder, _ in in_folders:
             records |= of_folder
-        return records, [places for _, places in in_folders]
+        return _host_of(ranks), records, [places for _, places in in_folders]
 
-    def _move(self, temporary: Path, records: dict[str, FileRecord], here: bool) -> None:
+    def _move(self, temporary: Path, records: dict[str, FileRecord], of_host: dict[str, int], here: bool) -> None:
+        """Moves the folder to its place, if it is ``here``; files of ranks ``of_host`` have to be in it."""
         if not here:
             return
+        for name, rank in of_host.items():
+            if not (temporary / name).is_file():
+                raise SystemFailure(
+                    errno.ENOENT,
+                    f"{temporary / name} is gone, which rank {rank} has written: its folder was removed, or its file "
+                    "system taken away, before the checkpoint was complete; choose a folder that stays",
+                )
         files = {name: record for name, record in records.items() if (temporary / name).is_file()}
         replace(self.manifest, files=files).write(temporary)
         commit(temporary, self.target)

@@ -272,12 +272,23 @@ class Strategy(ABC):
         """How checkpoints hold the states of models and optimizers, apart from their form in memory."""
         return "plain"
 
-    def save_engines(self, models: Sequence[Any], folder: Path, tags: Sequence[str], **options: Any) -> None:
+    def save_engines(
+        self,
+        models: Sequence[Any],
+        folder: Path,
+        tags: Sequence[str],
+        write: Callable[[Path, Any], object],
+        **options: Any,
+    ) -> OSError | None:
         """With the layout ``"engines"``, writes the states of ``models`` into ``folder``, each under its tag.
         Collective.
 
         Args:
+            write: writes a pickle to a path, down to the disk.
             options: of the library.
+
+        Returns:
+            What the system refused on this rank, which has come with the others through all collectives.
         """
         raise NotImplementedError(f"{type(self).__name__} has no engines")
 

@@ -36,6 +36,20 @@ def test_an_error_is_logged_and_raised_once_by_the_next_call(caplog: pytest.LogC
     writer.wait()
 
 
+def test_where_no_thread_starts_the_caller_does_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer, done = BackgroundWriter(), []
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    writer.start(lambda: done.append(threading.current_thread()))
+    writer.wait()
+    assert done == [threading.main_thread()]
+    writer.start(fail)
+    with pytest.raises(OSError, match="disk full"):
+        writer.wait()
+
+
 def test_the_interpreter_waits_for_the_job() -> None:
     program = """
 import sys, threading

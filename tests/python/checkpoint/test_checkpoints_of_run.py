@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
+from accelerate_cpp.checkpoint.folder import begin
 from accelerate_cpp.checkpoint.participants import Participants
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.checkpoint.writing import Checkpoint
+from accelerate_cpp.errors import CheckpointError, PeerLost
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
@@ -63,6 +65,37 @@ def test_hooks_find_the_folder_wherever_it_is_to_be(tmp_path: Path, exists: bool
     checkpoints.add_save_hook(lambda _models, _weights, folder: (Path(folder) / "note").write_text("mine"))
     assert save(checkpoints, target, ProjectConfiguration()) == target
     assert (target / "note").read_text() == "mine"
+
+
+def test_a_run_goes_on_over_what_a_killed_save_with_hooks_has_left(tmp_path: Path) -> None:
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+    checkpoints, folder = Checkpoints(), tmp_path / "checkpoints"
+    save(checkpoints, None, project)
+    begin(folder / "checkpoint_1")
+    (folder / "checkpoint_1" / "of the killed one").touch()
+    checkpoints.add_save_hook(lambda _models, _weights, path: (Path(path) / "note").write_text("mine"))
+    load(checkpoints, None, project)
+    assert save(checkpoints, None, project) == folder / "checkpoint_1"
+    assert (folder / "checkpoint_1" / "note").exists()
+    assert not (folder / "checkpoint_1" / "of the killed one").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_0", "checkpoint_1"]
+
+
+def test_a_rank_that_is_lost_after_the_move_has_not_left_its_number_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+    checkpoints, move = Checkpoints(), Checkpoint._move
+
+    def lost(self: Checkpoint, *arguments: Any) -> None:
+        move(self, *arguments)
+        raise PeerLost("rank 1 has ended")
+
+    monkeypatch.setattr(Checkpoint, "_move", lost)
+    with pytest.raises(PeerLost):
+        save(checkpoints, None, project)
+    monkeypatch.setattr(Checkpoint, "_move", move)
+    assert save(checkpoints, None, project).name == "checkpoint_1"
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:

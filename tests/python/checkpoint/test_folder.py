@@ -67,6 +67,35 @@ def test_leftovers_of_the_same_name_go_and_nothing_else(tmp_path: Path) -> None:
     folder.remove_leftovers(tmp_path / "missing" / "c")
 
 
+def test_what_hooks_of_a_killed_save_wrote_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> None:
+    for number in (1, 2):
+        checkpoint(tmp_path / f"checkpoint_{number}", {"a": "1"})
+    folder.begin(tmp_path / "checkpoint_3")
+    (tmp_path / "checkpoint_3" / "of a hook").touch()
+    assert folder.is_unfinished(tmp_path / "checkpoint_3")
+    assert list(folder.numbered(tmp_path)) == [1, 2]
+    folder.prune(tmp_path, 2, newest=tmp_path / "checkpoint_2")
+    assert list(folder.numbered(tmp_path)) == [1, 2], "it takes the place of none"
+    folder.remove_leftovers(tmp_path / "checkpoint_3", keep=tmp_path / ".checkpoint_3.tmp-aa")
+    assert (tmp_path / "checkpoint_3" / "of a hook").exists(), "the save is under way"
+    folder.remove_leftovers(tmp_path / "checkpoint_4")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_2"]
+
+
+def test_a_checkpoint_that_hooks_began_is_finished_by_its_move(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint_3"
+    folder.begin(target)
+    (target / "of a hook").write_text("mine")
+    folder.commit(checkpoint(folder.temporary_folder(target, "1"), {"a": "1"}), target)
+    assert contents(target) == {"a": "1", "of a hook": "mine"}
+    assert list(folder.numbered(tmp_path)) == [3]
+    assert os.listdir(tmp_path) == ["checkpoint_3"]
+    folder.begin(tmp_path / "checkpoint_4")  # and killed after the move, before the mark was gone
+    checkpoint(tmp_path / "moved", {"a": "1"}).rename(tmp_path / "checkpoint_4")
+    folder.remove_leftovers(tmp_path / "checkpoint_5")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_3", "checkpoint_4"]
+
+
 def test_checkpoints_are_ordered_by_number_and_foreign_names_left_out(tmp_path: Path) -> None:
     for name in ("checkpoint_10", "checkpoint_9", "checkpoint_best", "notes", ".checkpoint_11.tmp-aa"):
         (tmp_path / name).mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,14 +80,71 @@ def test_older_checkpoints_are_pruned_only_after_the_new_one_is_there(
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_2", "checkpoint_3"]
 
 
-def test_a_failure_to_prune_keeps_the_new_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_arguments: object, **_options: object) -> None:
-        raise PermissionError("not yours")
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint(tmp_path / "checkpoint_2").write(Participants())
+    rename = os.rename
 
-    monkeypatch.setattr(saving, "prune", fail)
-    with pytest.raises(PermissionError):
-        checkpoint(tmp_path / "checkpoint_3", limit=1).write(Participants())
-    assert why_not_whole(tmp_path / "checkpoint_3", Participants()) is None
+    def refuses(source: Path, target: Path) -> None:
+        if source == tmp_path / "checkpoint_2":
+            raise PermissionError(errno.EPERM, "not yours", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuses)
+    checkpoint(tmp_path / "checkpoint_3", limit=1).write(Participants())
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_2", "checkpoint_3"]
+    assert "checkpoint_2 is one checkpoint too many and could not be removed" in caplog.text
+
+
+def test_leftovers_are_gone_before_anything_is_written(tmp_path: Path) -> None:
+    leftover = tmp_path / ".c.tmp-killed"
+    leftover.mkdir()
+    seen: list[bool] = []
+
+    class Looking(StateFile):
+        def write(self, folder: Path) -> FileRecord:
+            seen.append(leftover.exists())
+            return super().write(folder)
+
+    replace(checkpoint(tmp_path / "c"), files=[Looking("optimizer.bin", {})]).write(Participants())
+    assert seen == [False], "they may take the room that it needs"
+
+
+@pytest.mark.parametrize("gone", ["file", "folder"])
+def test_a_checkpoint_whose_files_vanish_while_it_is_written_does_not_appear(tmp_path: Path, gone: str) -> None:
+    class Vanishing(StateFile):
+        def write(self, folder: Path) -> FileRecord:
+            record = super().write(folder)
+            (folder / self.name).unlink()
+            if gone == "folder":
+                shutil.rmtree(folder)
+            return record
+
+    lost = [Vanishing("optimizer.bin", {}), random_states_file(0, 0)]
+    expected = "optimizer.bin is gone, which rank 0 has written" if gone == "file" else "No such file or directory"
+    with pytest.raises(SystemFailure, match=expected):
+        replace(checkpoint(tmp_path / "c"), files=lost).write(Participants())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_refusal_of_the_system_says_what_is_needed_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, "read-only", str(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", refuses)
+    with pytest.raises(SystemFailure) as refusal:
+        checkpoint(tmp_path / "c").write(Participants())
+    assert refusal.value.errno == errno.EROFS
+    told = str(refusal.value)
+    for part in (
+        f"Read-only file system while making room for {tmp_path / 'c'} ({tmp_path})",
+        "make the folder one that this user may write, or choose another",
+        "bytes of tensors in 2 files or folders, and the disk has room for ",
+    ):
+        assert part in told
 
 
 def test_a_copy_does_not_follow_the_model(tmp_path: Path) -> None:

@@ -357,10 +357,19 @@ class DeepSpeedStrategy(SingleStrategy):
     def layout(self) -> Layout:
         return "engines"
 
-    def save_engines(self, models: Sequence[Any], folder: Path, tags: Sequence[str], **options: Any) -> None:
+    def save_engines(
+        self,
+        models: Sequence[Any],
+        folder: Path,
+        tags: Sequence[str],
+        write: Callable[[Path, Any], object],
+        **options: Any,
+    ) -> OSError | None:
         trained = self._saved(models, tags)
-        for engine, tag in trained:
-            save_engine(engine, folder, tag, is_first=tag == trained[0][1], **options)
+        failures = [
+            save_engine(engine, folder, tag, write, is_first=tag == trained[0][1], **options) for engine, tag in trained
+        ]
+        return next((one for one in failures if one is not None), None)
 
     def load_engines(
         self, models: Sequence[Any], folder: Path, tags: Sequence[str], read: Callable[..., Any], **options: Any

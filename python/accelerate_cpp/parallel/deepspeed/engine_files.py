@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from accelerate_cpp.errors import CheckpointError
 
 __all__ = ["load_engine", "save_engine"]
 
+_OF_TORCH = "TorchCheckpointEngine"
 # What is in its files besides tensors and plain values: by module, classes that only hold values.
 _HELD = {
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
@@ -19,14 +21,60 @@ _HELD = {
 }
 
 
-def save_engine(engine: Any, folder: Path, tag: str, is_first: bool, **options: Any) -> None:
+def save_engine(
+    engine: Any, folder: Path, tag: str, write: Callable[[Path, Any], object], is_first: bool, **options: Any
+) -> OSError | None:
     """Writes the model, the optimizer and the schedule of ``engine`` into ``folder / tag``. A collective.
 
     Args:
+        write: writes a pickle to a path.
         is_first: whether the file ``latest``, which scripts of DeepSpeed read, is to name this tag.
         options: of its ``save_checkpoint``.
+
+    Returns:
+        What the system refused first on this rank. DeepSpeed itself would leave its collectives there, in which the
+        others wait.
     """
-    engine.save_checkpoint(str(folder), tag, **{"save_latest": is_first, **options})
+    refused: list[OSError] = []
+
+    def kept(call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``, unless something was refused already; its errors of the system are kept."""
+
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return None if refused else call(*args, **kwargs)
+            except OSError as error:
+                refused.append(error)
+                return None
+
+        return attempt
+
+    files = engine.checkpoint_engine
+    names_latest = options.pop("save_latest", is_first)
+    with ExitStack() as changed:
+        if type(files).__name__ == _OF_TORCH:  # others have formats of their own, and threads
+            own = {"makedirs": kept(files.makedirs)}
+            if files.zipfile_serialization:
+                own["save"] = kept(lambda state_dict, path: write(Path(path), state_dict))
+            else:
+                own["save"] = kept(files.save)
+            changed.enter_context(_with(files, own))
+            changed.enter_context(_with(engine, {"_copy_recovery_script": kept(engine._copy_recovery_script)}))
+        engine.save_checkpoint(str(folder), tag, save_latest=False, **options)
+    if names_latest and engine.global_rank == 0:
+        kept((folder / "latest").write_text)(tag)
+    return refused[0] if refused else None
+
+
+@contextmanager
+def _with(target: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """``target`` has these functions instead of the ones of its class."""
+    vars(target).update(functions)
+    try:
+        yield
+    finally:
+        for name in functions:
+            vars(target).pop(name, None)
 
 
 def load_engine(engine: Any, folder: Path, tag: str, read: Callable[..., Any], **options: Any) -> None:
@@ -40,7 +88,7 @@ def load_engine(engine: Any, folder: Path, tag: str, read: Callable[..., Any], *
         CheckpointError: DeepSpeed cannot read the files, or finds none.
     """
     files = engine.checkpoint_engine
-    if type(files).__name__ == "TorchCheckpointEngine":  # others have formats of their own
+    if type(files).__name__ == _OF_TORCH:  # others have formats of their own
         classes = [getattr(importlib.import_module(module), name) for module, names in _HELD.items() for name in names]
         files.load = lambda path, map_location=None: read(Path(path), map_location, classes)
     try:
