@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
@@ -17,6 +18,9 @@ from accelerate_cpp.installation import built_for, installed_torch, obstacle
 from accelerate_cpp.launch.plan import host_resources
 
 __getattr__ = lending("commands.env")
+
+_VARIABLES = ("tpu_env",)
+"""The keys of the configuration file that have variables of the environment with their texts."""
 
 _PACKAGES = ("accelerate-cpp", "torch", "numpy", "safetensors", "transformers")
 
@@ -65,8 +69,17 @@ def facts(path: str | None) -> dict[str, str]:
     }
 
 
+def _without_secret(line: Any) -> Any:
+    """``NAME=TEXT`` for the machines of a pod, without the text if that is a secret."""
+    from accelerate_cpp.launch.workers.over_ssh import is_secret  # here, as few files have such lines
+
+    name, equals, text = str(line).partition("=")
+    return f"{name}=…" if equals and is_secret(name, text) else line
+
+
 def _content(path: Path) -> str:
-    given = config_file.load(path).given
+    given = dict(config_file.load(path).given)
+    given |= {name: [_without_secret(line) for line in given[name]] for name in _VARIABLES if given.get(name)}
     return ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from accelerate_cpp.comm.memory_file import memory_file
 from accelerate_cpp.config import env_table
 
 _NAME = "accelerate-cpp-board"
@@ -187,7 +188,7 @@ class Board:
 @contextmanager
 def board(ranks: Sequence[int]) -> Iterator[Board]:
     """An empty board for workers with ``ranks``."""
-    descriptor = os.memfd_create(_NAME)
+    descriptor = memory_file(_NAME)
     try:
         made = Board(descriptor, ranks)
         try:

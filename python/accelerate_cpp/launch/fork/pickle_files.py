@@ -22,6 +22,8 @@ from typing import Any
 
 import cloudpickle
 
+from accelerate_cpp.comm.memory_file import memory_file
+
 _ALIGNMENT_BYTES = 64
 _MAPPED_BYTES = 1024 * 1024
 """From this size on files are mapped. Below it a copy costs less than a mapping, which keeps a descriptor open."""
@@ -84,7 +86,7 @@ def read(file: int) -> Any:
 @contextmanager
 def packed(value: object, pickler: Pickler | None = None) -> Iterator[int]:
     """The descriptor of a new memory file with ``value`` in it."""
-    file = os.memfd_create("accelerate-cpp-parcel")
+    file = memory_file("accelerate-cpp-parcel")
     try:
         (pickler or Pickler()).write(value, file)
         yield file

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from accelerate_cpp.comm.memory_file import memory_file
+
 
 @contextmanager
 def result_files(count: int) -> Iterator[tuple[int, ...]]:
@@ -23,7 +25,7 @@ def result_files(count: int) -> Iterator[tuple[int, ...]]:
     files: list[int] = []
     try:
         for _ in range(count):
-            files.append(os.memfd_create("accelerate-cpp-result"))
+            files.append(memory_file("accelerate-cpp-result"))
         yield tuple(files)
     finally:
         for file in files:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from accelerate_cpp.comm.memory_file import memory_file
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.deepspeed_launcher import (
     DEFAULT_WAY,
@@ -79,7 +80,7 @@ def passed_variables(environment: Mapping[str, str], way: str, by_user: Sequence
         if text == "" or _OF_THIS_MACHINE.fullmatch(name):
             continue
         written = _written(text, way)
-        if is_secret(name):
+        if is_secret(name, text):
             secret.append(name)
         elif written is None or not _NAME.fullmatch(name):
             unfit.append(name)
@@ -154,7 +155,7 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
 @contextmanager
 def _memory_file(text: str) -> Iterator[int]:
     """Yields the descriptor of a file that has ``text`` and no name."""
-    descriptor = os.memfd_create("accelerate-cpp-variables")
+    descriptor = memory_file("accelerate-cpp-variables")
     try:
         os.write(descriptor, text.encode())
         yield descriptor

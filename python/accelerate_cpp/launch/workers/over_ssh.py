@@ -28,21 +28,32 @@ from accelerate_cpp.launch.workers.worker_output import Descriptor, Tail, blamed
 _CARRIED = re.compile(
     "(ACCELERATE|CUDA|DS|FSDP|GLOO|HF|KMP|MKL|NCCL|OMP|PARALLELISM_CONFIG|TORCH|TOKENIZERS|TRANSFORMERS)_|PYTHON"
 )
-_SECRET = re.compile("(TOKEN|KEY|SECRET|PASSWORD)$")
+# A word of a name, such as of HF_TOKEN or HF_TOKENS_2, but not of TOKENIZERS_PARALLELISM.
+_SECRET = re.compile(
+    "(^|_)[A-Z]*(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIES?)(_|[0-9]|$)",
+    re.IGNORECASE,
+)
+_NAMES_A_FILE = re.compile("_(PATH|FILE|DIR)$", re.IGNORECASE)
+_PASSWORD_IN_ADDRESS = re.compile("://[^/@\\s]*:[^/@\\s]+@")
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
-def is_carried(name: str) -> bool:
+def is_carried(name: str, text: str = "") -> bool:
     """Whether launchers elsewhere need the environment variable ``name`` of this one; never one with a secret.
 
     All users of a machine can see the command lines on which variables travel.
     """
-    return _CARRIED.match(name) is not None and not is_secret(name)
+    return _CARRIED.match(name) is not None and not is_secret(name, text)
 
 
-def is_secret(name: str) -> bool:
-    """Whether the environment variable ``name`` holds what other users of a machine must not see."""
-    return _SECRET.search(name) is not None
+def is_secret(name: str, text: str = "") -> bool:
+    """Whether the environment variable ``name`` holds what other users of a machine must not see.
+
+    Args:
+        text: its value, which may be an address with a password in it.
+    """
+    by_name = _SECRET.search(name) is not None and _NAMES_A_FILE.search(name) is None
+    return by_name or _PASSWORD_IN_ADDRESS.search(text) is not None
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def host_lines(path: Path, flag: str) -> Iterator[tuple[int, list[str], str]]:
         flag: by which the file was given, for the message.
 
     Raises:
-        InvalidArgument: the file cannot be read.
+        InvalidArgument: the file cannot be read, or has a name that no machine has.
     """
     try:
         text = path.read_text()
@@ -73,8 +84,13 @@ def host_lines(path: Path, flag: str) -> Iterator[tuple[int, list[str], str]]:
         raise InvalidArgument(f"{flag} {path}: cannot be read: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
-        if words:
-            yield number, words, line
+        if not words:
+            continue
+        if words[0].startswith("-") or not words[0].isprintable():  # ssh and others would take it for an option
+            raise InvalidArgument(
+                f"{flag} {path}: line {number}: {line.strip()[:200]!r}: expected the name of a machine"
+            )
+        yield number, words, line
 
 
 def read_hostfile(path: Path) -> list[Machine]:
@@ -86,7 +102,7 @@ def read_hostfile(path: Path) -> list[Machine]:
     """
     machines = []
     for number, words, line in host_lines(path, "--hostfile"):
-        match = re.fullmatch(r"(?:slots=([1-9]\d*))?", " ".join(words[1:]))
+        match = re.fullmatch(r"(?:slots=([1-9]\d{0,8}))?", " ".join(words[1:]))
         if match is None:
             raise InvalidArgument(f"{path}: line {number}: {line.strip()!r}: expected a name, and slots=N or nothing")
         machines.append(Machine(words[0], int(match[1]) if match[1] else None))
@@ -150,7 +166,7 @@ def _names(flags: Sequence[str]) -> set[str]:
 
 def _elsewhere(launcher: Sequence[str], environ: Mapping[str, str]) -> str:
     """What a shell on another machine has to do: the folder and the Python are the same there."""
-    carried = [f"{name}={value}" for name, value in sorted(environ.items()) if is_carried(name)]
+    carried = [f"{name}={value}" for name, value in sorted(environ.items()) if is_carried(name, value)]
     return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*carried, *launcher])}"
 
 

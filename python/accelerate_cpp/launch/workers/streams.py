@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accelerate_cpp.comm.memory_file import memory_file
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.view.console import Console
-from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
+from accelerate_cpp.launch.workers.error_report import MOST_BYTES, ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.worker import Sink
 from accelerate_cpp.launch.workers.worker_output import Descriptor, LogFile, Tail, to_all
@@ -81,7 +82,7 @@ class Streams:
         self._ranks = ranks
         self._files: list[LogFile] = []
         self._tails = {rank: Tail() for rank in ranks}
-        self._reports = {rank: os.memfd_create("accelerate-cpp-error") for rank in ranks}
+        self._reports = {rank: memory_file("accelerate-cpp-error") for rank in ranks}
         self._error_logs: dict[int, LogFile] = {}
         self._screen = _screen() if monitor and os.isatty(STDERR) else None
         self._above_table = _streams_of_one_terminal() if self._screen is not None else ()
@@ -136,7 +137,7 @@ class Streams:
 
     def _report(self, rank: int) -> ErrorReport | None:
         file = self._reports[rank]
-        return ErrorReport.parse(os.pread(file, os.fstat(file).st_size, 0))
+        return ErrorReport.parse(os.pread(file, min(os.fstat(file).st_size, MOST_BYTES), 0))
 
     def of(self, worker: int) -> dict[int, Sink]:
         """The sinks of the worker with this local rank, by stream; a stream without one is the launcher's own."""

@@ -1,0 +1,143 @@
+"""Secrets in the environment stay there: no report, log, message or command line has one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_cpp.launch.workers.over_ssh import is_carried, is_secret
+
+VALUE = "s3cr3t-f8a1"
+SECRETS = {
+    name: f"{VALUE}-{number}"
+    for number, name in enumerate(
+        [
+            "HF_TOKEN",
+            "HF_TOKENS_2",
+            "HUGGING_FACE_HUB_TOKEN",
+            "WANDB_API_KEY",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_ACCESS_KEY_ID",
+            "ACCELERATE_PASSWORD",
+            "NCCL_AUTH",
+            "TORCH_CREDENTIALS",
+            "OMP_SECRETS",
+            "PYTHON_COOKIE",
+            "HF_PASSWD",
+            "ACCELERATE_apikey",
+            "GITHUB_TOKEN1",
+            "DATABASE_URL",
+        ]
+    )
+} | {"HF_ENDPOINT": f"https://user:{VALUE}@hub.invalid/x", "ACCELERATE_PROXY": f"http://user:{VALUE}@proxy.invalid"}
+SCRIPT = """
+import sys
+from accelerate_cpp import Accelerator
+accelerator = Accelerator(cpu=True)
+accelerator.print("trains")
+if sys.argv[1:] == ["fails"]:
+    raise ValueError("it fails")
+"""
+RECORDS = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" >> "$RECORD"\n'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "hosts").write_text("a.invalid slots=1\nb.invalid slots=1\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("ssh", "mpirun", "pdsh", "gcloud"):
+        program = tmp_path / "bin" / name
+        program.write_text(RECORDS)
+        program.chmod(0o755)
+    (tmp_path / "bin" / "mpirun").write_text(
+        RECORDS.replace("printf", 'case "$1" in --version) echo "Open MPI 4"; exit;; esac\nprintf', 1)
+    )
+    return tmp_path
+
+
+def all_of(place: Path, *words: str, stays_out: bool = True) -> str:
+    """Whatever a command prints and writes, with the secrets in its environment."""
+    environ = {
+        **os.environ,
+        **SECRETS,
+        "RECORD": str(place / "record"),
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+    }
+    command = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", *words]
+    found = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, timeout=240)
+    given = {place / "train.py", place / "hosts", *(place / "bin").iterdir()}
+    files = [path for path in place.rglob("*") if path.is_file() and path not in given]
+    text = found.stdout + found.stderr + "".join(path.read_text(errors="replace") for path in files)
+    if stays_out:
+        assert VALUE not in text
+    return text
+
+
+LAUNCH = ("launch", "--cpu", "--num_processes", "2")
+PATHS = {
+    "env": (("env",), "torch"),
+    "dry run": (("launch", "--cpu", "--num_processes", "2", "--dry_run", "train.py"), "train.py"),
+    "run with logs": ((*LAUNCH, "--log_dir", "logs", "--tee", "3", "train.py"), "trains"),
+    "failure": ((*LAUNCH, "--report", "report.json", "train.py", "fails"), "ValueError: it fails"),
+    "debug": ((*LAUNCH, "--debug", "--report", "report.json", "train.py", "fails"), "ValueError: it fails"),
+    "check": (("check", "--num_processes", "2", "train.py"), "train"),
+    "ssh": (("launch", "--cpu", "--hostfile", "hosts", "train.py"), "a.invalid"),
+    "mpirun": (("launch", "--cpu", "--mpirun_hostfile", "hosts", "--num_machines", "2", "train.py"), "ppr:1:node"),
+    "gcloud": (
+        ("launch", "--tpu", "--tpu_cluster", "--tpu_name", "pod", "--tpu_zone", "z", "train.py"),
+        "tpu-vm",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_no_path_shows_a_secret_of_the_environment(place: Path, name: str) -> None:
+    words, expected = PATHS[name]
+    assert expected in all_of(place, *words)
+
+
+def test_deepspeeds_launcher_is_told_no_secret(place: Path) -> None:
+    pytest.importorskip("deepspeed")
+    text = all_of(
+        place,
+        *("launch", "--cpu", "--use_deepspeed", "--zero_stage", "1", "--num_machines", "2", "--num_processes", "2"),
+        *("--deepspeed_hostfile", "hosts", "train.py"),
+    )
+    assert "do not get" in text
+    assert "HF_TOKEN" in text  # by its name only
+
+
+def test_what_a_program_prints_itself_is_passed_on(place: Path) -> None:
+    """The search above would find a secret."""
+    (place / "train.py").write_text("import os; print(os.environ['HF_TOKEN'])")
+    assert VALUE in all_of(place, *LAUNCH, "train.py", stays_out=False)
+
+
+def test_the_configuration_file_is_shown_without_the_secrets_that_it_passes_to_a_pod(place: Path) -> None:
+    (place / "c.yaml").write_text(f"distributed_type: XLA\ntpu_env: [HF_TOKEN={VALUE}, LEVEL=7]\n")
+    environ = {**os.environ, **SECRETS}
+    command = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "env", "--config_file", place / "c.yaml"]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=True)
+    assert VALUE not in found.stdout + found.stderr
+    assert "HF_TOKEN=…" in found.stdout
+    assert "LEVEL=7" in found.stdout
+
+
+def test_names_and_values_that_are_withheld() -> None:
+    withheld = [name for name, text in SECRETS.items() if is_secret(name, text)]
+    assert set(SECRETS) - set(withheld) == {"DATABASE_URL"}  # which is of no program of ours, and not carried
+    assert not is_carried("DATABASE_URL", "x")
+    carried = {
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_CACHE": "/x",
+        "HF_TOKEN_PATH": "/home/me/token",
+        "HF_ENDPOINT": "https://hub.invalid:8080/a@b",
+        "PYTHON_KEYRING_BACKEND": "x",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert [name for name, text in carried.items() if not is_carried(name, text)] == []

@@ -1,0 +1,184 @@
+"""Who is not of a run reaches nothing of it: what another user of the machine can do, and whoever looks for sockets."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+SCRIPT = """
+import os, sys
+import torch
+from accelerate_cpp import Accelerator
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(64, 64))
+accelerator.gather(torch.ones(100_000))
+accelerator.save_state(sys.argv[1])
+print("ready", os.getpid(), flush=True)
+accelerator.wait_for_everyone()
+sys.stdin.readline() if accelerator.is_main_process else None
+accelerator.wait_for_everyone()
+accelerator.gather(torch.ones(100_000))
+print("whole", flush=True)
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[list[int]]:
+    """Two ranks in the middle of a run, with shared memory, a checkpoint and all sockets. They end well."""
+    (folder / "train.py").write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate_cpp.commands.accelerate_cli",
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+    ]
+    process = subprocess.Popen(
+        [*command, str(folder / "train.py"), str(folder / "checkpoint")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pids: list[int] = []
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            pids += [int(number) for number in re.findall(r"ready (\d+)", line)]
+            if len(pids) == 2:
+                break
+        assert len(pids) == 2, "".join(lines)
+        yield [process.pid, *pids]
+        rest, _ = process.communicate("\n", timeout=240)
+        assert process.returncode == 0, rest
+        assert rest.count("whole") == 2
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], Path]]:
+    """The processes of a run, the launcher's first, and its folder; whose user keeps new files to himself."""
+    folder = tmp_path_factory.mktemp("run")
+    before = os.umask(0o077)
+    try:
+        with running(folder) as pids:
+            yield pids, folder
+    finally:
+        os.umask(before)
+
+
+def as_nobody(action: Callable[[], list[str]]) -> list[str]:
+    """The lines that ``action`` returns in a process of the user ``nobody``."""
+    incoming, outgoing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(incoming)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.write(outgoing, "\n".join(action()).encode() or b"-")
+        except BaseException as error:
+            os.write(outgoing, f"failed: {error!r}".encode())
+        finally:
+            os._exit(0)
+    os.close(outgoing)
+    with open(incoming, "rb") as file:
+        text = file.read().decode()
+    os.waitpid(child, 0)
+    return [] if text == "-" else text.splitlines()
+
+
+def opened(pids: list[int], folder: Path) -> list[str]:
+    """All that this process can open of processes and of their files."""
+    found = []
+    for pid in pids:
+        for kind in ("fd", "map_files"):
+            try:
+                found += [f"/proc/{pid}/{kind}/{name}" for name in os.listdir(f"/proc/{pid}/{kind}")]
+            except PermissionError:
+                continue
+        for number in range(200):  # also where they cannot be listed
+            for flags in (os.O_RDONLY, os.O_RDWR):
+                try:
+                    os.close(os.open(f"/proc/{pid}/fd/{number}", flags))
+                except OSError:
+                    continue
+                found.append(f"opened /proc/{pid}/fd/{number}")
+        for name in ("environ", "mem"):
+            try:
+                Path(f"/proc/{pid}/{name}").read_bytes()
+                found.append(f"read /proc/{pid}/{name}")
+            except OSError:
+                continue
+    for path in [folder / "checkpoint", *(folder / "checkpoint" / name for name in ("optimizer.bin", "x"))]:
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+            found.append(f"opened {path}")
+        except OSError:
+            continue
+    return found
+
+
+def of_run(pids: list[int], path: str) -> list[str]:
+    """The lines of a table of sockets that belong to the run, by their inodes."""
+    inodes = set()
+    for pid in pids:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue
+            inodes |= {match[1]} if match else set()
+    return [line for line in Path(path).read_text().splitlines() if inodes & set(line.split())]
+
+
+@needs_root
+def test_another_user_reaches_nothing_of_a_run(run: tuple[list[int], Path]) -> None:
+    assert as_nobody(lambda: opened(*run)) == []
+    assert opened(*run) != []  # root does, so that the search would find something
+
+
+def test_a_launch_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_to(run: tuple[list[int], Path]) -> None:
+    pids, _ = run
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        assert [line for line in of_run(pids, table) if line.split()[3] == "0A"] == [], table  # it would listen
+    named = [line.split()[7] for line in of_run(pids, "/proc/net/unix") if len(line.split()) > 7]
+    assert [name for name in named if not name.startswith("@accelerate_cpp")] == []
+    for name in named:  # a rank that has met all of its peers listens no more
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one, pytest.raises(ConnectionRefusedError):
+            one.connect("\0" + name.removeprefix("@"))
+
+
+def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[list[int], Path]) -> None:
+    files = []
+    for pid in run[0]:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                mode = os.stat(f"/proc/{pid}/fd/{name}").st_mode & 0o777
+            except FileNotFoundError:
+                continue
+            assert not target.startswith("/dev/shm/"), target
+            if "accelerate" in target and target.startswith("/memfd:"):
+                files.append((target, mode))
+    assert files != []
+    assert {mode for _, mode in files} == {0o600}, files
