@@ -18,8 +18,9 @@ _NUMBERS = {
 }
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SECCOMP_MODE_FILTER = 2
-_CLONE_NEWNS = 0x20000
-_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+_MS_RDONLY, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x1, 0x20, 0x4000, 0x40000
+_MNT_DETACH = 2
 
 
 def _check(result: int, what: str) -> None:
@@ -64,6 +65,34 @@ def may_have_own_mounts() -> bool:
 def _mount_tmpfs(folder: str, size_bytes: int) -> None:
     options = f"size={size_bytes}".encode()
     _check(_LIBC.mount(b"test", folder.encode(), b"tmpfs", ctypes.c_ulong(0), options), f"mounting on {folder}")
+
+
+def mount_small_disk(folder: str, size_bytes: int, files: int) -> None:
+    """This process gets a file system of its own at ``folder``, which has room for so many bytes, files and folders."""
+    _enter_own_mounts()
+    options = f"size={size_bytes},nr_inodes={files}".encode()
+    _check(_LIBC.mount(b"test", folder.encode(), b"tmpfs", ctypes.c_ulong(0), options), f"mounting on {folder}")
+
+
+def share_mounts_of(process: int) -> None:
+    """This thread, and those that it starts, see the same mounts as ``process`` from now on."""
+    _check(_LIBC.unshare(_CLONE_FS), "unsharing the working directory")
+    descriptor = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_LIBC.setns(descriptor, _CLONE_NEWNS), f"joining the mounts of process {process}")
+    finally:
+        os.close(descriptor)
+
+
+def forbid_writing(folder: str, forbidden: bool = True) -> None:
+    """Makes the file system at ``folder``, of :func:`mount_small_disk`, one that can only be read, or ends that."""
+    flags = ctypes.c_ulong(_MS_REMOUNT | (_MS_RDONLY if forbidden else 0))
+    _check(_LIBC.mount(None, folder.encode(), None, flags, None), f"remounting {folder}")
+
+
+def take_away(folder: str) -> None:
+    """The file system at ``folder`` vanishes; files that are open stay usable."""
+    _check(_LIBC.umount2(folder.encode(), _MNT_DETACH), f"unmounting {folder}")
 
 
 def shrink_shared_memory(size_bytes: int) -> None:
