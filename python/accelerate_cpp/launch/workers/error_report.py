@@ -18,6 +18,9 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
 
 
+MOST_BYTES = 16 << 20
+"""What a launcher reads of a report at most."""
+
 @dataclass(frozen=True)
 class ErrorReport:
     """The exception that ended a worker, as text: it crosses to the parent without pickling.
@@ -70,7 +73,7 @@ class ErrorReport:
 
     @classmethod
     def _of_values(cls, known: Any) -> ErrorReport | None:
-        """The report of what :meth:`render` wrote; ``None`` for anything else, which the worker's program has put there."""
+        """The report of what :meth:`render` wrote; ``None`` for anything else that is there."""
         if not isinstance(known, dict) or known.keys() != {"summary", "traceback", "blames"}:
             return None
         texts, blames = (known["summary"], known["traceback"]), known["blames"]
