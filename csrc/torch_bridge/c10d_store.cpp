@@ -1,6 +1,7 @@
 #include "torch_bridge/c10d_store.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,6 +35,13 @@ std::string C10dStore::get(const std::string& key, Deadline deadline) {
   }
   const std::vector<std::uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};
+}
+
+void C10dStore::remove(const std::string& key) {
+  try {
+    store_->deleteKey(key);
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace accelerate_cpp::comm

@@ -17,6 +17,8 @@ class C10dStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Deadline deadline) override;
+  // Stores that cannot forget keep the key.
+  void remove(const std::string& key) override;
 
  private:
   c10::intrusive_ptr<::c10d::Store> store_;

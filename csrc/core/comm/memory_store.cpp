@@ -24,4 +24,9 @@ std::string MemoryStore::get(const std::string& key, Deadline deadline) {
   return values_[key];
 }
 
+void MemoryStore::remove(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  values_.erase(key);
+}
+
 }  // namespace accelerate_cpp::comm

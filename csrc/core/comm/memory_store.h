@@ -14,6 +14,7 @@ class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Deadline deadline) override;
+  void remove(const std::string& key) override;
 
  private:
   std::mutex mutex_;

@@ -7,7 +7,7 @@
 
 namespace accelerate_cpp::comm {
 
-// Thread-safe. Keys are written once; values are arbitrary bytes.
+// Thread-safe. Nobody writes a key that is there; values are arbitrary bytes.
 class Store {
  public:
   virtual ~Store() = default;
@@ -16,6 +16,10 @@ class Store {
 
   // Waits until somebody has set `key`; throws Timeout when `deadline` passes first.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
+
+  // Forgets `key`, which nobody will ask for any more: the next group that goes by the same name must not find it. Does
+  // nothing in a store that serves one group.
+  virtual void remove(const std::string& /*key*/) {}
 };
 
 }  // namespace accelerate_cpp::comm

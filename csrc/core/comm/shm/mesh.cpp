@@ -302,6 +302,9 @@ std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int s
       forming.check(missing);
     }
   }
+  // All who read it have come. Torch gives a group that has ended, and a later one of the same ranks, the same part of
+  // the store, where peers of the later one would find this address before its own.
+  store.remove(address_key(rank));
   return std::move(forming.channels);
 }
 

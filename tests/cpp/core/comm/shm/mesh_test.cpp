@@ -71,6 +71,20 @@ TEST(Mesh, LeavesNoDescriptorBehind) {
   EXPECT_EQ(count_open_descriptors(), before);
 }
 
+// A later group of the same ranks may get the same part of a store; who comes first must not find the addresses of the
+// earlier one.
+TEST(Mesh, LeavesNoAddressInTheStore) {
+  MemoryStore store;
+  const auto form = [&store](int rank) { meet(connect_mesh(store, rank, 2, soon(), kNoHooks), rank); };
+  auto peer = std::async(std::launch::async, form, 1);
+  form(0);
+  peer.get();
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string key = "shm/address/" + std::to_string(rank);
+    EXPECT_THROW(store.get(key, passed()), Timeout) << key;
+  }
+}
+
 TEST(Mesh, NamesTheRanksThatAreMissing) {
   MemoryStore store;
   EXPECT_THAT([&] { connect_mesh(store, 0, 2, passed(), kNoHooks); },
