@@ -31,11 +31,15 @@ class BackgroundWriter:
         else:
             self._thread = thread
 
-    def wait(self) -> None:
-        """Waits until no job runs; raises the error of the last one, once."""
+    def join(self) -> None:
+        """Waits until no job runs."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
+
+    def wait(self) -> None:
+        """Waits until no job runs; raises the error of the last one, once."""
+        self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

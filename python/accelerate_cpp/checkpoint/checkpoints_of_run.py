@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_cpp.checkpoint import finding
@@ -39,6 +38,7 @@ from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, read_man
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_states import Parts, named_parameters, parts_of
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
+from accelerate_cpp.checkpoint.writers_group import WRITERS_GROUP
 from accelerate_cpp.checkpoint.writing import Checkpoint
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
@@ -62,7 +62,6 @@ class Checkpoints:
         self.save_hooks: dict[int, Callable[..., None]] = OrderedDict()
         self.load_hooks: dict[int, Callable[..., None]] = OrderedDict()
         self._writer, self._memory = BackgroundWriter(), SnapshotMemory()
-        self._group: dist.ProcessGroup | None = None
         self.are_of_all = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,7 +198,7 @@ class Checkpoints:
                     project.iteration += 1
                 raise
         else:
-            apart = self._apart(ranks)
+            apart = replace(ranks, group=WRITERS_GROUP.of(self._writer)) if ranks.num_together > 1 else ranks
             self._writer.start(lambda: checkpoint.write(apart))
         project.iteration += 1
         return checkpoint.target
@@ -344,14 +343,6 @@ class Checkpoints:
 
         tokens = ranks.together(what, attempt)
         return replace(own[0], token=tokens[0])
-
-    def _apart(self, ranks: Participants) -> Participants:
-        """The same processes over a separate group, because the training loop continues to use the default one."""
-        if ranks.num_together > 1 and self._group is None:
-            # Objects are gathered on the CPU: another thread has no current GPU of its own.
-            devices = {entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")}
-            self._group = dist.new_group(backend=None if devices == {"cpu"} else "gloo")
-        return replace(ranks, group=self._group)
 
 
 def _engines(strategy: Strategy, bundle: Bundle, options: Mapping[str, Any] | None) -> EngineStates | None:
