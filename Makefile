@@ -26,7 +26,7 @@ WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 XLA_VENV := .venv-xla
 XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
 
-.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla
+.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla storm
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -96,6 +96,13 @@ export SEE_PACKAGES
 
 test-tensorflow: build $(VENV)-tensorflow/.created ## run the tests of TensorFlow, and of Keras with all backends
 	$(VENV)-tensorflow/bin/python -m pytest tests/distributed/test_tensorflow.py tests/distributed/test_keras.py $(PYTEST_ARGS)
+
+N ?= 1000
+SEED ?= 1
+JOBS ?= 2
+storm: build ## hit N=1000 small runs with faults drawn from SEED=1, JOBS=2 at a time; out/storm-SEED.jsonl has the results
+	@.ci/system-packages $(PYTHON) tests
+	$(BIN)/python -m tests.storm --count $(N) --seed $(SEED) --jobs $(JOBS)
 
 tsan asan: $(VENV)/.requirements
 	@.ci/system-packages $(PYTHON) tests

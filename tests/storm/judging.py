@@ -1,0 +1,229 @@
+"""What must hold after a fault, and whether it did."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.storm.draw import LAUNCHER, SIGNALS, Fault
+from tests.storm.inside import MESSAGE
+
+_NUMBERS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "QUIT": 3}
+_PLACE = re.compile(r"program\.py(:|\", line )\d+")
+# What ends as if nothing had happened.
+HARMLESS = ("stop and continue", "clock set back")
+# What a run may survive: what it needs is not always what was taken from it.
+MAYBE_HARMLESS = (
+    *("full /dev/shm", "tiny /dev/shm", "no descriptors", "closed stdout", "lost packets"),
+    *("truncated checkpoint", "flipped checkpoint"),
+)
+# What hits all ranks alike, so that any may be named.
+_OF_ALL = (
+    *("full /dev/shm", "tiny /dev/shm", "full disk", "read-only folder", "closed stdout", "cut network"),
+    *("lost packets", "mismatched collective", "missing collective", "truncated checkpoint", "flipped checkpoint"),
+)
+_TELLS = {
+    "sys.exit(0)": r"SystemExit|left first|has left|has ended|exitcode +: 0|exit code 0|ended with",
+    "os._exit(0)": r"left first|has left|has ended|exitcode +: 0|exit code 0|ended with",
+    "os._exit(3)": r"exit code 3|exitcode *: 3|Exit code: +3",
+    "exception": MESSAGE,
+    "segfault": r"SIGSEGV|signal 11",
+    "out of memory": r"SIGKILL|signal 9|MemoryError",
+    "mismatched collective": r"MismatchedCollective",
+    "missing collective": r"MismatchedCollective|Timeout|PeerLost",
+    "full disk": r"No space left",
+    "read-only folder": r"Read-only",
+    "no descriptors": r"Too many open files|descriptor",
+    "full /dev/shm": r"shared memory|No space left|shm|Bus error|SIGBUS",
+    "tiny /dev/shm": r"shared memory|No space left|shm|Bus error|SIGBUS",
+    "closed stdout": r"Broken ?[Pp]ipe|SIGPIPE",
+    "stop": r"Timeout|timed out|stopped",
+    "cut network": r"Timeout|timed out|PeerLost|reset by peer|closed by peer",
+    "truncated checkpoint": r"CheckpointError",
+    "flipped checkpoint": r"CheckpointError",
+    "lost packets": r"Timeout|timed out|PeerLost|reset by peer|closed by peer",
+}
+
+
+@dataclass
+class Seen:
+    """What was seen of a run.
+
+    Attributes:
+        missed: why the fault could not happen, if so.
+        injected_at: by the monotonic clock; ``None`` if the run did not get so far.
+        ended_at: when all had ended that was started; ``None`` if they had to be killed.
+        statuses: of the processes that were started by hand; negative for a signal.
+        lines: of what they printed, each with its time.
+        left: what was there afterwards of processes, files and shared memory.
+        how: what the fault did, in words.
+    """
+
+    missed: str = ""
+    injected_at: float | None = None
+    ended_at: float | None = None
+    statuses: list[int] = field(default_factory=list)
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    checkpoint: str = ""
+    how: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether all held; ``failures`` names what did not."""
+
+    failures: list[str]
+    seconds_to_end: float | None
+    seconds_to_name: float | None
+    is_named: bool | None
+
+
+def judge(fault: Fault, seen: Seen) -> Verdict:
+    """Holds what was ``seen`` of the run against what must be."""
+    failures = []
+    if seen.ended_at is None:
+        failures.append("hung")
+    if seen.injected_at is None:
+        failures.append("not reached")
+        return Verdict(failures, None, None, None)
+    after = [(at, text) for at, text in seen.lines if at >= seen.injected_at]
+    whole = "\n".join(text for _, text in after)
+    if seen.ended_at is not None and not status_fits(fault, seen):
+        failures.append(f"status {seen.statuses}")
+    needs_names = names_are_due(fault, seen)
+    seconds_to_name = None
+    is_named = None
+    if needs_names:
+        missing = unnamed(fault, whole)
+        is_named = not missing
+        failures += [f"not named: {what}" for what in missing]
+        seconds_to_name = next((at - seen.injected_at for at, text in after if _names_rank(fault, text)), None)
+    failures += [f"left: {what}" for what in seen.left]
+    if seen.checkpoint:
+        failures.append(f"checkpoint: {seen.checkpoint}")
+    took = None if seen.ended_at is None else seen.ended_at - seen.injected_at
+    return Verdict(failures, took, seconds_to_name, is_named)
+
+
+def ends_well(fault: Fault, seen: Seen) -> bool:
+    return bool(seen.statuses) and not any(seen.statuses)
+
+
+def is_harmless(fault: Fault, seen: Seen) -> bool:
+    """Whether the run must end as if nothing had happened."""
+    if seen.missed or fault.kind in HARMLESS:
+        return True
+    return fault.phase == "exit" and fault.kind in ("os._exit(0)", "sys.exit(0)")
+
+
+def names_are_due(fault: Fault, seen: Seen) -> bool:
+    """Whether a rank is to be named: the run has failed, and nobody who was started by hand was hit."""
+    if is_harmless(fault, seen) or fault.rank == LAUNCHER:
+        return False
+    if fault.kind == "closed stdout" and fault.start == "notebook":
+        return False  # what prints is the process that was started
+    may_end_well = fault.kind in MAYBE_HARMLESS or fault.phase == "end"
+    return not (may_end_well and ends_well(fault, seen))
+
+
+def status_fits(fault: Fault, seen: Seen) -> bool:
+    """Whether whoever was started ended with the right exit status."""
+    if is_harmless(fault, seen):
+        return ends_well(fault, seen)
+    if ends_well(fault, seen):
+        return fault.kind in MAYBE_HARMLESS or (fault.phase == "end" and "exit(0)" in fault.kind)
+    if fault.rank == LAUNCHER:
+        return _status_of_launcher(fault, seen)
+    if fault.start == "mpirun":
+        return seen.statuses[0] != 0
+    if fault.start in ("torchrun", "notebook", "kernel"):
+        return seen.statuses == [1]
+    wanted = _status_of_rank(fault)
+    if fault.start == "hosts":  # where the rank ended well, only the other launcher knows that something is wrong
+        return "exit(0)" in fault.kind or wanted is None or wanted in seen.statuses
+    return wanted is None or seen.statuses == [wanted]
+
+
+def _status_of_rank(fault: Fault) -> int | None:
+    """The exit status of a launch for what has hit one of its ranks; ``None``: any but 0."""
+    if fault.kind in SIGNALS:
+        return 128 + _NUMBERS[fault.kind]
+    return {"os._exit(3)": 3, "segfault": 139, "exception": 1, "sys.exit(0)": 1, "os._exit(0)": 1}.get(
+        fault.kind if fault.phase != "data" else "exception"
+    )
+
+
+def _status_of_launcher(fault: Fault, seen: Seen) -> bool:
+    number, status = _NUMBERS[fault.kind], seen.statuses[0]
+    if fault.start in ("launch", "hosts") and fault.kind != "KILL":
+        return status == 128 + number
+    if fault.start in ("mpirun", "torchrun", "kernel"):
+        return status != 0
+    return status == -number
+
+
+def _names_rank(fault: Fault, text: str) -> bool:
+    rank = r"\d+" if fault.kind in _OF_ALL else fault.rank
+    if fault.kind in ("mismatched collective", "missing collective"):
+        return re.search(rf"\brank {rank}\b", text) is not None
+    blamed = (
+        rf"\brank {rank}( \(host [^)]*\))? (failed|left|has|had|was|is|stopped|did)\b"
+        rf"|waited .*for (rank|ranks [\d, -]*) ?{rank}\b"
+        rf"|^\s*rank +: {rank} \(local|^\[rank{rank}\]:"
+    )
+    if fault.start == "mpirun":
+        blamed += rf"|\[\[\d+,\d+\],{rank}\]"
+    return re.search(blamed, text) is not None
+
+
+def unnamed(fault: Fault, text: str) -> list[str]:
+    """What ``text`` does not tell although it must."""
+    missing = []
+    lines = text.splitlines()
+    if not any(_names_rank(fault, line) for line in lines):
+        missing.append("rank")
+    if fault.start in ("launch", "hosts", "notebook", "kernel") and fault.kind not in _OF_ALL:
+        first = re.findall(r"rank (\d+)(?: \(host[^)]*\))? (?:failed:|failed first|left first|did not answer)", text)
+        if first and str(fault.rank) not in first[-1:]:
+            missing.append(f"rank in the last sentence ({first[-1]} instead of {fault.rank})")
+    tells = rf"SIG{fault.kind}|[Ss]ignal {_NUMBERS[fault.kind]}\b" if fault.kind in SIGNALS else _TELLS[fault.kind]
+    if fault.kind == "INT":
+        tells += "|KeyboardInterrupt"
+    if fault.phase == "data" and fault.kind not in ("exception", "stop", "full /dev/shm", "tiny /dev/shm"):
+        tells = r"DataLoader worker"
+    if not re.search(tells, text):
+        missing.append(f"cause ({tells})")
+    if place_is_due(fault) and not _PLACE.search(text):
+        missing.append("place")
+    return missing
+
+
+def place_is_due(fault: Fault) -> bool:
+    """Whether file and line are to be named: by the rank itself, or by those that wait for it."""
+    if fault.phase in ("import", "prepare", "end", "exit"):
+        return fault.kind == "exception"
+    return fault.start in ("launch", "hosts", "notebook", "kernel")
+
+
+def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:
+    """The line of a run in the file of results."""
+    return {
+        "fault": fault.__dict__,
+        "ok": not verdict.failures,
+        "failures": verdict.failures,
+        "missed": seen.missed,
+        "statuses": seen.statuses,
+        "seconds_to_end": _rounded(verdict.seconds_to_end),
+        "seconds_to_name": _rounded(verdict.seconds_to_name),
+        "named": verdict.is_named,
+        "how": seen.how,
+        **({"output": "\n".join(text for _, text in seen.lines)[-8000:]} if verdict.failures else {}),
+        **({"where": seen.where} if seen.where else {}),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

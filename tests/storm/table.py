@@ -1,0 +1,55 @@
+"""The results of a storm as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from tests.storm.draw import KINDS
+
+_HEAD = ("fault", "runs", "ended", "status", "nothing left", "checkpoint loads", "named", "median s to name", "worst")
+Row = dict[str, Any]
+
+
+def _share(rows: Sequence[Row], failure: str) -> str:
+    """How many of the runs do not fail by this."""
+    return str(sum(not any(text.startswith(failure) for text in row["failures"]) for row in rows))
+
+
+def _cells(name: str, rows: Sequence[Row]) -> list[str]:
+    due = [row for row in rows if row["named"] is not None]
+    seconds = [row["seconds_to_name"] for row in due if row["seconds_to_name"] is not None]
+    return [
+        name,
+        str(len(rows)),
+        *(_share(rows, failure) for failure in ("hung", "status", "left", "checkpoint")),
+        f"{sum(row['named'] for row in due)} of {len(due)}",
+        f"{median(seconds):.2f}" if seconds else "",
+        f"{max(seconds):.2f}" if seconds else "",
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line for each kind of fault, in Markdown."""
+    done = [row for row in rows if "skipped" not in row]
+    lines = [list(_HEAD), ["---"] * len(_HEAD)]
+    for kind in KINDS:
+        if of_kind := [row for row in done if row["fault"]["kind"] == kind]:
+            lines.append(_cells(kind, of_kind))
+    lines.append(_cells("all", done))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A sentence about all of them."""
+    done = [row for row in rows if "skipped" not in row]
+    held = sum(not row["failures"] for row in done)
+    due = [row for row in done if row["named"] is not None]
+    quick = sum((row["seconds_to_name"] or 1e9) <= 2 for row in due if row["named"])
+    named = sum(row["named"] for row in due)
+    skipped = f", {len(rows) - len(done)} skipped" if len(rows) > len(done) else ""
+    return (
+        f"{held} of {len(done)} as promised, {_share(done, 'hung')} ended, "
+        f"{named} of {len(due)} named, {quick} within 2 s{skipped}"
+    )

@@ -1,0 +1,90 @@
+"""The storm keeps its promises, and its own judgement is strict; ``make storm`` runs larger ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.storm import ROOT
+from tests.storm.draw import COLLECTIVES, KINDS, LAUNCHER, PHASES, STARTS, TRAININGS, Fault, draw
+from tests.storm.judging import Seen, judge
+from tests.storm.table import summary, table
+
+KILLED = Fault(1, 0, "KILL", "gather", 1, 2, 3, "launch", "plain", True, 0.1, False, 10)
+SAID = (
+    "rank 2 (host a, process 7) failed first: killed by SIGKILL (signal 9)",
+    "rank 0: accelerate_cpp.errors.PeerLost: gather at program.py:90 on rank 0 waited for rank 2: rank 2 has ended",
+)
+
+
+def test_a_fault_is_decided_by_its_seed_and_survives_the_way_to_its_run() -> None:
+    faults = [draw(7, index) for index in range(200)]
+    assert faults == [draw(7, index) for index in range(200)]
+    assert faults != [draw(8, index) for index in range(200)]
+    assert [Fault.parse(fault.render()) for fault in faults] == faults
+
+
+def test_a_storm_has_every_kind_phase_start_and_training() -> None:
+    faults = [draw(1, index) for index in range(1000)]
+    assert {fault.kind for fault in faults[: len(KINDS)]} == {*KINDS}
+    assert {fault.phase for fault in faults} == {*PHASES}
+    assert {fault.phase for fault in faults} > {*COLLECTIVES}
+    assert {fault.start for fault in faults} == {*STARTS}
+    assert {fault.training for fault in faults} == {*TRAININGS}
+    assert {fault.rank for fault in faults} == {LAUNCHER, 0, 1, 2, 3}
+    assert all(fault.rank < fault.size for fault in faults)
+
+
+def _seen(said: tuple[str, ...] = SAID, **changes: object) -> Seen:
+    lines = [(5.5, text) for text in said]
+    return replace(Seen("", 5.0, 6.0, [137], lines), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "failures"),
+    [
+        (_seen(), []),
+        (_seen(ended_at=None), ["hung"]),
+        (_seen(statuses=[1]), ["status [1]"]),
+        (_seen(left=["process 3: train.py"]), ["left: process 3: train.py"]),
+        (_seen(checkpoint="is damaged"), ["checkpoint: is damaged"]),
+        (_seen(SAID[:1]), ["not named: place"]),
+        (_seen(SAID[1:]), [r"not named: cause (SIGKILL|[Ss]ignal 9\b)"]),
+        (
+            _seen((SAID[0].replace("rank 2", "rank 0"), SAID[1])),
+            ["not named: rank in the last sentence (0 instead of 2)"],
+        ),
+        (_seen(()), ["not named: rank", r"not named: cause (SIGKILL|[Ss]ignal 9\b)", "not named: place"]),
+    ],
+)
+def test_each_promise_that_is_broken_is_a_failure(seen: Seen, failures: list[str]) -> None:
+    assert judge(KILLED, seen).failures == failures
+
+
+def test_a_fault_that_harms_nobody_must_leave_the_run_as_it_was() -> None:
+    continued = replace(KILLED, kind="stop and continue")
+    assert judge(continued, _seen((), statuses=[0])).failures == []
+    assert judge(continued, _seen((), statuses=[137])).failures == ["status [137]"]
+
+
+def test_the_table_counts_what_held() -> None:
+    good = {"fault": KILLED.__dict__, "failures": [], "named": True, "seconds_to_name": 0.5}
+    bad = good | {"failures": ["hung", "left: a file"], "named": False, "seconds_to_name": None}
+    last = table([good, good, bad]).splitlines()[-1]
+    assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 0.50 | 0.50 |"
+    assert summary([good, bad]) == "1 of 2 as promised, 1 ended, 1 of 2 named, 1 within 2 s"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_thirty_faults_end_as_promised(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    storm = [sys.executable, "-m", "tests.storm", "--jobs", "2", "--count", "30", "--seed", "28"]
+    done = subprocess.run([*storm, "--out", str(results)], cwd=ROOT, capture_output=True, text=True, timeout=1700)
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(rows) == 30, done.stderr
+    assert done.returncode == 0, done.stdout + "".join(row.get("output", "") for row in rows)[-20000:]
