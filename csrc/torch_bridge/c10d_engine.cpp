@@ -211,8 +211,8 @@ void C10dEngine::check_usable(const std::string& operation) const {
 
 void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
   hooks_.probe();
-  news_.ask_now_and_then();
   check_process(operation.text);
+  news_.ask_now_and_then();
   const std::string what = operation.text + " on " + who();
   if (const auto reason = news_.failure().reason()) {
     throw PeerLost(what + ": " + *reason);

@@ -1,16 +1,23 @@
 // What ranks of a group tell each other through a store, because an engine only notices processes that end: that a rank
 // has failed and why, or that it has left. Thread-safe.
+//
+// A store that cannot be reached may never answer: its host is stopped, or the network between has been cut. So threads
+// of their own ask it, one at a time, and nobody waits long for them.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/comm/first_failure.h"
 
 namespace accelerate_cpp::comm {
@@ -23,7 +30,7 @@ class C10dNews {
   C10dNews(StorePointer store, std::string group);
 
   // The failure of the rank that reported first.
-  const FirstFailure& failure() const { return failure_; }
+  const FirstFailure& failure() const { return heard_->failure; }
   void tell_failure(const std::string& who, const std::string& reason) noexcept;
 
   struct Departure {
@@ -43,17 +50,27 @@ class C10dNews {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Empty if nobody has set it, or if the host of the store is gone, which the engine will report.
-  std::string heard(const std::string& key) const noexcept;
+  // What was heard, and whether the store is being asked.
+  struct Heard {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool busy = false;
+    Clock::time_point last_asked{};
+    std::optional<Departure> departure;
+    FirstFailure failure;
+  };
+  using Task = std::function<void(::c10d::Store& store)>;
+
+  // Has `task` done by a thread, and waits a while for its end, and before for that of the one that is under way if
+  // `turn` says so. Whether it was done in that time. The task may outlive this object.
+  bool perform(Task task, std::chrono::milliseconds turn, std::chrono::milliseconds patience) const noexcept;
   // Sets the key unless it is set already.
-  void tell(const std::string& key, const std::string& text) const noexcept;
+  void tell(std::string key, std::string text) const noexcept;
 
   const StorePointer store_;
   const std::string group_;
-  mutable std::mutex mutex_;
-  Clock::time_point last_asked_{};
-  std::optional<Departure> departure_;
-  FirstFailure failure_;
+  const OwnerProcess process_;
+  const std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
 };
 
 }  // namespace accelerate_cpp::comm

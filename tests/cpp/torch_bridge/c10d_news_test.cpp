@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <future>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace accelerate_cpp::comm {
@@ -76,6 +78,34 @@ TEST(C10dNews, AsksOnlyNowAndThen) {
     news.ask_now_and_then();
   }
   EXPECT_LT(store->num_checks, 1000 * once);
+}
+
+// A store that answers nobody, until the test is over: its host is stopped, or the network is cut.
+class SilentStore final : public ::c10d::HashStore {
+ public:
+  explicit SilentStore(std::shared_future<void> over) : over_(std::move(over)) {}
+  bool check(const std::vector<std::string>&) override {
+    over_.wait();
+    return false;
+  }
+
+ private:
+  const std::shared_future<void> over_;
+};
+
+TEST(C10dNews, GoesOnWhereTheStoreNeverAnswers) {
+  std::promise<void> over;
+  {
+    C10dNews news(c10::make_intrusive<SilentStore>(over.get_future().share()), "everyone");
+    news.ask_now_and_then();
+    news.ask();
+    EXPECT_FALSE(news.failure().reason().has_value());
+    EXPECT_FALSE(news.messages_of_departed(1, 0).has_value());
+    news.tell_departure(1, {7, "rank 1"});
+    news.tell_failure("rank 1", "why");
+    EXPECT_EQ(news.failure().reason(), "why");
+  }
+  over.set_value();
 }
 
 }  // namespace
