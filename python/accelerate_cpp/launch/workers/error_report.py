@@ -7,6 +7,7 @@ tell it, because it is no Python program or was killed, leaves the end of its st
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from contextlib import suppress
@@ -17,9 +18,9 @@ from typing import Any
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
 
-
 MOST_BYTES = 16 << 20
 """What a launcher reads of a report at most."""
+
 
 @dataclass(frozen=True)
 class ErrorReport:
@@ -105,8 +106,12 @@ def report_uncaught(kind: type[BaseException], error: BaseException, frames: Tra
 def _end_by_interrupt() -> None:
     """Lets the interpreter end by SIGINT, as it does after a KeyboardInterrupt that nobody caught.
 
-    It knows that from the last text that it has executed; modules that were imported for the report executed others.
+    It knows that from the last text that it has executed: modules that were imported for the report executed others, and
+    so does the summary of compilations that torch prints at the end.
     """
+    compilation = sys.modules.get("torch._dynamo.utils")
+    if compilation is not None:
+        atexit.unregister(compilation.dump_compile_times)
     with suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
 

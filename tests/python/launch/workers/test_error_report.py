@@ -94,8 +94,9 @@ def test_fork_of_a_worker_prints_its_error(tmp_path: Path) -> None:
     assert report.headline == "ValueError: of the worker"
 
 
-def test_interrupted_program_ends_by_the_interrupt_and_not_with_an_exit_code(tmp_path: Path) -> None:
-    printed, report = _run("raise KeyboardInterrupt", os.getpid(), tmp_path, -signal.SIGINT)
+@pytest.mark.parametrize("first", ["", "import torch._dynamo.utils; "], ids=["plain", "with_torchs_summary_at_exit"])
+def test_interrupted_program_ends_by_the_interrupt_and_not_with_an_exit_code(tmp_path: Path, first: str) -> None:
+    printed, report = _run(f"{first}raise KeyboardInterrupt", os.getpid(), tmp_path, -signal.SIGINT)
     assert printed == ""
     assert report is not None
     assert report.headline == "KeyboardInterrupt"
