@@ -34,6 +34,7 @@ struct Step {
   bool apart = false;                 // the blocks of a rank are separate tensors
   std::size_t shift = 0;              // elements between a multiple of 64 bytes and an operand
   unsigned seed = 0;                  // of the values
+  bool exact = true;                  // reductions have the bits of sums in the order of ranks
 };
 
 inline std::string to_string(const Step& step) {
