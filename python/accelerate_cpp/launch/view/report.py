@@ -43,11 +43,11 @@ class Attempt:
         return f"{where} {account(failure, self.end)}{self._elsewhere(failure)}"
 
     def _elsewhere(self, failure: WorkerEnd) -> str:
-        """The ranks of other machines that its error names as its cause, where it names none of this one."""
+        """The ranks of other launchers that its error names as its cause, where it names none of this one."""
         blamed = {*(self.outputs[failure.rank].blames or ())} - {failure.rank}
         if failure.while_ending or not blamed or not blamed.isdisjoint(self.pids):
             return ""
-        return f" because of {named(sorted(blamed))}, on another machine"
+        return f" because of {named(sorted(blamed))}, which another launcher has started"
 
     def errors(self, again: bool = True) -> str:
         """The errors that ended workers, with the traceback of the first failure last; empty if none is to be shown.

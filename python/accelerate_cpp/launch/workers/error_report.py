@@ -106,8 +106,8 @@ def report_uncaught(kind: type[BaseException], error: BaseException, frames: Tra
 def _end_by_interrupt() -> None:
     """Lets the interpreter end by SIGINT, as it does after a KeyboardInterrupt that nobody caught.
 
-    It knows that from the last text that it has executed: modules that were imported for the report executed others, and
-    so does the summary of compilations that torch prints at the end.
+    It knows that from the last text that it has executed: modules that were imported for the report executed others,
+    and so does the summary of compilations that torch prints at the end.
     """
     compilation = sys.modules.get("torch._dynamo.utils")
     if compilation is not None:

@@ -69,7 +69,7 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
         from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
 
         write_report(plan.report, plan.command, attempts, status)
-    _tell(attempts[-1], _closing(attempts[-1]), quiet)
+    _tell(attempts[-1], _closing(attempts[-1], plan.group.world_size), quiet)
     return status
 
 
@@ -127,12 +127,12 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _closing(last: Attempt) -> str:
-    """What the launch says of how the run ended, before the error that ended it."""
+def _closing(last: Attempt, world_size: int) -> str:
+    """What the launch says of how a run of so many ranks ended, before the error that ended it."""
     failure = last.failure
     if failure is None or last.end.interrupted_by is not None:
         return ""
-    if len(last.pids) > 1:
+    if world_size > 1:
         return last.sentence()
     return f"the worker was {describe(failure.exit_code)}" if failure.exit_code < 0 else ""
 

@@ -32,14 +32,14 @@ def test_sentence_names_rank_host_process_and_signal() -> None:
     )
 
 
-def test_sentence_says_where_the_cause_is_on_another_machine() -> None:
+def test_sentence_names_the_cause_among_the_ranks_of_another_launcher() -> None:
     ends = RunEnd((WorkerEnd(1, 1, False), WorkerEnd(0, 1, False)), None)
     attempt = replace(ATTEMPT, end=ends, outputs={0: _blames(0, 2, 3), 1: _blames(0, 1)})
     assert attempt.sentence() == (
         f"rank 0 (host {socket.gethostname()}, process 10) failed first: exit code 1 "
-        "because of ranks 2-3, on another machine"
+        "because of ranks 2-3, which another launcher has started"
     )
-    assert "another machine" not in replace(attempt, outputs={0: _blames(0, 1), 1: _blames(0)}).sentence()
+    assert "another launcher" not in replace(attempt, outputs={0: _blames(0, 1), 1: _blames(0)}).sentence()
 
 
 def _blames(*ranks: int) -> LastOutput:

@@ -15,6 +15,7 @@ from accelerate_cpp.config.env_table import render_cores
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan.environment import WorkerGroup
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
+from accelerate_cpp.launch.plan.machines import Launchers
 from accelerate_cpp.launch.workers import executed, supervisor
 from accelerate_cpp.launch.workers.executed import execute
 from accelerate_cpp.launch.workers.streams import Logs
@@ -98,6 +99,14 @@ def test_quiet_leaves_the_report_out(capfd: pytest.CaptureFixture[str]) -> None:
 def test_lone_workers_death_by_a_signal_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(_plan("import os; os.kill(os.getpid(), 9)", num_processes=1)) == 137
     assert capfd.readouterr().err == "the worker was killed by SIGKILL (signal 9)\n"
+
+
+def test_lone_worker_of_a_larger_run_is_named_by_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = _plan("import os; os.kill(os.getpid(), 9)", num_processes=1)
+    assert execute(replace(plan, group=replace(plan.group, launchers=Launchers(2, 1)))) == 137
+    err = capfd.readouterr().err
+    assert err.startswith("rank 1 (host ")
+    assert err.endswith(") failed first: killed by SIGKILL (signal 9)\n")
 
 
 FAILS_TWICE = """
