@@ -107,7 +107,7 @@ open(f"ended-{rank}", "w").close()
 """
     status, said = launched(tmp_path, script, 3)
     assert status == 0
-    few_cores = r"accelerate-cpp launch: 3 processes share [12] cores?: each is slower than it would be alone\n"
+    few_cores = r"accelerate-cpp launch: 3 processes share [12] cores?: .*\n"
     assert re.fullmatch(f"({few_cores})?", said), said
 
 

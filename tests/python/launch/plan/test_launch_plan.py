@@ -260,7 +260,11 @@ def test_flag_of_a_launch_that_the_script_gets_is_named(
 
 @pytest.mark.parametrize(
     ("processes", "cores", "told"),
-    [(2, 2, None), (3, 2, "3 processes share 2 cores:"), (2, 1, "2 processes share 1 core:")],
+    [
+        (2, 2, None),
+        (3, 2, "3 processes share 2 cores: to start, and each step, takes about 1.5 times as long"),
+        (2, 1, "2 processes share 1 core: to start, and each step, takes about 2 times as long"),
+    ],
 )
 def test_more_processes_than_cores_are_said(
     script: str, monkeypatch: pytest.MonkeyPatch, processes: int, cores: int, told: str | None
