@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -36,9 +36,8 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 
 def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
     """The store that rank 0 holds at the address in the environment."""
-    handshake: Iterator[tuple[dist.Store, int, int]] = dist.rendezvous("env://", timeout=timeout)
     try:
-        return next(handshake)
+        return _held_here(timeout) or next(dist.rendezvous("env://", timeout=timeout))
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -46,6 +45,22 @@ def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
             f"rank 0 cannot listen on port {env_table.MASTER_PORT.get()}: another program uses it. Pass another one on "
             "all machines (accelerate-cpp launch --main_process_port, torchrun --master-port), or end that program"
         ) from error
+
+
+def _held_here(timeout: timedelta) -> tuple[dist.Store, int, int] | None:
+    """The store that this process holds, if it is rank 0 and no agent of torch has it.
+
+    Torch's own rendezvous returns when all have come, and cannot say who has not; who needs a rank names it.
+    """
+    address, port, world_size = env_table.MASTER_ADDR.get(), env_table.MASTER_PORT.get(), env_table.WORLD_SIZE.get()
+    if env_table.RANK.get() != 0 or not address or port is None or world_size is None:
+        return None
+    if env_table.USE_AGENT_STORE.get():
+        return None
+    store = dist.TCPStore(
+        address, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+    )
+    return store, 0, world_size
 
 
 def choose_backend(device_type: str, collectives: Callable[[], str] | None = None) -> str:
