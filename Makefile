@@ -26,7 +26,7 @@ WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 XLA_VENV := .venv-xla
 XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
 
-.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla storm
+.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla fuzz storm
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -104,6 +104,15 @@ storm: build ## hit N=1000 small runs with faults drawn from SEED=1, JOBS=2 at a
 	@.ci/system-packages $(PYTHON) tests
 	$(BIN)/python -m tests.storm --count $(N) --seed $(SEED) --jobs $(JOBS)
 
+# Two targets at a time; of each, inputs that it has found before, in out/fuzz, are tried first.
+SECONDS ?= 3600
+fuzz: build ## fuzz each parser of what comes from outside for SECONDS=3600, from the inputs in tests/fuzz/corpus
+	@.ci/system-packages $(PYTHON) fuzz
+	$(PIP_INSTALL) -r requirements/fuzz.txt
+	$(BIN)/cmake --preset fuzz
+	$(BIN)/cmake --build build/fuzz
+	$(BIN)/python tests/fuzz/run_all.py $(SECONDS)
+
 tsan asan: $(VENV)/.requirements
 	@.ci/system-packages $(PYTHON) tests
 	$(BIN)/cmake --preset $@
@@ -122,6 +131,7 @@ test-full: test ## make test, the long tests, and the core under the thread and 
 	$(MAKE) test-tensorflow
 	$(MAKE) tsan
 	$(MAKE) asan
+	$(MAKE) fuzz SECONDS=60
 
 $(XLA_VENV)/.requirements: requirements/xla.txt requirements/runtime.txt requirements/build.txt
 	@.ci/system-packages $(PYTHON)

@@ -103,6 +103,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "offload_index", "link-dat", b'{"link": {"dtype": "uint8", "shape": [1460]}}'
     yield "offload_index", "up-dat", b'{"../outside/a": {"dtype": "uint8", "shape": [4]}}'
     yield "offload_index", "huge", b'{"a": {"dtype": "float32", "shape": [9223372036854775807, 9223372036854775807]}}'
+    yield "offload_index", "beyond-64-bits", b'{"a": {"dtype": "float32", "shape": [99999999999999999999]}}'
     yield "offload_index", "negative", b'{"a": {"dtype": "float32", "shape": [-4]}}'
     yield "offload_index", "no-shape", b'{"a": {"dtype": "float32"}}'
     yield "offload_index", "no-dtype", b'{"a": {"dtype": "load", "shape": [4]}}'
@@ -122,6 +123,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "shards_index", "sound-empty-lists", shards_index(steps=("model", 3))
     yield "shards_index", "endless-list", shards_index(steps=("model", 1 << 40))
     yield "shards_index", "negative-list", shards_index(steps=("model", "a", -1, 2))
+    yield "shards_index", "negative-tensor", shards_index(size=(-4,))
     yield "shards_index", "huge-tensor", shards_index(size=(1 << 40, 1 << 20))
     yield "shards_index", "overflowing-tensor", shards_index(size=(1 << 62, 1 << 62))
     yield "shards_index", "memo", b"\x80\x04]r\xff\xff\xff\x7f."

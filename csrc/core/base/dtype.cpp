@@ -28,7 +28,8 @@ std::size_t element_size(DType dtype) {
 }
 
 const char* name(DType dtype) {
-  return kRows[static_cast<std::size_t>(dtype)].name;
+  const auto row = static_cast<std::size_t>(dtype);
+  return row < kRows.size() ? kRows[row].name : "unknown dtype";  // of a peer whose memory is damaged
 }
 
 bool is_floating(DType dtype) {

@@ -20,7 +20,7 @@ std::string Shape::to_string() const {
     return "";
   }
   std::string text = "[";
-  for (int d = 0; d < dimensions; ++d) {
+  for (int d = 0; d < std::min(dimensions, kMaxDimensions); ++d) {  // a peer may share a damaged one
     text += (d == 0 ? "" : ", ") + std::to_string(sizes[d]);
   }
   return text + "]";

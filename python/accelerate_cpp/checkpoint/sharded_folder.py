@@ -133,23 +133,18 @@ def _index_in(data: bytes) -> Any:
     return _IndexReader(io.BytesIO(data)).load()
 
 
-def _require_room(path: Path, entries: Mapping[tuple[Any, ...], Any], found: int) -> None:
-    """Raises ``CheckpointError`` if the tensors of an index are larger than its files, of ``found`` bytes."""
+def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
+    """The bytes of all tensors in the index ``path``; ``CheckpointError`` if one has no shape that tensors have."""
+    tensors = [entry for entry in entries.values() if hasattr(entry, "properties")]
     try:
-        claimed = sum(
-            math.prod(entry.size) * entry.properties.dtype.itemsize
-            for entry in entries.values()
-            if hasattr(entry, "properties")
-        )
-    except (TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: expected shapes and dtypes of tensors, found something else ({error}): load another checkpoint"
-        ) from error
-    if claimed > found:
-        raise CheckpointError(
-            f"{path}: expected files with the {claimed} bytes of its tensors, found {found} bytes; a file is cut "
-            "short, or the index is damaged: load another checkpoint"
-        )
+        if all(size >= 0 for tensor in tensors for size in tensor.size):
+            return sum(math.prod(tensor.size) * int(tensor.properties.dtype.itemsize) for tensor in tensors)
+        reason = "a negative size"
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"{path}: expected shapes and dtypes of tensors, found something else ({reason}): load another checkpoint"
+    )
 
 
 class _IndexReader(pickle.Unpickler):
@@ -194,8 +189,16 @@ class SavedShards:
         for name in places:
             if not path_within(folder, name, path).is_file():
                 raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
-        if not any(getattr(place, "transform_descriptors", None) for place in self._index.storage_data.values()):
-            _require_room(path, self.entries, sum((folder / name).stat().st_size for name in places))
+        claimed = _bytes_of(path, self.entries)
+        found = sum((folder / name).stat().st_size for name in places)
+        is_compressed = any(
+            getattr(place, "transform_descriptors", None) for place in self._index.storage_data.values()
+        )
+        if claimed > found and not is_compressed:
+            raise CheckpointError(
+                f"{path}: expected files with the {claimed} bytes of its tensors, found {found} bytes; a file is cut "
+                "short, or the index is damaged: load another checkpoint"
+            )
 
     def shapes(self) -> dict[tuple[Any, ...], tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes of the tensors, by their places in the state."""

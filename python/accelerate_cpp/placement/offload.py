@@ -88,8 +88,8 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Mapping[str, Any]) -
     assert dtype is not None
     try:
         empty = torch.empty(shape, dtype=dtype, device="meta")
-    except RuntimeError as error:  # its size does not fit into 64 bits
-        raise CheckpointError(f"{path}: no tensor can have the shape {shape} ({error}): offload again") from error
+    except (RuntimeError, TypeError, ValueError) as error:  # its size does not fit into 64 bits
+        raise CheckpointError(f"{path}: no tensor can have the shape {shortened(shape)}: offload again") from error
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; expected a tensor of {dtype}, {shape}: offload again")
     found = path.stat().st_size

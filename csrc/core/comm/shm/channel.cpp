@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/open_files.h"
@@ -21,6 +23,36 @@ constexpr std::uint32_t kLetGo = 3;
 struct Packet {
   std::uint32_t kind;
   std::uint32_t segment;
+};
+
+// The descriptors that came with a message, which this process owns now; those that are not released are closed.
+class Attached {
+ public:
+  explicit Attached(msghdr& header) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+      if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+        descriptors_.resize((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        std::memcpy(descriptors_.data(), CMSG_DATA(part), descriptors_.size() * sizeof(int));
+      }
+    }
+  }
+  ~Attached() {
+    for (const int descriptor : descriptors_) {
+      ::close(descriptor);
+    }
+  }
+  Attached(const Attached&) = delete;
+  Attached& operator=(const Attached&) = delete;
+  bool is_one() const { return descriptors_.size() == 1; }
+  bool empty() const { return descriptors_.empty(); }
+  int release() {
+    const int descriptor = descriptors_.front();
+    descriptors_.clear();
+    return descriptor;
+  }
+
+ private:
+  std::vector<int> descriptors_;
 };
 
 bool is_disconnect(int error) {
@@ -146,17 +178,21 @@ void Channel::drain(const std::function<void(std::uint32_t, int)>& on_announce,
       }
       throw SystemFailure("receiving from a peer", errno);
     }
-    const cmsghdr* const attached = CMSG_FIRSTHDR(&header);
-    if (packet.kind == kRelease) {
+    Attached attached(header);
+    const bool is_whole = received == static_cast<ssize_t>(sizeof(packet)) && (header.msg_flags & MSG_TRUNC) == 0;
+    if (is_whole && packet.kind == kRelease && attached.empty()) {
       on_release(packet.segment);
-    } else if (packet.kind == kLetGo) {
+    } else if (is_whole && packet.kind == kLetGo && attached.empty()) {
       on_let_go(packet.segment);
-    } else if (attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
-      int descriptor = -1;
-      std::memcpy(&descriptor, CMSG_DATA(attached), sizeof(int));
-      on_announce(packet.segment, descriptor);
-    } else {
+    } else if (is_whole && packet.kind == kAnnounce && attached.is_one()) {
+      on_announce(packet.segment, attached.release());
+    } else if (is_whole && packet.kind == kAnnounce && attached.empty()) {
       throw SystemFailure("receiving a shared memory segment from a peer: " + describe_open_files_limit(), EMFILE);
+    } else {
+      throw SystemFailure("a peer has sent a message of " + std::to_string(received) + " bytes and kind " +
+                              std::to_string(packet.kind) +
+                              " that no rank of this version sends; see that all ranks run the same installation",
+                          EPROTO);
     }
   }
 }

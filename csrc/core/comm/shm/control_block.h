@@ -33,6 +33,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
 
 #include "core/base/cores.h"
 #include "core/comm/call_signature.h"
@@ -45,13 +48,14 @@ enum class RankState : std::uint32_t { kRunning, kFailed, kLeft };
 // What a rank is about to do: what all ranks must agree on, and how this one takes part.
 struct Operation {
   CallSignature signature;
-  bool has_counts = false;  // operands may differ in size: the tables of counts tell whether they fit together
-  double factor = 1.0;      // for kPreMulSum
-  bool in_arena = false;    // the operand is at (segment, offset_bytes) of this rank's arena
+  // Truths, but numbers: a peer whose memory is damaged may leave any byte here.
+  std::uint8_t has_counts = 0;  // operands may differ in size: the tables of counts tell whether they fit together
+  std::uint8_t in_arena = 0;    // the operand is at (segment, offset_bytes) of this rank's arena
+  double factor = 1.0;          // for kPreMulSum
   std::uint32_t segment = 0;
   std::uint64_t offset_bytes = 0;
 
-  bool agrees_with(const Operation& other) const { return signature.agrees_with(other.signature, has_counts); }
+  bool agrees_with(const Operation& other) const { return signature.agrees_with(other.signature, has_counts != 0); }
 };
 
 // A text of the owner about one operation.
@@ -67,6 +71,7 @@ struct Remark {
     sequence.store(of_sequence, std::memory_order_release);
   }
   bool is_of(std::uint64_t other) const { return sequence.load(std::memory_order_acquire) == other; }
+  std::string_view read() const { return {text, ::strnlen(text, kBytes)}; }  // its owner may have left no zero byte
 };
 
 using Place = Remark<200>;  // in the user's program
@@ -97,10 +102,12 @@ struct RankControl {
   alignas(64) Operation operations[2];
   Place places[2];
   Withdrawal withdrawals[2];
-  char failure[kFailureBytes];
+  char failure[kFailureBytes];  // to be read by failure_text()
   std::atomic<std::uint64_t> cores[CoreSet::kWords];
   std::atomic<double> quota_cores;
   std::atomic<std::uint64_t> quota_group;
+
+  std::string failure_text() const { return {failure, ::strnlen(failure, kFailureBytes)}; }
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "counters are shared between processes");

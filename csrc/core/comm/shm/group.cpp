@@ -70,6 +70,7 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
   for (int peer = 0; peer < size; ++peer) {
     if (peer != rank) {
       segments_[static_cast<std::size_t>(peer)] = peer_segment(peer, 0, deadline);
+      require_bytes(*segments_[static_cast<std::size_t>(peer)], 0, control_bytes_ + extra_bytes, peer);
       controls_[static_cast<std::size_t>(peer)] =
           reinterpret_cast<RankControl*>(segments_[static_cast<std::size_t>(peer)]->data());
     }
@@ -128,7 +129,7 @@ void Group::throw_unusable(const std::string& what) const {
   if (forked()) {
     throw communicator_of_parent(what, "rank " + std::to_string(rank_));
   }
-  throw group_failed(what, rank_, control(rank_).failure);
+  throw group_failed(what, rank_, control(rank_).failure_text());
 }
 
 std::uint64_t* Group::counts(int rank, std::uint64_t sequence) const {
@@ -213,7 +214,7 @@ Group::Loss Group::loss_of(int peer, bool look_closely) {
   // Read after the look: a process that has ended writes nothing more.
   switch (control.state.load(std::memory_order_acquire)) {
     case RankState::kFailed:
-      return {who + " failed: " + control.failure};
+      return {who + " failed: " + control.failure_text()};
     case RankState::kLeft:
       return {who + " has left the group without this operation" + standings(), true};
     default:
@@ -224,7 +225,7 @@ Group::Loss Group::loss_of(int peer, bool look_closely) {
 Group::Loss Group::loss_during_wait(int peer, bool look_closely) {
   Loss lost = loss_of(peer, look_closely);
   if (!lost && own().state.load(std::memory_order_acquire) == RankState::kFailed) {
-    return {"the group was aborted on this rank: " + std::string(own().failure)};
+    return {"the group was aborted on this rank: " + own().failure_text()};
   }
   for (int other = 0; other < size_ && !lost && look_closely; ++other) {
     const RankControl& control = this->control(other);
@@ -259,7 +260,9 @@ void Group::check_wait(int peer, const Deadline& deadline) {
 
 std::byte* Group::operand(int peer, const Deadline& deadline) {
   const Operation& operation = announced(peer);
-  return peer_segment(peer, operation.segment, deadline)->data() + operation.offset_bytes;
+  const std::shared_ptr<Segment> segment = peer_segment(peer, operation.segment, deadline);
+  require_bytes(*segment, operation.offset_bytes, 0, peer);
+  return segment->data() + operation.offset_bytes;
 }
 
 void Group::take_in_segments() {
@@ -307,7 +310,8 @@ void Group::check_withdrawals() {
     const auto& withdrawal = control(peer).withdrawals[sequence_ & 1];
     if (peer != rank_ && withdrawal.is_of(sequence_)) {
       publish_place();
-      throw PeerWithdrew(describe_wait(peer) + "rank " + std::to_string(peer) + " withdrew: " + withdrawal.text);
+      throw PeerWithdrew(describe_wait(peer) + "rank " + std::to_string(peer) +
+                         " withdrew: " + std::string(withdrawal.read()));
     }
   }
 }

@@ -23,7 +23,7 @@ std::string list(const std::uint64_t* first, int count) {
 // Where the rank called operation `sequence`, if it has published that.
 CallSite site_of(const RankControl& control, std::uint64_t sequence) {
   const auto& place = control.places[sequence & 1];
-  return CallSite(place.is_of(sequence) ? place.text : "");
+  return CallSite(place.is_of(sequence) ? place.read() : "");
 }
 
 // A copy of something that its owner may be writing; only valid if the owner turns out not to have written meanwhile.

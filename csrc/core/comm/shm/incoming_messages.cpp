@@ -15,6 +15,7 @@ bool IncomingMessages::open_page(Source& source, int rank) {
   if (!segment) {
     return false;
   }
+  require_bytes(*segment, 0, outbox_bytes(first ? group_->size() : 1), rank);
   source.pages.push_back(&mailbox(segment->data(), first ? group_->rank() : 0));
   source.segments.push_back(std::move(segment));
   return true;

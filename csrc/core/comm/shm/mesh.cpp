@@ -23,6 +23,8 @@ namespace {
 constexpr std::size_t kTokenBytes = 16;
 constexpr std::size_t kNameBytes = 16;
 constexpr int kPollMilliseconds = 50;
+// The most connections without a greeting that are kept: whoever is to come greets as it connects.
+constexpr std::size_t kMostSilent = 64;
 constexpr const char* kNamePrefix = "accelerate_cpp-";
 
 using Token = std::array<unsigned char, kTokenBytes>;
@@ -82,9 +84,15 @@ int make_socket(int flags = 0) {
   return descriptor;
 }
 
-// The abstract address of `name`: a zero byte, then the name, no terminator.
+// The abstract address of `name`: a zero byte, then the name, no terminator. Throws InvalidArgument for a name that is
+// longer than an address.
 socklen_t fill_address(const std::string& name, sockaddr_un* address) {
   *address = {};
+  if (name.size() >= sizeof(address->sun_path)) {
+    throw InvalidArgument("the store holds a shared memory address of " + std::to_string(name.size()) +
+                          " bytes: expected less than " + std::to_string(sizeof(address->sun_path)) +
+                          "; something else than the ranks of this run has written to the store");
+  }
   address->sun_family = AF_UNIX;
   std::copy(name.begin(), name.end(), address->sun_path + 1);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
@@ -94,6 +102,15 @@ bool same_user(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
+}
+
+// Takes the same time wherever the tokens differ.
+bool same_token(const Token& one, const Token& other) {
+  unsigned char difference = 0;
+  for (std::size_t i = 0; i < kTokenBytes; ++i) {
+    difference = static_cast<unsigned char>(difference | (one[i] ^ other[i]));
+  }
+  return difference == 0;
 }
 
 std::string address_key(int rank) {
@@ -247,9 +264,13 @@ class Acceptor {
       throw_not_opened("accepting a connection from a peer", errno);
     }
     auto socket = std::make_unique<Socket>(accepted);
-    if (same_user(accepted)) {
-      silent_.push_back(std::move(socket));
+    if (!same_user(accepted)) {
+      return;
     }
+    if (silent_.size() >= kMostSilent) {  // else whoever connects and stays silent would take all descriptors
+      silent_.erase(silent_.begin());
+    }
+    silent_.push_back(std::move(socket));
   }
 
   // A socket that sends the greeting of a rank that is still missing becomes that rank's channel.
@@ -259,7 +280,7 @@ class Acceptor {
       return;
     }
     const int peer = greeting.rank;
-    if (greeting.token == token_ && peer > rank_ && peer < static_cast<int>(channels_.size()) &&
+    if (same_token(greeting.token, token_) && peer > rank_ && peer < static_cast<int>(channels_.size()) &&
         !channels_[static_cast<std::size_t>(peer)]) {
       channels_[static_cast<std::size_t>(peer)] = socket.to_channel();
     }

@@ -157,12 +157,15 @@ bool PointToPoint::take_message(Posted& receive, int source) {
 
 bool PointToPoint::copy_out(Posted& receive) {
   Message& message = *receive.message;
-  const std::size_t written = message.written.load(std::memory_order_acquire);
+  // A peer's memory may be damaged: no more is written than the receive has room for.
+  const std::size_t written =
+      std::min<std::size_t>(message.written.load(std::memory_order_acquire), receive.size_bytes);
   if (written > receive.copied_bytes) {
     const std::shared_ptr<Segment> segment = group_->arena()->of_peer(receive.source, message.segment);
     if (!segment) {
       return false;
     }
+    require_bytes(*segment, message.offset_bytes, written, receive.source);
     std::memcpy(receive.data + receive.copied_bytes, segment->data() + message.offset_bytes + receive.copied_bytes,
                 written - receive.copied_bytes);
     receive.copied_bytes = written;

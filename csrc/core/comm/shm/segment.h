@@ -77,4 +77,8 @@ class Segment {
   Identity identity_;
 };
 
+// Throws SystemFailure unless `segment`, which rank `peer` shares, has `size_bytes` from `offset_bytes` on: what a peer
+// writes about its memory may be damaged, and must not lead out of it.
+void require_bytes(const Segment& segment, std::size_t offset_bytes, std::size_t size_bytes, int peer);
+
 }  // namespace accelerate_cpp::comm

@@ -39,7 +39,7 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Group> group)
 
 bool ShmCommunicator::announced_in_arena(bool wanted) const {
   for (int r = 0; r < size(); ++r) {
-    if (group_->announced(r).in_arena != wanted) {
+    if ((group_->announced(r).in_arena != 0) != wanted) {
       return false;
     }
   }

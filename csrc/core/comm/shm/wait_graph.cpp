@@ -26,7 +26,8 @@ bool waits_for(const Group& group, int rank, int target, bool unlooked_counts) {
       if (awaited == RankControl::kAnybody || awaited == static_cast<std::uint32_t>(target) + 1) {
         return true;
       }
-      if (awaited != RankControl::kNobody) {
+      // A peer's memory may be damaged.
+      if (awaited != RankControl::kNobody && awaited <= static_cast<std::uint32_t>(group.size())) {
         to_visit.push_back(static_cast<int>(awaited) - 1);
       }
     }

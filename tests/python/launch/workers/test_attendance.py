@@ -13,6 +13,8 @@ from accelerate_cpp.launch.workers.attendance import Absence, Attendance, attend
 @pytest.fixture
 def present() -> Iterator[Attendance]:
     with attendance() as made:
+        for worker in range(3):
+            made.variables(worker)
         yield made
 
 
@@ -34,6 +36,16 @@ def test_nobody_is_waited_for_where_nobody_joins(present: Attendance) -> None:
 def test_worker_that_ended_before_it_joined_is_absent(present: Attendance) -> None:
     _say(present, (0, BEGINS), (2, BEGINS))
     assert present.absence([]) is None
+    assert present.absence([1]) == Absence(1, [0, 2])
+
+
+def test_what_a_program_writes_there_by_mistake_is_no_announcement(present: Attendance) -> None:
+    _say(present, (7, BEGINS), (0, BEGINS))
+    assert present.absence([1]) == Absence(1, [0])
+    os.write(present.descriptor, MESSAGE.pack(2, BEGINS)[:3])
+    present.read()
+    os.write(present.descriptor, MESSAGE.pack(2, BEGINS)[3:])
+    present.read()
     assert present.absence([1]) == Absence(1, [0, 2])
 
 

@@ -106,8 +106,9 @@ def test_stopped_worker_that_others_name_gets_no_time_and_is_ended(
 
 def test_workers_that_wait_in_vain_are_ended() -> None:
     with attendance() as present, Supervisor(attendance=present) as supervisor:
-        supervisor.add(_start(0, SLEEP))
-        supervisor.add(_start(1, ["true"]))
+        for worker, command in enumerate([SLEEP, ["true"]]):
+            present.variables(worker)
+            supervisor.add(_start(worker, command))
         os.write(present.descriptor, MESSAGE.pack(0, BEGINS))
         end = supervisor.run()
     assert end.workers == (WorkerEnd(1, 0, False), WorkerEnd(0, -signal.SIGTERM, True))

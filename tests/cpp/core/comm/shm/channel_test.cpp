@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -225,6 +227,47 @@ TEST(Channels, RefuseAnAnnouncementWhoseDescriptorDidNotArrive) {
   ASSERT_EQ(::send(sockets.ends[1], announcement, sizeof(announcement), 0), 8);
   EXPECT_THAT([&] { drain(channel); }, ThrowsMessage<SystemFailure>(HasSubstr("RLIMIT_NOFILE")));
   ::close(sockets.ends[1]);
+}
+
+// Sends a packet with so many descriptors of standard input.
+void send_packet(int socket, const std::string& bytes, int descriptors) {
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (descriptors > 0) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(static_cast<std::size_t>(descriptors) * sizeof(int));
+    cmsghdr* const attached = CMSG_FIRSTHDR(&header);
+    attached->cmsg_level = SOL_SOCKET;
+    attached->cmsg_type = SCM_RIGHTS;
+    attached->cmsg_len = CMSG_LEN(static_cast<std::size_t>(descriptors) * sizeof(int));  // zeros: standard input
+  }
+  ASSERT_EQ(::sendmsg(socket, &header, 0), static_cast<ssize_t>(bytes.size()));
+}
+
+std::string packet(std::uint32_t kind) {
+  return std::string(reinterpret_cast<const char*>(&kind), sizeof(kind)) + std::string(4, '\0');
+}
+
+TEST(Channels, RefuseWhatNoRankSendsAndKeepNoDescriptorOfIt) {
+  const auto next_descriptor = [] {
+    const int descriptor = ::dup(0);
+    ::close(descriptor);
+    return descriptor;
+  };
+  const std::pair<std::string, int> wrong[] = {{packet(9), 0}, {packet(9), 1},       {packet(1), 2}, {packet(2), 1},
+                                               {packet(3), 1}, {packet(1) + "x", 1}, {"\1", 1},      {"\1", 0}};
+  for (const auto& [bytes, descriptors] : wrong) {
+    const Sockets sockets;
+    Channel channel(sockets.ends[0]);
+    send_packet(sockets.ends[1], bytes, descriptors);
+    const int before = next_descriptor();
+    EXPECT_THAT([&] { drain(channel); }, ThrowsMessage<SystemFailure>(HasSubstr("that no rank of this version sends")));
+    EXPECT_EQ(next_descriptor(), before);
+    ::close(sockets.ends[1]);
+  }
 }
 
 class ChannelInAForkedChild : public ::testing::Test {

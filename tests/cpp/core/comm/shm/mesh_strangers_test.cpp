@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/comm/ranks.h"
@@ -165,6 +167,19 @@ TEST(MeshAmongStrangers, IsNotHeldUpByAConnectionThatNeverGreets) {
     }
   });
   const Rogue rogue(zero.store);
+  zero.expect_connects_to_rank_one();
+}
+
+// Whoever floods a rank would otherwise take all its descriptors, and its run with them.
+TEST(MeshAmongStrangers, KeepsFewConnectionsThatNeverGreet) {
+  RankZero zero;
+  std::vector<std::unique_ptr<Rogue>> rogues;
+  for (int i = 0; i < 200; ++i) {
+    rogues.push_back(std::make_unique<Rogue>(zero.store));
+  }
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(rogues[static_cast<std::size_t>(i)]->was_refused());
+  }
   zero.expect_connects_to_rank_one();
 }
 

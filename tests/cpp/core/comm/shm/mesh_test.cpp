@@ -133,6 +133,13 @@ TEST(Mesh, RefusesAnAddressThatIsNone) {
               ThrowsMessage<InvalidArgument>(HasSubstr("rank 0")));
 }
 
+TEST(Mesh, RefusesAnAddressThatIsTooLong) {
+  MemoryStore store;
+  store.set("shm/address/0", std::string(kTokenBytes, 't') + std::string(300, 'x'));
+  EXPECT_THAT([&] { connect_mesh(store, 1, 2, soon(), kNoHooks); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("address of 300 bytes")));
+}
+
 struct Interrupted {};
 const WaitHooks kInterrupting = probing([] { throw Interrupted(); });
 

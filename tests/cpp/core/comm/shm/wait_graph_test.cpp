@@ -47,6 +47,13 @@ TEST(WaitGraphs, TakeAWaitForAnybodyForOneForEverybody) {
   });
 }
 
+TEST(WaitGraphs, LeadNowhereWhereThePeersMemoryIsDamaged) {
+  run_groups(2, [](Group& group) {
+    group.own().awaited_in_transfer.store(1000000);
+    EXPECT_FALSE(waits_for(group, group.rank(), 1 - group.rank()));
+  });
+}
+
 TEST(PublishedWaits, AreThoseOfTheThreadThatBeganLast) {
   RankControl own{};
   PublishedWaits waits(own);
