@@ -120,7 +120,9 @@ def _phases_of(kind: str) -> tuple[str, ...]:
     return tuple(
         phase
         for phase in PHASES
-        if (phase != "data" or kind in _IN_DATA) and (phase != "exit" or kind not in _NOT_AT_EXIT)
+        if (phase != "data" or kind in _IN_DATA)
+        and (phase != "exit" or kind not in _NOT_AT_EXIT)
+        and (phase not in AFTER or kind != "stop")  # nobody waits for it there
     )
 
 
@@ -142,7 +144,7 @@ def draw(seed: int, index: int) -> Fault:
     if kind == "closed stdout" and start == "kernel":
         start = "notebook"  # a kernel sends messages
     training = chance.choice(TRAININGS)
-    sizes = (2, 4) if start == "hosts" or training == "pipeline" else (2, 3, 4)
+    sizes = (2, 4) if start == "hosts" or training == "pipeline" else (2, 2, 3, 4)
     size = chance.choice(sizes)
     if kind == "stop" and start == "hosts":
         size = 4  # a rank that is alone on its host is missed by nobody there

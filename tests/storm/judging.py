@@ -149,11 +149,12 @@ def status_fits(fault: Fault, seen: Seen) -> bool:
 
 def _status_of_rank(fault: Fault) -> int | None:
     """The exit status of a launch for what has hit one of its ranks; ``None``: any but 0."""
+    if fault.phase == "data":
+        return 1  # the rank finds that its loader has failed
     if fault.kind in SIGNALS:
         return 128 + _NUMBERS[fault.kind]
-    return {"os._exit(3)": 3, "segfault": 139, "exception": 1, "sys.exit(0)": 1, "os._exit(0)": 1}.get(
-        fault.kind if fault.phase != "data" else "exception"
-    )
+    known = {"os._exit(3)": 3, "segfault": 139, "exception": 1, "stop": 1, "sys.exit(0)": 1, "os._exit(0)": 1}
+    return known.get(fault.kind)
 
 
 def _status_of_launcher(fault: Fault, seen: Seen) -> bool:
@@ -187,7 +188,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
         missing.append("rank")
     if fault.start in ("launch", "hosts", "notebook", "kernel") and fault.kind not in _OF_ALL:
         first = re.findall(r"rank (\d+)(?: \(host[^)]*\))? (?:failed:|failed first|left first|did not answer)", text)
-        if first and str(fault.rank) not in first[-1:]:
+        those = first if fault.start == "hosts" else first[-1:]  # there, each launcher says what has hit it
+        if first and str(fault.rank) not in those:
             missing.append(f"rank in the last sentence ({first[-1]} instead of {fault.rank})")
     tells = rf"SIG{fault.kind}|[Ss]ignal {_NUMBERS[fault.kind]}\b" if fault.kind in SIGNALS else _TELLS[fault.kind]
     if fault.kind == "INT":

@@ -22,6 +22,7 @@ from network_namespaces import ADDRESSES, Host
 _PROGRAM = str(FOLDER / "program.py")
 _LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu"]
 _NOTEBOOK = (
+    "{first}"
     "from accelerate_cpp import notebook_launcher\n"
     "from tests.storm.program import train\n"
     "notebook_launcher(train, num_processes={size})\n"
@@ -163,7 +164,8 @@ def _clock_library(folder: Path) -> Path:
 def _commands(fault: Fault) -> list[list[str]]:
     """One, or on two hosts one for each."""
     size = str(fault.size)
-    notebook = _NOTEBOOK.format(size=size)
+    # Workers of a notebook are forks: most find torch loaded, as they do where the user has looked at the data first.
+    notebook = _NOTEBOOK.format(size=size, first="" if fault.phase == "import" else "import torch\n")
     if fault.start == "torchrun":
         port = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
         return [[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", size, *port, _PROGRAM]]
