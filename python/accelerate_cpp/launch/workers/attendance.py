@@ -46,14 +46,14 @@ class Attendance:
     descriptor: int
     incoming: int
     _joins: dict[int, _Joins] = field(default_factory=dict)
-
-    def variables(self, worker: int) -> dict[str, str]:
     _started: set[int] = field(default_factory=set)
     _rest: bytes = b""
+
+    def variables(self, worker: int) -> dict[str, str]:
         """What tells the worker with this number where to announce itself."""
+        self._started.add(worker)
         place = (self.descriptor, os.fstat(self.descriptor).st_ino, worker)
         return env_table.render({env_table.JOINING: place})
-        self._started.add(worker)
 
     def read(self) -> None:
         """Reads the announcements; what a program has written there by mistake is not taken for one of a worker."""
