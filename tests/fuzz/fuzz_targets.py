@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint.default_planner  # else the first input would be slow
 from safetensors.torch import save_file
 
 from accelerate_cpp.checkpoint import manifest

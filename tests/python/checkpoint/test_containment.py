@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.errors import CheckpointError
 
 
@@ -65,3 +66,22 @@ def test_snapshots_of_a_hubs_cache_have_links_to_its_blobs(tmp_path: Path, inner
     assert path_within(folder, "one", folder / "index.json").read_text() == "weights"
     with pytest.raises(CheckpointError, match="outside the folder"):
         path_within(folder, "two", folder / "index.json")
+
+
+def test_files_with_a_fixed_name_may_be_links_to_files_of_the_folder_and_no_further(folder: Path) -> None:
+    os.symlink("part/two", folder / "model.safetensors")
+    os.symlink("../secret", folder / "optimizer.bin")
+    os.symlink("..", folder / "up")
+    assert own_file(folder, "model.safetensors").read_text() == "checkpoint/part/two"
+    assert own_file(folder, "missing") == folder / "missing"
+    for name in ("optimizer.bin", "up", "up/secret"):
+        with pytest.raises(CheckpointError, match=rf"checkpoint/{name} is a link to .*, outside the folder"):
+            own_file(folder, name)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, 7, None, ["one"]])
+def test_what_can_be_the_name_of_no_file_is_refused(folder: Path, name: Any) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"index\.json names .*: expected the name of a file, but no file can have"
+    ):
+        path_within(folder, name, folder / "index.json")
