@@ -26,7 +26,7 @@ WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 XLA_VENV := .venv-xla
 XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
 
-.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla fuzz storm
+.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla fuzz endurance storm
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -97,12 +97,9 @@ export SEE_PACKAGES
 test-tensorflow: build $(VENV)-tensorflow/.created ## run the tests of TensorFlow, and of Keras with all backends
 	$(VENV)-tensorflow/bin/python -m pytest tests/distributed/test_tensorflow.py tests/distributed/test_keras.py $(PYTEST_ARGS)
 
-N ?= 1000
-SEED ?= 1
-JOBS ?= 2
-storm: build ## hit N=1000 small runs with faults drawn from SEED=1, JOBS=2 at a time; out/storm-SEED.jsonl has the results
-	@.ci/system-packages $(PYTHON) tests
-	$(BIN)/python -m tests.storm --count $(N) --seed $(SEED) --jobs $(JOBS)
+SECONDS ?= 3600
+endurance: build ## endless runs of SECONDS=3600: what processes hold may not grow; out/endurance.json and out/endurance.png
+	PYTHONPATH=tests/distributed $(BIN)/python tests/endurance/run.py $(SECONDS)
 
 # Two targets at a time; of each, inputs that it has found before, in out/fuzz, are tried first.
 SECONDS ?= 3600
@@ -112,6 +109,13 @@ fuzz: build ## fuzz each parser of what comes from outside for SECONDS=3600, fro
 	$(BIN)/cmake --preset fuzz
 	$(BIN)/cmake --build build/fuzz
 	$(BIN)/python tests/fuzz/run_all.py $(SECONDS)
+
+N ?= 1000
+SEED ?= 1
+JOBS ?= 2
+storm: build ## hit N=1000 small runs with faults drawn from SEED=1, JOBS=2 at a time; out/storm-SEED.jsonl has the results
+	@.ci/system-packages $(PYTHON) tests
+	$(BIN)/python -m tests.storm --count $(N) --seed $(SEED) --jobs $(JOBS)
 
 tsan asan: $(VENV)/.requirements
 	@.ci/system-packages $(PYTHON) tests
@@ -128,8 +132,10 @@ test-full: test ## make test, the long tests, and the core under the thread and 
 	$(PIP_INSTALL) -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
 	$(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
+	ACCELERATE_CPP_TEST_COLLECTIVES=2000 $(EDITABLE)/tests/cpp/bridge_tests --gtest_filter='*Random*'
 	$(MAKE) test-tensorflow
 	$(MAKE) tsan
+	ACCELERATE_CPP_TEST_COLLECTIVES=1000 build/tsan/tests/cpp/core_tests --gtest_filter='*Random*'
 	$(MAKE) asan
 	$(MAKE) fuzz SECONDS=60
 
