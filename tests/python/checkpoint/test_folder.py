@@ -67,6 +67,16 @@ def test_leftovers_of_the_same_name_go_and_nothing_else(tmp_path: Path) -> None:
     folder.remove_leftovers(tmp_path / "missing" / "c")
 
 
+def test_the_names_of_new_folders_are_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(folder, "sync_folder", synced.append)
+    folder.make_folder(tmp_path / "run" / "checkpoints" / "c")
+    assert (tmp_path / "run" / "checkpoints" / "c").is_dir()
+    assert synced == [tmp_path, tmp_path / "run", tmp_path / "run" / "checkpoints"]
+    folder.make_folder(tmp_path / "run" / "checkpoints" / "c")
+    assert len(synced) == 3
+
+
 def test_what_hooks_of_a_killed_save_wrote_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> None:
     for number in (1, 2):
         checkpoint(tmp_path / f"checkpoint_{number}", {"a": "1"})
