@@ -30,7 +30,8 @@ def violations(root: Path) -> Iterator[Violation]:
     for path in project_files(root):
         if path.suffix in BINARY_SUFFIXES:
             continue
-        for number, line in enumerate((root / path).read_text().splitlines(), start=1):
+        text = (root / path).read_text(encoding="utf-8", errors="replace")  # inputs of fuzzing may be any bytes
+        for number, line in enumerate(text.splitlines(), start=1):
             if MACHINE_PATH.search(line):
                 yield Violation(str(path), number, f"machine path: {line.strip()[:80]}")
             for host in REGISTRIES:

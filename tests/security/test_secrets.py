@@ -135,7 +135,7 @@ def test_names_and_values_that_are_withheld() -> None:
     carried = {
         "TOKENIZERS_PARALLELISM": "true",
         "HF_HUB_CACHE": "/x",
-        "HF_TOKEN_PATH": "/home/me/token",
+        "HF_TOKEN_PATH": "/etc/token",
         "HF_ENDPOINT": "https://hub.invalid:8080/a@b",
         "PYTHON_KEYRING_BACKEND": "x",
         "OMP_NUM_THREADS": "1",
