@@ -53,7 +53,7 @@ from accelerate_cpp.prepare.private_steps import PreparationSteps
 from accelerate_cpp.prepare.uneven_inputs import uneven_inputs
 from accelerate_cpp.prepare.unprepared import warn_of_unprepared
 from accelerate_cpp.prepare.whole_batches import Evaluation, evaluated_batch, loss_of_batch, only_model
-from accelerate_cpp.runtime import current
+from accelerate_cpp.runtime import current, preemption
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, begin_accumulation
 from accelerate_cpp.runtime.reading import OnUneven
 from accelerate_cpp.scheduler import AcceleratedScheduler
@@ -228,6 +228,8 @@ class Accelerator(PreparationSteps):
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        if not self.dataloader_config.split_batches:  # else a step has as many samples with any number of processes
+            self._accumulation.elastic = self._session.elastic
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.autocast_handler = handlers.get(AutocastKwargs)
         self.scaler_handler = handlers.get(GradScalerKwargs)
@@ -1594,6 +1596,37 @@ class Accelerator(PreparationSteps):
             True
         """
         return checkpointing.resume(self)
+
+    def leave_if_preempted(self, output_dir: str | os.PathLike[str] | None = None) -> None:
+        """Saves a checkpoint and ends the program if a scheduler has told any of the processes that the run has to end.
+
+        Call it on all processes where a checkpoint would be right, such as at the end of each step. The first call
+        makes the process remember SIGTERM and SIGUSR1, as Kubernetes and Slurm send them some time before they end a
+        run, instead of ending by them.
+
+        Args:
+            output_dir: as in :meth:`save_state`.
+
+        Raises:
+            SystemExit: with exit code 75 (``EX_TEMPFAIL``), after the checkpoint is complete on all processes; a
+                launch whose workers all leave so ends with 75, and schedulers can start it again on that.
+
+        Example:
+            >>> import torch
+            >>> from accelerate_cpp import Accelerator
+            >>> accelerator = Accelerator()
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> for step in range(3):
+            ...     accelerator.leave_if_preempted("checkpoint")  # nobody has told us to end
+        """
+        preemption.listen()
+        if not preemption.any_process_has_notice(self.num_processes, self._session.collective_device):
+            return
+        folder = self.save_state(output_dir)
+        self.wait_for_everyone()
+        if self.is_main_process:
+            preemption.say_where(folder)
+        raise SystemExit(preemption.REQUEUE)
 
     def wait_for_checkpoint(self) -> None:
         """Waits until no checkpoint is being written. If the last one failed, raises its error once.

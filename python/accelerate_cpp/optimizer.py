@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,23 @@ _OWN = frozenset(
     {"optimizer", "scaler", "device_placement", "_is_overflow", "_accelerate_step_called", "_takes_set_to_none"}
     | {"_is_accelerate_prepared", "_accumulation"}
 )
+
+
+@contextmanager
+def _rates_times(factor: float, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside this block the learning rates of ``optimizer`` are multiplied; schedules see their own values."""
+    if factor == 1.0:
+        yield
+        return
+    groups = [group for group in optimizer.param_groups if "lr" in group]
+    rates = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -137,7 +155,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         accumulation.weights.end_step(self.optimizer.param_groups)
         if closure is not None and current.session is not None:
             closure = current.session.strategy.recomputing(self.optimizer, closure)
-        with self._stepping(closure):
+        with self._stepping(closure), _rates_times(accumulation.rate_factor, self.optimizer):
             if self.scaler is None or not self.scaler.is_enabled():
                 result = self.optimizer.step(closure)
             else:

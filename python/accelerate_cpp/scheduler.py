@@ -91,7 +91,7 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        for _ in range(data_size()):
+        for _ in range(accumulation.schedule_steps(data_size())):
             total_steps = getattr(self.scheduler, "total_steps", None)
             if total_steps is None or self.scheduler._step_count <= total_steps:
                 self.scheduler.step(*args, **kwargs)

@@ -33,6 +33,7 @@ ORIGINAL_OF: dict[str, str] = {
     "placement.device_map": "utils.modeling",
     "placement.device_memory": "utils.modeling",
     "placement.model_dispatch": "big_modeling",
+    "runtime.preemption": "accelerator",
     "utils.environment": "utils.environment",
     "plugins.fsdp": "utils.dataclasses",
     "utils.imports": "utils.imports",

@@ -14,6 +14,7 @@ from typing import Any
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser, integer_from
 from accelerate_cpp.config import file as files
+from accelerate_cpp.config.env_table import ELASTIC_RULES
 from accelerate_cpp.config.sharding_flags import SHARDING, ShardingFlag
 from accelerate_cpp.config.unsupported_flags import GROUPS
 from accelerate_cpp.errors import AccelerateError, InvalidArgument
@@ -104,8 +105,19 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group(
         "Several machines", "Without these flags, the launcher uses the values of Slurm, MPI or Kubernetes."
     )
+    parser.set_defaults(least_machines=None)
     section.add_argument(
-        "--num_machines", type=integer_from(1), metavar="N", help="number of machines; default: 1, or as found"
+        "--num_machines",
+        action=_Machines,
+        metavar="N",
+        help="number of machines; default: 1, or as found; with MIN:MAX, such as 1:3, the run goes on with fewer when "
+        "some are lost, and with more when they come",
+    )
+    section.add_argument(
+        "--elastic_lr",
+        choices=ELASTIC_RULES,
+        default="linear",
+        help="with MIN:MAX: how the learning rate follows the samples of a step, where accumulation cannot keep them",
     )
     section.add_argument("--machine_rank", type=integer_from(0), metavar="R", help="rank of this machine, from 0")
     section.add_argument("--main_process_ip", metavar="ADDRESS", help="address of the machine with rank 0")
@@ -126,6 +138,23 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         "--rdzv_conf", metavar="OPTIONS", default="", help="its options, as key=value, separated by commas"
     )
     section.add_argument("--role", metavar="NAME", default="default", help="name of the workers in such a rendezvous")
+
+
+class _Machines(argparse.Action):
+    """Reads a number of machines, or the least and the most of an elastic run."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        least, colon, most = str(values).partition(":")
+        if not (least.isdecimal() and (most.isdecimal() or not colon)):
+            parser.error(f"argument {option_string}: expected an integer of at least 1, or MIN:MAX, got {values!r}")
+        numbers = int(least), int(most or least)
+        if numbers[0] < 1 or numbers[1] < numbers[0] or (colon and numbers[1] < 2):
+            parser.error(
+                f"argument {option_string}: expected an integer of at least 1, or MIN:MAX with 1 ≤ MIN ≤ MAX and "
+                f"MAX ≥ 2, got {values!r}"
+            )
+        namespace.num_machines = numbers[1]
+        namespace.least_machines = numbers[0] if colon else None
 
 
 def _add_tpu_flags(parser: argparse.ArgumentParser) -> None:
@@ -393,6 +422,10 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
         from accelerate_cpp.launch.plan.elastic_agent import become_agent
 
         become_agent(plan, plan.agent)
+    if plan.elastic is not None:
+        from accelerate_cpp.launch.elastic.run import execute_elastic
+
+        return execute_elastic(plan, plan.elastic, quiet=quiet)
     return execute(plan, quiet=quiet)
 
 
@@ -434,6 +467,11 @@ def _launch_on_machines(args: argparse.Namespace) -> int:
     from accelerate_cpp.launch.workers.over_ssh import launcher_commands, read_hostfile, run_launchers
 
     machines = read_hostfile(Path(args.hostfile))
+    if args.least_machines is not None:
+        raise InvalidArgument(
+            f"--hostfile {args.hostfile} ends all machines when one is lost, but --num_machines "
+            f"{args.least_machines}:{args.num_machines} asks to go on: start this launcher on each machine yourself"
+        )
     given, script = _given_flags(args)
     flags, tokens = [], iter(given)
     for token in tokens:

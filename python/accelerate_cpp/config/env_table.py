@@ -134,6 +134,15 @@ def _parse_fp8_backend(text: str) -> str:
     return text.upper()
 
 
+ELASTIC_RULES = ("linear", "sqrt", "none")
+
+
+def _parse_elastic_lr(text: str) -> str:
+    if text not in ELASTIC_RULES:
+        raise ValueError(f"expected one of {', '.join(ELASTIC_RULES)}")
+    return text
+
+
 RANK = _integer("RANK", None, "rank of this process over all hosts, from 0")
 WORLD_SIZE = _integer("WORLD_SIZE", None, "number of processes over all hosts")
 LOCAL_RANK = _integer("LOCAL_RANK", None, "rank of this process on its host, from 0")
@@ -174,6 +183,21 @@ RESTART_COUNT = _integer(
 MAX_RESTARTS = _integer("TORCHELASTIC_MAX_RESTARTS", None, "how often they may be")
 USE_AGENT_STORE = _flag(
     "TORCHELASTIC_USE_AGENT_STORE", "torch's agent has the store of rank 0, and keeps it through restarts"
+)
+FULL_WORLD_SIZE = _integer(
+    "ACCELERATE_CPP_FULL_WORLD_SIZE",
+    None,
+    "number of processes that the program's settings are meant for, in a run that may go on with fewer",
+)
+RUN_SECRET = _text(
+    "ACCELERATE_CPP_RUN_SECRET", "", "what the launchers of an elastic run have to know to take part in it"
+)
+ELASTIC_LR = Variable(
+    "ACCELERATE_CPP_ELASTIC_LR",
+    _parse_elastic_lr,
+    str,
+    "linear",
+    "how the learning rate follows the samples of a step that whole micro-batches cannot keep: linear, sqrt or none",
 )
 USE_CPU = _flag("ACCELERATE_USE_CPU", "train on the CPU even when an accelerator is present", texts=_AS_PYTHON_WRITES)
 TORCH_DEVICE = _text("ACCELERATE_TORCH_DEVICE", None, "the device to use, for example cuda:1 or cpu")

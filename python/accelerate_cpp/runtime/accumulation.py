@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from accelerate_cpp.parallel.step_weights import StepWeights
+    from accelerate_cpp.runtime.elastic import Elastic
 
 
 class Accumulation:
@@ -20,7 +21,12 @@ class Accumulation:
 
     Args:
         reading: the loaders that the process is reading, of all Accelerators.
+
+    Attributes:
+        elastic: set in a run whose number of processes is not the one that ``num_steps`` was given for.
     """
+
+    elastic: Elastic | None = None
 
     def __init__(
         self,
@@ -30,13 +36,39 @@ class Accumulation:
         sync_each_batch: bool = False,
         reading: Reading | None = None,
     ) -> None:
-        self.num_steps = num_steps
+        self._given_steps = num_steps
+        self._counts = False
         self.adjust_scheduler = adjust_scheduler
         self.sync_with_dataloader = sync_with_dataloader
         self.sync_each_batch = sync_each_batch
         self.step = 0
         self.sync_gradients = True
         self.reading = Reading() if reading is None else reading
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches per optimizer step.
+
+        In an elastic run they are adjusted once it is known that the program leaves the counting to ``accumulate``.
+        """
+        if self.elastic is None or not self._counts:
+            return self._given_steps
+        return self.elastic.micro_batches(self._given_steps)
+
+    @num_steps.setter
+    def num_steps(self, num_steps: int) -> None:
+        self._given_steps = num_steps
+
+    @property
+    def rate_factor(self) -> float:
+        """By what the learning rate is multiplied in a step, because it has other than the usual number of samples."""
+        return 1.0 if self.elastic is None else self.elastic.rate_factor(self._given_steps, self.num_steps)
+
+    def schedule_steps(self, copies: int) -> int:
+        """By how many steps a schedule advances with ``copies`` processes that read different batches."""
+        if self.elastic is None:
+            return copies
+        return self.elastic.schedule_steps(self._given_steps, self.num_steps, copies)
 
     @cached_property
     def weights(self) -> StepWeights:
@@ -60,6 +92,7 @@ class Accumulation:
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""
+        self._counts = True
         if self.sync_with_dataloader and self.reading.end_of_dataloader:
             self.step = 0
             self.sync_gradients = True

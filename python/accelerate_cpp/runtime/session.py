@@ -34,6 +34,7 @@ from accelerate_cpp.parallel.data_parallel import core_backend
 from accelerate_cpp.parallel.registry import strategy_for
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.precision.precision import Precision, precision_for
+from accelerate_cpp.runtime.elastic import Elastic
 from accelerate_cpp.runtime.progress import ProgressReporter, open_progress
 
 
@@ -48,6 +49,7 @@ class Session:
     precision: Precision
     progress: ProgressReporter | None = None  # where a launcher shows it
     meet: Callable[[str], list[int]] | None = None  # finds the ranks that are in the same call; None: all are
+    elastic: Elastic | None = None  # where the program's settings are meant for another number of processes
 
     @property
     def collective_device(self) -> torch.device:
@@ -134,7 +136,13 @@ def build_session(config: SessionConfig) -> Session:
     precision = precision_for(config.casting_precision, device, config.fp8)
     strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
     _progress = open_progress(device)
-    return Session(config, topology, device, strategy, precision, _progress, meet)
+    return Session(config, topology, device, strategy, precision, _progress, meet, _elastic(topology.world_size))
+
+
+def _elastic(world_size: int) -> Elastic | None:
+    """The size of a run that a launcher lets shrink and grow, unless it is the full one."""
+    full = env_table.FULL_WORLD_SIZE.get()
+    return None if full in (None, world_size) else Elastic(full, world_size, env_table.ELASTIC_LR.get())
 
 
 def _require_downcasting(config: SessionConfig, device: torch.device) -> None:

@@ -22,6 +22,8 @@ def render(plan: LaunchPlan) -> str:
     ]
     if launchers.count > 1 and plan.deepspeed is None:
         lines.append(f"rank 0 is at {group.master_addr}, port {group.master_port}")
+    if plan.elastic is not None:
+        lines.append(f"goes on while there are {plan.elastic.least_machines} or more of these launchers")
     if plan.deepspeed is not None:
         lines = [f"on the machines of {plan.deepspeed.hostfile}, by DeepSpeed's launcher:"]
         command, told = plan.deepspeed_command, plan.deepspeed.environment(group)

@@ -22,7 +22,7 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
     """The command that runs ``agent`` on this machine."""
     group = plan.group
     options: dict[str, object] = {
-        "nnodes": group.launchers.count,
+        "nnodes": _machines(group.launchers.count, agent.least_machines),
         "nproc_per_node": group.num_processes,
         "rdzv_backend": agent.rdzv_backend,
         "rdzv_endpoint": f"{group.master_addr}:{group.master_port}",
@@ -48,6 +48,10 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
     flags = [f"--{name}={value}" for name, value in options.items()]
     # The workers of the agent are tied to it as ours are to us.
     return (sys.executable, "-m", "torch.distributed.run", *flags, tied.__file__, *plan.command)
+
+
+def _machines(most: int, least: int | None) -> str:
+    return str(most) if least is None else f"{least}:{most}"
 
 
 def become_agent(plan: LaunchPlan, agent: Agent, environ: Mapping[str, str] | None = None) -> NoReturn:

@@ -33,6 +33,9 @@ _OF_ANOTHER_GROUP = (
     env_table.RESTART_COUNT,
     env_table.MAX_RESTARTS,
     env_table.USE_AGENT_STORE,
+    env_table.FULL_WORLD_SIZE,
+    env_table.ELASTIC_LR,
+    env_table.RUN_SECRET,  # for launchers alone
 )
 
 
@@ -43,7 +46,8 @@ class WorkerGroup:
     ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
     cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``sharding`` says how models
     are sharded, if they are, and ``compiler`` how they are compiled while they are prepared; with ``alias``, scripts
-    that import ``accelerate`` get this package; ``downcast_bf16`` is for torch_xla.
+    that import ``accelerate`` get this package; ``downcast_bf16`` is for torch_xla; ``elastic_lr`` says how
+    learning rates follow the number of processes in a run that may go on with fewer, and is ``None`` in others.
     """
 
     num_processes: int
@@ -63,6 +67,7 @@ class WorkerGroup:
     launchers: Launchers = ALONE
     alias: bool = False
     downcast_bf16: bool = False
+    elastic_lr: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -147,6 +152,8 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         env_table.DEBUG_MODE: True if group.debug else None,
         env_table.ALIAS: True if group.alias else None,
         env_table.DOWNCAST_BF16: True if group.downcast_bf16 else None,
+        env_table.FULL_WORLD_SIZE: None if group.elastic_lr is None else group.world_size,
+        env_table.ELASTIC_LR: group.elastic_lr,
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,

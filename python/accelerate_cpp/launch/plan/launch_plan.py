@@ -54,6 +54,7 @@ class Agent:
         monitor_interval: seconds between two looks at the workers.
         tee: as torchrun has it.
         is_host: whether this agent holds the store of the rendezvous; ``None`` lets torch go by its name.
+        least_machines: how many machines are enough to go on with; ``None``: all.
     """
 
     rdzv_backend: str
@@ -63,6 +64,24 @@ class Agent:
     monitor_interval: float = 0.1
     tee: str = "0"
     is_host: bool | None = None
+    least_machines: int | None = None
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """A run that goes on with fewer machines, led by the launcher on one of them.
+
+    Attributes:
+        least_machines: how many are enough.
+        is_numbered: whether this launcher knows the number of its machine, of which 0 leads; else the first launcher on
+            the machine with the address of the run does.
+        options: ``last_call_timeout``, ``join_timeout``, ``keep_alive_interval`` (seconds) and
+            ``keep_alive_max_attempt``, which mean what they do to torch's agent; those that are given.
+    """
+
+    least_machines: int
+    is_numbered: bool
+    options: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +102,8 @@ class LaunchOptions:
     downcast_bf16: bool = False
     num_processes: int | None = None
     num_machines: int | None = None
+    least_machines: int | None = None
+    elastic_lr: str = "linear"
     machine_rank: int | None = None
     main_process_ip: str | None = None
     main_process_port: int | None = None
@@ -134,6 +155,7 @@ class LaunchPlan:
         report: the file for the report.
         mpirun: the file with the machines on which MPI has to start this launch first.
         agent: torch's agent, if it supervises the workers instead of this launcher.
+        elastic: how the run goes on with fewer machines, if it may, and torch's agent does not see to that.
         deepspeed: DeepSpeed's launcher, if it starts the workers instead of this one, by ``deepspeed_command``.
         ends_with_stdin: whether the run ends when standard input ends, which the workers then do not get.
         monitor: whether the progress of the workers is shown.
@@ -148,6 +170,7 @@ class LaunchPlan:
     report: Path | None = None
     mpirun: Path | None = None
     agent: Agent | None = None
+    elastic: ElasticRun | None = None
     deepspeed: DeepSpeedLauncher | None = None
     deepspeed_command: tuple[str, ...] = ()
     ends_with_stdin: bool = False
@@ -182,12 +205,46 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         report=report,
         mpirun=_mpirun(settings, os.environ if environ is None else environ),
         agent=agent,
+        elastic=None if options.least_machines is None or agent is not None else _elastic(options, group, settings),
         deepspeed=theirs,
         deepspeed_command=() if theirs is None else _deepspeed_command(theirs, group, options, command),
         ends_with_stdin=options.ends_with_stdin,
         monitor=options.monitor,
         tpus=tpus,
     )
+
+
+_ELASTIC_OPTIONS = ("last_call_timeout", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+
+
+def _elastic(options: LaunchOptions, group: WorkerGroup, settings: Mapping[str, Setting]) -> ElasticRun:
+    """How a run goes on with fewer machines; :class:`InvalidArgument` if it cannot."""
+    assert options.least_machines is not None
+    said = f"--num_machines {options.least_machines}:{options.num_machines}"
+    if group.trains_through_deepspeed:
+        raise InvalidArgument(
+            f"{said}: engines of DeepSpeed fix the samples of a step for their number of processes, so that a run "
+            "through DeepSpeed cannot go on with fewer; give one number of machines, or train with --use_fsdp"
+        )
+    if settings["mpirun_hostfile"].value is not None:
+        raise InvalidArgument(
+            f"{said}: MPI ends all processes when one is lost; start this launcher on each machine without "
+            "--mpirun_hostfile"
+        )
+    given: dict[str, float] = {}
+    for part in filter(None, options.rdzv_conf.split(",")):
+        name, _, text = part.partition("=")
+        try:
+            given[name.strip()] = float(text)
+        except ValueError:
+            given[name.strip()] = 0.0
+        if name.strip() not in _ELASTIC_OPTIONS or given[name.strip()] <= 0:
+            raise InvalidArgument(
+                f"--rdzv_conf {part!r}: with {said} expected {', '.join(_ELASTIC_OPTIONS)}, each with a number above "
+                "0; options of torch's rendezvous need --rdzv_backend c10d"
+            )
+    numbered = settings["machine_rank"].source != DEFAULT or group.launchers.source != settings["num_machines"].source
+    return ElasticRun(options.least_machines, numbered, given)
 
 
 def _require_alias_file() -> None:
@@ -233,7 +290,8 @@ def _require_deepspeed(options: LaunchOptions, environ: Mapping[str, str]) -> No
 def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, Setting]) -> Agent | None:
     """Torch's agent, if several machines have to agree on which of them take part."""
     backend = settings["rdzv_backend"].value
-    if launchers.count == 1 or (backend == "static" and options.max_restarts == 0):
+    ours = options.max_restarts == 0 or options.least_machines is not None
+    if launchers.count == 1 or (backend == "static" and ours):
         return None
     # With a rendezvous, the flags may be the same on all machines.
     numbered = settings["num_machines"].value == 1 or settings["machine_rank"].source != DEFAULT
@@ -246,6 +304,7 @@ def _agent(options: LaunchOptions, launchers: Launchers, settings: Mapping[str, 
         options.monitor_interval,
         options.tee,
         is_host=launchers.rank == 0 if numbered else None,
+        least_machines=options.least_machines,
     )
 
 
@@ -286,6 +345,7 @@ def resolve_group(
         launchers=launchers,
         alias=options.alias,
         downcast_bf16=said["downcast_bf16"],
+        elastic_lr=None if options.least_machines is None else options.elastic_lr,
     )
     effective = {
         "cpu": cpu,

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from accelerate_cpp.launch.workers.error_report import LastOutput
 from accelerate_cpp.launch.workers.failure import RunEnd, WorkerEnd, account, first_failure, named
+from accelerate_cpp.runtime.preemption import REQUEUE
 from accelerate_cpp.runtime.progress_board import Standing
+
+_SAVED = f"the run has saved its state and left, to be started again (exit code {REQUEUE})"
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,18 @@ class Attempt:
     @property
     def failure(self) -> WorkerEnd | None:
         """The worker whose end caused those of the others; ``None`` if every worker ended well."""
-        return first_failure(self.end, lambda rank: self.outputs[rank].blames)
+        return None if self.is_saved else first_failure(self.end, lambda rank: self.outputs[rank].blames)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all workers have saved their state and left, to be started again."""
+        return all(end.exit_code == REQUEUE for end in self.end.workers)
 
     def sentence(self) -> str:
         """The worker that failed or left first, with place and cause; empty if none did."""
         failure = self.failure
         if failure is None:
-            return ""
+            return _SAVED if self.is_saved else ""
         where = f"rank {failure.rank} (host {socket.gethostname()}, process {self.pids[failure.rank]})"
         return f"{where} {account(failure, self.end)}{self._elsewhere(failure)}"
 
@@ -58,7 +66,7 @@ class Attempt:
             again: of several workers, show the last traceback of the first failure also where it has been shown, as
                 the worker has printed it and left no report.
         """
-        failed = [end.rank for end in self.end.workers if end.exit_code != 0]
+        failed = [end.rank for end in self.end.workers if end.exit_code not in (0, REQUEUE)]
         reports = {rank: report for rank in sorted(failed) if (report := self.outputs[rank].report) is not None}
         first = self.failure.rank if self.failure is not None else None
         if first not in reports and (self.end.interrupted_by is not None or self._has_left(first)):

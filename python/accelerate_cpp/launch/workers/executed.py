@@ -21,17 +21,19 @@ from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, failed_status, shell_status
 from accelerate_cpp.launch.workers.program import STDIN, start_program
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
-from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
+from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
 from accelerate_cpp.launch.workers.supervisor import Supervisor
+from accelerate_cpp.runtime.preemption import REQUEUE
 
 
 def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     """Runs ``plan`` to its end and returns the exit status of the launch.
 
-    0 when every worker ended well; else that of the first failing worker, after as many attempts as the plan allows;
-    128 + n for signal n, also for a signal to the launcher itself, which ends the attempts; 1 when a worker left while
-    others needed it, or output for a log file was lost. Nothing of any worker's process group is left on return.
+    0 when every worker ended well; 75 when all saved their state and left, to be started again; else that of the first
+    failing worker, after as many attempts as the plan allows; 128 + n for signal n, also for a signal to the launcher
+    itself, which ends the attempts; 1 when a worker left while others needed it, or output for a log file was lost.
+    Nothing of any worker's process group is left on return.
     ``quiet``: no sentence on standard error about which rank failed first; errors of workers are shown.
 
     Raises:
@@ -53,30 +55,33 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # when inherited as ignored, the kernel would discard exit codes
     attempts: list[Attempt] = []
     has_lost_output = False
-    with caught_signals(INTERRUPTS) as signals:
+    with caught_signals((*INTERRUPTS, *FORWARDED)) as signals:
         for number in range(plan.max_restarts + 1):
             with Streams(plan.logs, number, plan.group.ranks, plan.monitor) as streams:
-                attempts.append(_attempt(plan, number, streams, signals))
+                attempts.append(attempt(plan, number, streams, signals, STDIN if plan.ends_with_stdin else None))
             has_lost_output |= streams.has_lost_output
             if attempts[-1].failure is None or attempts[-1].end.interrupted_by is not None:
                 break
             if number < plan.max_restarts:
                 sentence = attempts[-1].sentence()
                 again = f"{sentence}; starting all again, restart {number + 1} of {plan.max_restarts}"
-                _tell(attempts[-1], again, quiet)
-    status = _status(attempts[-1]) or int(has_lost_output)
+                show(attempts[-1], again, quiet)
+    status = status_of(attempts[-1]) or int(has_lost_output)
     if plan.report is not None:
         from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
 
         write_report(plan.report, plan.command, attempts, status)
-    _tell(attempts[-1], _closing(attempts[-1], plan.group.world_size), quiet)
+    show(attempts[-1], _closing(attempts[-1], plan.group.world_size), quiet)
     return status
 
 
-def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.socket) -> Attempt:
-    """Starts all workers, and returns when all have ended."""
+def attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.socket, lifeline: int | None) -> Attempt:
+    """Starts all workers, and returns when all have ended.
+
+    Args:
+        lifeline: a descriptor whose end ends them as SIGTERM to the launcher does; they get no standard input then.
+    """
     began, pids = time.time(), {}
-    lifeline = STDIN if plan.ends_with_stdin else None
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
         watched, views = None, []
@@ -117,7 +122,10 @@ def _attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.so
     return Attempt(number, began, pids, end, {rank: streams.last_output(rank) for rank in pids}, standings)
 
 
-def _status(last: Attempt) -> int:
+def status_of(last: Attempt) -> int:
+    """The exit status of a launch whose last attempt this was."""
+    if last.is_saved:
+        return REQUEUE
     if last.end.interrupted_by is not None:
         return shell_status(-last.end.interrupted_by)
     return 0 if last.failure is None else failed_status(last.failure)
@@ -130,6 +138,8 @@ def _say(text: str) -> None:
 def _closing(last: Attempt, world_size: int) -> str:
     """What the launch says of how a run of so many ranks ended, before the error that ended it."""
     failure = last.failure
+    if last.is_saved:
+        return last.sentence()
     if failure is None or last.end.interrupted_by is not None:
         return ""
     if world_size > 1:
@@ -137,7 +147,7 @@ def _closing(last: Attempt, world_size: int) -> str:
     return f"the worker was {describe(failure.exit_code)}" if failure.exit_code < 0 else ""
 
 
-def _tell(attempt: Attempt, sentence: str, quiet: bool) -> None:
+def show(attempt: Attempt, sentence: str, quiet: bool) -> None:
     """Shows on standard error how an attempt failed: ``sentence`` unless ``quiet``, and the errors of its workers."""
     if sentence and not quiet:
         _say(f"\n{sentence}" if len(attempt.pids) > 1 else sentence)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (signal.SIGUSR1,)
+"""What a scheduler may send some time before it ends a run: the workers get it, and decide."""
 
 
 def _recorded(number: int, frame: FrameType | None) -> None:

@@ -17,8 +17,9 @@ from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.attendance import Absence, Attendance
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, WorkerEnd
 from accelerate_cpp.launch.workers.guard import Guard
-from accelerate_cpp.launch.workers.signals import INTERRUPTS
+from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
 from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, is_stopped, living_members
+from accelerate_cpp.runtime.preemption import REQUEUE
 
 REPORT_SECONDS = 1.0
 """After the first failure the others get this long to fail on their own: their errors may name the lost rank."""
@@ -27,6 +28,8 @@ CAUSE_SECONDS = 30.0
 that is stopped will not, and gets no time."""
 GRACE_SECONDS = 5.0
 """How long workers get to end after each signal before a harder one follows."""
+SAVING_SECONDS = 600.0
+"""How long those get that have said that they save their state, when the launch is interrupted."""
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -49,7 +52,8 @@ class Supervisor:
     If this process is killed, the kernel ends the workers, and a guard what they have started in their groups.
 
     Everything waits in one ``select`` on pidfds, pipes and signals. Ended workers are reaped last, so that signals to
-    their process groups never reach other processes. ``signals`` delivers one byte per interrupt; ``None``: none come.
+    their process groups never reach other processes. ``signals`` delivers one byte per interrupt, or per signal that
+    workers get as well; ``None``: none come.
     ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` acts like
     SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` returns the ranks
     that the error of a worker names as its cause.
@@ -140,7 +144,17 @@ class Supervisor:
 
     @property
     def _any_failed(self) -> bool:
-        return any(end.exit_code != 0 for end in self._ends)
+        return any(end.exit_code != 0 and not self._has_saved(end) for end in self._ends)
+
+    def _has_saved(self, end: WorkerEnd) -> bool:
+        """Whether a worker has left after it saved its state, as the others are about to."""
+        return end.exit_code == REQUEUE and end.rank in self._savers()
+
+    def _savers(self) -> set[int]:
+        if self._attendance is None:
+            return set()
+        self._attendance.read()  # what a worker announced is there before its end
+        return self._attendance.savers
 
     def _cause_lives(self) -> bool:
         """Whether the errors of all that have failed name one that lives, and may end by itself."""
@@ -201,7 +215,8 @@ class Supervisor:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
                     os.kill(worker.pid, signal.SIGCONT)  # one that is stopped acts on nothing before
-                self._wait(lambda: self._all_ended or not goes_on(), GRACE_SECONDS)
+                saves = bool(self._interrupts) and not self._savers().isdisjoint(self._living_ranks())
+                self._wait(lambda: self._all_ended or not goes_on(), SAVING_SECONDS if saves else GRACE_SECONDS)
                 if not goes_on() or not self._signal_rest_of_groups(number):
                     break
             self._wait(lambda: not goes_on(), GRACE_SECONDS)
@@ -262,7 +277,12 @@ class Supervisor:
         self._ends.append(WorkerEnd(worker.rank, exit_code_of_ended(worker.pid), self._ending, time.time()))
 
     def _on_signal(self, signals: socket.socket) -> None:
-        self._interrupts.extend(number for number in signals.recv(_CHUNK_BYTES) if number in INTERRUPTS)
+        for number in signals.recv(_CHUNK_BYTES):
+            if number in INTERRUPTS:
+                self._interrupts.append(number)
+            elif number in FORWARDED:
+                for worker in self._workers:
+                    os.kill(worker.pid, number)
 
     def _on_lifeline(self, lifeline: int) -> None:
         if not os.read(lifeline, _CHUNK_BYTES):

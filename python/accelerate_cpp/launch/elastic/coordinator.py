@@ -1,0 +1,158 @@
+"""The coordinator of an elastic run: a thread of the launcher on the machine with the run's address."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from accelerate_cpp.launch.elastic.messages import Channel, Misunderstood, is_proof
+from accelerate_cpp.launch.elastic.rounds import Rounds, Terms
+
+PULSES = 5
+"""How often both sides say that they are alive in the time after which one that says nothing is lost."""
+_LOOK_SECONDS = 0.2
+_GREETING_SECONDS = 10.0
+_MOST_STRANGERS = 64
+_FAREWELL_SECONDS = 10.0
+_SEND_SECONDS = 5.0
+
+
+class _Connection:
+    """Who has connected: a stranger until it has proved that it belongs to the run."""
+
+    def __init__(self, connection: socket.socket, address: str, since: float) -> None:
+        connection.settimeout(_SEND_SECONDS)  # of what is sent to it, as it is only read when something is there
+        self.channel = Channel(connection)
+        self.address = address
+        self.since = since
+        self.challenge = secrets.token_hex(32)
+        self.is_known = False
+
+
+class Coordinator:
+    """Accepts launchers at ``listener`` and leads them through the rounds of a run until it is over.
+
+    Leaving the context gives the launchers some time to hear of the end.
+
+    Args:
+        address: of this machine, as the other launchers see it.
+        secret: what launchers have to know; empty for none.
+    """
+
+    def __init__(self, listener: socket.socket, address: str, terms: Terms, secret: str = "") -> None:
+        self._listener, self._address, self._secret = listener, address, secret
+        self._rounds = Rounds(terms, time.monotonic())
+        self._connections: dict[int, _Connection] = {}
+        self._count = 0
+        self._selector = selectors.DefaultSelector()
+        self._stop_at: float | None = None
+        self._pulse_seconds, self._next_pulse = terms.silence / PULSES, 0.0
+        self._thread = threading.Thread(target=self._run, name="accelerate-cpp-coordinator", daemon=True)
+
+    def __enter__(self) -> Coordinator:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop_at = time.monotonic() + (_FAREWELL_SECONDS if self._rounds.is_over else 0)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done():
+                for key, _ in self._selector.select(_LOOK_SECONDS):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                now = time.monotonic()
+                for number, connection in list(self._connections.items()):
+                    if not connection.is_known and now - connection.since > _GREETING_SECONDS:
+                        self._close(number)
+                self._rounds.look(now)
+                self._deliver()
+                if now >= self._next_pulse:
+                    self._next_pulse = now + self._pulse_seconds
+                    for number in [number for number, one in self._connections.items() if one.is_known]:
+                        self._send(number, {"do": "alive"})
+        finally:
+            for number in list(self._connections):
+                self._close(number, tell=False)
+            self._selector.close()
+            self._listener.close()
+
+    def _is_done(self) -> bool:
+        if self._stop_at is None:
+            return False
+        return time.monotonic() >= self._stop_at or not any(one.is_known for one in self._connections.values())
+
+    def _accept(self) -> None:
+        try:
+            connection, (address, *_) = self._listener.accept()
+        except OSError:  # it has gone again
+            return
+        strangers = [number for number, one in self._connections.items() if not one.is_known]
+        if len(strangers) >= _MOST_STRANGERS:  # a launcher proves at once what it is, so it is none of the oldest
+            self._close(strangers[0])
+        self._count += 1
+        stranger = _Connection(connection, address, time.monotonic())
+        self._connections[self._count] = stranger
+        self._selector.register(connection, selectors.EVENT_READ, self._count)
+        self._send(self._count, {"do": "prove", "challenge": stranger.challenge})
+
+    def _read(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:  # closed since it was selected
+            return
+        try:
+            messages = connection.channel.read()
+            if messages is None:
+                self._close(number)
+                return
+            for message in messages:
+                if connection.is_known:
+                    self._rounds.hear(number, message, time.monotonic())
+                elif is_proof(self._secret, connection.challenge, message.get("proof")):
+                    self._rounds.join(number, message, self._seen_address(connection), time.monotonic())
+                    connection.is_known = True
+                else:
+                    self._send(number, {"do": "end", "status": 1, "reason": "it does not know the run's secret"})
+                    self._close(number)
+                    return
+        except (Misunderstood, OSError):
+            self._close(number)
+
+    def _seen_address(self, connection: _Connection) -> str:
+        """Where the others find this launcher: one on this machine has come through an address of its own."""
+        own = connection.channel.socket.getsockname()[0]
+        return self._address if connection.address == own else connection.address
+
+    def _deliver(self) -> None:
+        while self._rounds.outbox:
+            number, message = self._rounds.outbox.pop(0)
+            self._send(number, message)
+
+    def _send(self, number: int, message: dict[str, object]) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            try:
+                connection.channel.send(message)
+            except OSError:
+                self._close(number)
+
+    def _close(self, number: int, tell: bool = True) -> None:
+        connection = self._connections.pop(number)
+        self._selector.unregister(connection.channel.socket)
+        with suppress(OSError):
+            connection.channel.socket.close()
+        if tell and connection.is_known:
+            self._rounds.lose(number, time.monotonic())

@@ -1,0 +1,226 @@
+"""A launcher's connection with the coordinator of an elastic run."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.elastic.coordinator import PULSES
+from accelerate_cpp.launch.elastic.messages import Channel, Message, Misunderstood, number_in, proof, text_in
+from accelerate_cpp.launch.elastic.rounds import Terms
+from accelerate_cpp.launch.plan.host_resources import free_port
+from accelerate_cpp.launch.workers.signals import INTERRUPTS
+
+_RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Start:
+    """A round begins: the place of this launcher in it, and where the store of its rank 0 is."""
+
+    round: int
+    rank: int
+    count: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run has ended for all."""
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """This launcher got a signal."""
+
+    number: int
+
+
+class Member:
+    """Tells the coordinator how this launcher's rounds end, and is told when they begin and have to end.
+
+    A thread reads what the coordinator says; :attr:`stop_requests` is a descriptor whose end says that the round in
+    progress has to end, made anew by each :meth:`begin`.
+
+    Args:
+        order: launchers are numbered by it, those with the same one in the order in which they came.
+        signals: delivers a byte for each signal to this process.
+    """
+
+    def __init__(self, address: str, port: int, terms: Terms, signals: socket.socket, order: int, secret: str) -> None:
+        self._place, self._terms, self._signals = (address, port), terms, signals
+        self._order, self._secret = order, secret
+        self._orders: queue.SimpleQueue[Start | End] = queue.SimpleQueue()
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._lock = threading.Lock()
+        self._round = 0
+        self._stop_writer: int | None = None
+        self.stop_reason: str | None = None
+        """Why the round in progress has to end, if it has to; empty where a failure of its own has told."""
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        channel: Channel | None = getattr(self, "_channel", None)
+        if channel is not None:
+            with suppress(OSError):
+                channel.socket.shutdown(socket.SHUT_RDWR)
+            self._closed.set()
+            self._reader.join()
+            self._pulse.join()
+            channel.socket.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def connect(self) -> Interrupted | None:
+        """Reaches the coordinator, which may start later than this launcher.
+
+        Returns:
+            The signal that ended the attempts, if one came.
+
+        Raises:
+            InvalidArgument: nobody listens there in the time that the run waits for launchers.
+        """
+        deadline = time.monotonic() + self._terms.join
+        while True:
+            try:
+                connection = socket.create_connection(self._place, timeout=self._terms.silence)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    address, port = self._place
+                    raise InvalidArgument(
+                        f"no launcher of the run listens at {address}, port {port} ({error}); start the one of that "
+                        "machine, or check --main_process_ip and --main_process_port"
+                    ) from None
+            if (interrupted := self._interrupt(_RETRY_SECONDS)) is not None:
+                return interrupted
+        connection.settimeout(self._terms.silence)
+        self._channel = Channel(connection)
+        self._closed = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="accelerate-cpp-member", daemon=True)
+        self._pulse = threading.Thread(target=self._say_alive, name="accelerate-cpp-pulse", daemon=True)
+        self._reader.start()
+        self._pulse.start()
+        return None
+
+    def next_order(self) -> Start | End | Interrupted:
+        """Waits for the next round, the end of the run, or a signal."""
+        while True:
+            with suppress(queue.Empty):
+                return self._orders.get_nowait()
+            if (interrupted := self._interrupt(None)) is not None:
+                return interrupted
+
+    def begin(self, start: Start) -> int:
+        """The round begins here; returns :attr:`stop_requests`, which the caller closes."""
+        reader, writer = os.pipe()
+        with self._lock:
+            self._stop_writer = writer
+            if self._round != start.round:  # it has been stopped already
+                self._round = start.round
+                self.stop_reason = None
+            elif self.stop_reason is not None:
+                self._close_stop_writer()
+        return reader
+
+    def ended(self, start: Start, status: int, sentence: str, is_cause: bool = False) -> None:
+        """The workers of the round have ended by themselves, or, if it had to end, because of that.
+
+        Args:
+            is_cause: one of them failed by itself, also if the round had to end meanwhile.
+        """
+        with self._lock:
+            self._close_stop_writer()
+            was_stopped = self._round == start.round and self.stop_reason is not None
+        if was_stopped and not is_cause:
+            self._say({"say": "stopped", "round": start.round})
+            return
+        told = {"status": status, "sentence": sentence, "is_cause": is_cause}
+        self._say({"say": "ended", "round": start.round, **told})
+
+    def leaves(self) -> None:
+        """This launcher ends because of a signal."""
+        self._say({"say": "leaves"})
+
+    def _interrupt(self, seconds: float | None) -> Interrupted | None:
+        """The signal that has come, or comes before anything else happens or ``seconds`` have passed."""
+        signals = self._signals.fileno()
+        ready, _, _ = select.select([signals, self._wake_reader], [], [], seconds)
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        if signals in ready:
+            for number in self._signals.recv(4096):
+                if number in INTERRUPTS:
+                    return Interrupted(number)
+        return None
+
+    def _say(self, message: Message) -> None:
+        with self._lock, suppress(OSError):  # the reader notices that the coordinator has gone
+            self._channel.send(message)
+
+    def _say_alive(self) -> None:
+        while not self._closed.wait(self._terms.silence / PULSES):
+            self._say({"say": "alive"})
+
+    def _read(self) -> None:
+        address, port = self._place
+        gone = f"the launcher at {address}, port {port}, which leads the run, "
+        try:
+            for message in self._channel.messages():
+                self._obey(message)
+            reason = gone + "has gone"
+        except TimeoutError:
+            reason = gone + f"has said nothing for {self._terms.silence:g} s"
+        except (OSError, Misunderstood) as error:
+            reason = gone + f"cannot be understood any more: {error}"
+        self._order_end(End(1, f"{reason}; start the run again: it continues from its last checkpoint"))
+
+    def _obey(self, message: Message) -> None:
+        do = message.get("do")
+        if do == "prove":
+            shown = proof(self._secret, text_in(message, "challenge"))
+            self._say({"say": "hello", "proof": shown, "name": socket.gethostname(), "order": self._order})
+        elif do == "offer":
+            self._say({"say": "port", "round": number_in(message, "round"), "port": free_port()})
+        elif do == "start":
+            number, rank, count = (number_in(message, name) for name in ("round", "rank", "count"))
+            address, port = text_in(message, "address"), number_in(message, "port", 1, 65535)
+            self._orders.put(Start(number, rank, count, address, port))
+            os.write(self._wake_writer, b"\0")
+        elif do == "stop":
+            self._stop(number_in(message, "round"), text_in(message, "reason"))
+        elif do == "end":
+            self._order_end(End(number_in(message, "status", 0, 255), text_in(message, "reason")))
+        elif do != "alive":
+            raise Misunderstood(f"'do': expected prove, offer, start, stop, end or alive, found {do!r:.80}")
+
+    def _order_end(self, end: End) -> None:
+        self._orders.put(end)
+        os.write(self._wake_writer, b"\0")
+        self._stop(self._round, end.reason)
+
+    def _stop(self, number: int, reason: str) -> None:
+        with self._lock:
+            self._round, self.stop_reason = number, reason
+            self._close_stop_writer()
+
+    def _close_stop_writer(self) -> None:
+        if self._stop_writer is not None:
+            os.close(self._stop_writer)
+            self._stop_writer = None

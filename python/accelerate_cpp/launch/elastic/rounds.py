@@ -1,0 +1,219 @@
+"""Which launchers take part in an elastic run, and when they start again: decisions only, without sockets or clocks.
+
+A *round* is a run of the workers of some launchers with fixed ranks. It ends for all when one of its launchers is lost
+or fails, or when another comes; the next one begins with those who are there. A failure counts as a restart unless a
+launcher was lost, left or came: its workers' errors are consequences of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from accelerate_cpp.launch.elastic.messages import Message, Misunderstood, number_in, text_in
+from accelerate_cpp.runtime.preemption import REQUEUE
+
+SETTLE_SECONDS = 1.0
+"""After a round, how long nothing may change before the next one begins with fewer launchers than there can be."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run may do.
+
+    Attributes:
+        least: the number of launchers that are enough; ``most``: how many take part at once.
+        max_restarts: how many failures may happen.
+        last_call: seconds that the first round waits for more launchers when there are enough.
+        join: seconds that a round waits for enough of them.
+        silence: seconds after which a launcher that says nothing is lost.
+    """
+
+    least: int
+    most: int
+    max_restarts: int = 0
+    last_call: float = 30.0
+    join: float = 600.0
+    silence: float = 15.0
+
+
+@dataclass
+class _Launcher:
+    name: str
+    address: str
+    order: int
+    heard: float
+    ended: bool = False
+    status: int | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    status: int
+    sentence: str
+    is_cause: bool  # it blames no other rank
+
+
+class _Phase(Enum):
+    GATHERING = auto()
+    OFFERED = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    OVER = auto()
+
+
+@dataclass
+class Rounds:
+    """The rounds of one run. Times are seconds of any clock that goes forwards.
+
+    Attributes:
+        outbox: what is to be sent, and to which launcher; the owner takes it out.
+    """
+
+    terms: Terms
+    began: float
+    outbox: list[tuple[int, Message]] = field(default_factory=list)
+    _launchers: dict[int, _Launcher] = field(default_factory=dict)
+    _round: int = 0
+    _members: list[int] = field(default_factory=list)
+    _phase: _Phase = _Phase.GATHERING
+    _changed: float = 0.0
+    _restarts: int = 0
+    _is_disturbed: bool = False  # a launcher of this round was lost, left or came
+    _failure: _Failure | None = None
+
+    def __post_init__(self) -> None:
+        self._changed = self.began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended for all."""
+        return self._phase is _Phase.OVER
+
+    def join(self, number: int, hello: Message, address: str, now: float) -> None:
+        """Launcher ``number``, which is at ``address``, has said ``hello``."""
+        launcher = _Launcher(text_in(hello, "name"), address, number_in(hello, "order"), now)
+        self._launchers[number] = launcher
+        if self._phase is _Phase.OVER:
+            self.outbox.append((number, {"do": "end", "status": 1, "reason": "the run has ended"}))
+        elif self._phase is _Phase.GATHERING:
+            self._changed = now
+        elif len(self._members) < self.terms.most and self._phase is _Phase.RUNNING:
+            self._is_disturbed = True
+            self._stop(f"{launcher.name} has come")
+        self.look(now)
+
+    def lose(self, number: int, now: float, how: str = "is gone") -> None:
+        """The connection with launcher ``number`` has ended, or it has been silent for too long."""
+        launcher = self._launchers.pop(number, None)
+        if launcher is None:
+            return
+        if self._phase is _Phase.GATHERING:
+            self._changed = now
+        if number in self._members:
+            self._members.remove(number)
+            self._is_disturbed |= launcher.status != 0
+            if self._phase is _Phase.OFFERED:
+                self._gather(now)
+            elif self._phase is _Phase.RUNNING and launcher.status != 0:
+                self._stop(f"the launcher on {launcher.name} {how}")
+        self.look(now)
+
+    def hear(self, number: int, message: Message, now: float) -> None:
+        """Launcher ``number`` has said ``message``.
+
+        Raises:
+            Misunderstood: it is not one of those that launchers say.
+        """
+        launcher = self._launchers[number]
+        launcher.heard = now
+        said = message.get("say")
+        if said == "alive":
+            return
+        if said == "leaves":
+            if number in self._members:
+                self._is_disturbed = True
+                if self._phase is _Phase.RUNNING:
+                    self._stop(f"the launcher on {launcher.name} was told to end")
+            return
+        if number_in(message, "round") != self._round or number not in self._members:
+            return  # of a round that is over
+        if said == "port":
+            self._start(number_in(message, "port", 1, 65535))
+        elif said == "ended":
+            launcher.ended, launcher.status = True, number_in(message, "status", 0, 255)
+            if launcher.status not in (0, REQUEUE):
+                failure = _Failure(launcher.status, text_in(message, "sentence"), message.get("is_cause") is True)
+                if self._failure is None or (failure.is_cause and not self._failure.is_cause):
+                    self._failure = failure
+            if launcher.status != 0 and self._phase is _Phase.RUNNING:
+                self._stop("")
+        elif said == "stopped":
+            launcher.ended = True
+        else:
+            raise Misunderstood(f"'say': expected alive, leaves, port, ended or stopped, found {said!r:.80}")
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Does what is due at this time."""
+        for number, launcher in list(self._launchers.items()):
+            if now - launcher.heard > self.terms.silence:
+                self.lose(number, now, f"has said nothing for {self.terms.silence:g} s")
+        if self._phase is _Phase.GATHERING:
+            self._begin_if_ready(now)
+        elif self._phase in (_Phase.RUNNING, _Phase.STOPPING) and self._all_ended():
+            self._conclude(now)
+
+    def _all_ended(self) -> bool:
+        return all(self._launchers[number].ended for number in self._members)
+
+    def _begin_if_ready(self, now: float) -> None:
+        present, terms = len(self._launchers), self.terms
+        patience = terms.last_call if self._round == 0 else SETTLE_SECONDS
+        if present >= terms.most or (present >= terms.least and now - self._changed >= patience):
+            self._round += 1
+            chosen = sorted(self._launchers, key=lambda number: (self._launchers[number].order, number))
+            self._members = chosen[: terms.most]
+            for number in self._members:
+                self._launchers[number].ended, self._launchers[number].status = False, None
+            self._is_disturbed, self._failure, self._phase = False, None, _Phase.OFFERED
+            self.outbox.append((self._members[0], {"do": "offer", "round": self._round}))
+        elif present < terms.least and now - self._changed > terms.join:
+            self._end(1, f"{present} of at least {terms.least} machines were there for {terms.join:g} s")
+
+    def _start(self, port: int) -> None:
+        """The first member has offered a port for the store of the round."""
+        if self._phase is not _Phase.OFFERED:
+            return
+        self._phase = _Phase.RUNNING
+        address = self._launchers[self._members[0]].address
+        for rank, number in enumerate(self._members):
+            order = {"rank": rank, "count": len(self._members), "address": address, "port": port}
+            self.outbox.append((number, {"do": "start", "round": self._round, **order}))
+
+    def _stop(self, reason: str) -> None:
+        self._phase = _Phase.STOPPING
+        for number in self._members:
+            if not self._launchers[number].ended:
+                self.outbox.append((number, {"do": "stop", "round": self._round, "reason": reason}))
+
+    def _conclude(self, now: float) -> None:
+        """All launchers of the round have ended their workers."""
+        statuses = {self._launchers[number].status for number in self._members}
+        if statuses <= {0} and statuses:
+            self._end(0, "")
+        elif statuses == {REQUEUE} and not self._is_disturbed:
+            self._end(REQUEUE, "all have saved their state and left, to be started again")
+        elif self._failure is not None and not self._is_disturbed and self._restarts >= self.terms.max_restarts:
+            self._end(self._failure.status, self._failure.sentence)
+        else:
+            self._restarts += self._failure is not None and not self._is_disturbed
+            self._gather(now)
+
+    def _gather(self, now: float) -> None:
+        self._members, self._phase, self._changed = [], _Phase.GATHERING, now
+
+    def _end(self, status: int, reason: str) -> None:
+        self._phase = _Phase.OVER
+        for number in self._launchers:
+            self.outbox.append((number, {"do": "end", "status": status, "reason": reason}))

@@ -1,0 +1,142 @@
+"""A launcher of an elastic run: one round of its workers after the other, as the coordinator says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.elastic.coordinator import Coordinator
+from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start
+from accelerate_cpp.launch.elastic.rounds import Terms
+from accelerate_cpp.launch.plan import host_resources
+from accelerate_cpp.launch.plan.launch_plan import ElasticRun, LaunchPlan
+from accelerate_cpp.launch.plan.machines import Launchers
+from accelerate_cpp.launch.view.report import Attempt
+from accelerate_cpp.launch.workers.executed import attempt, show, status_of
+from accelerate_cpp.launch.workers.failure import failed_status, shell_status
+from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
+from accelerate_cpp.launch.workers.streams import Streams
+
+_BACKLOG = 128
+
+
+def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = False) -> int:
+    """Runs ``plan`` with the launchers of other machines that are there, to its end, and returns the exit status.
+
+    0 when all workers ended well; that of the first failure, when there were more of them than restarts; 75 when all
+    workers saved their state and left; 128 + n for signal n; 1 when the launcher that leads the run has gone, or too
+    few came.
+
+    Raises:
+        InvalidArgument: workers cannot be started here, or nobody leads the run.
+        SystemFailure: the report cannot be written.
+    """
+    group = plan.group
+    host_resources.require_supervision(group.num_processes)
+    terms = _terms(plan, elastic)
+    secret = env_table.RUN_SECRET.get()
+    attempts: list[Attempt] = []
+    with ExitStack() as stack:
+        signals = stack.enter_context(caught_signals((*INTERRUPTS, *FORWARDED)))
+        listener = _listener(group.launchers, group.master_addr, group.master_port, elastic.is_numbered)
+        if listener is not None:
+            stack.enter_context(Coordinator(listener, group.master_addr, terms, secret))
+        order = group.launchers.rank if elastic.is_numbered else 0 if listener is not None else 1
+        member = stack.enter_context(Member(group.master_addr, group.master_port, terms, signals, order, secret))
+        status = _follow(plan, member, signals, attempts, quiet)
+    if plan.report is not None:
+        from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
+
+        write_report(plan.report, plan.command, attempts, status)
+    return status
+
+
+def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: list[Attempt], quiet: bool) -> int:
+    """Does what the coordinator says until the run has ended; adds what was run to ``attempts``."""
+    order: Start | End | Interrupted | None = member.connect()
+    has_lost_output = False
+    while True:
+        order = member.next_order() if order is None else order
+        if isinstance(order, Interrupted):
+            return shell_status(-order.number)
+        if isinstance(order, End):
+            if order.reason and not quiet:
+                _say(order.reason)
+            return order.status or int(has_lost_output)
+        _announce(plan, order, quiet)
+        with Streams(plan.logs, len(attempts), _in_round(plan, order).group.ranks, plan.monitor) as streams:
+            stop_requests = member.begin(order)
+            try:
+                made = attempt(_in_round(plan, order), order.round - 1, streams, signals, stop_requests)
+            finally:
+                os.close(stop_requests)
+        has_lost_output |= streams.has_lost_output
+        attempts.append(made)
+        reason = member.stop_reason
+        if made.end.interrupted_by is not None and reason is None:
+            member.leaves()
+            show(made, "", quiet)
+            return status_of(made)
+        show(made, "" if reason is not None else made.sentence(), quiet)
+        if reason and not quiet:
+            _say(reason)
+        failure = made.failure
+        is_cause = failure is not None and not failure.while_ending and made.outputs[failure.rank].blames is None
+        status = failed_status(failure) if failure is not None and is_cause else status_of(made)
+        member.ended(order, status, made.sentence(), is_cause)
+        order = None
+
+
+def _in_round(plan: LaunchPlan, start: Start) -> LaunchPlan:
+    """The plan of this launcher for a round."""
+    launchers = Launchers(start.count, start.rank, address=start.address, source="the run's coordinator")
+    group = replace(plan.group, launchers=launchers, master_addr=start.address, master_port=start.port)
+    return replace(plan, group=group)
+
+
+def _announce(plan: LaunchPlan, start: Start, quiet: bool) -> None:
+    if start.rank == 0 and not quiet:
+        machines = f"{start.count} machine{'s' * (start.count > 1)}"
+        _say(f"round {start.round}: {machines}, {start.count * plan.group.num_processes} processes")
+
+
+def _say(sentence: str) -> None:
+    print(f"accelerate-cpp: {sentence}", file=sys.stderr, flush=True)
+
+
+def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:
+    given = dict(elastic.options)
+    terms = Terms(elastic.least_machines, plan.group.launchers.count, plan.max_restarts)
+    interval = given.pop("keep_alive_interval", terms.silence / 3)
+    silence = interval * given.pop("keep_alive_max_attempt", 3)
+    return replace(
+        terms,
+        last_call=given.pop("last_call_timeout", terms.last_call),
+        join=given.pop("join_timeout", terms.join),
+        silence=silence,
+    )
+
+
+def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) -> socket.socket | None:
+    """Where this launcher leads the run: that with number 0, else the first on the machine with the address."""
+    if is_numbered and launchers.rank != 0:
+        return None
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("" if is_numbered else address, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if not is_numbered:  # it is on another machine, or another launcher of this one leads
+            return None
+        raise InvalidArgument(
+            f"the launcher of machine 0 cannot listen on port {port} of this machine ({error.strerror}): pass another "
+            "--main_process_port on all machines, or end the program that uses it"
+        ) from None
+    return listener

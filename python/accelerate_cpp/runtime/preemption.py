@@ -1,0 +1,78 @@
+"""Notices that a scheduler wants the machine back, and what processes agree to do about them.
+
+Kubernetes sends SIGTERM some time before it ends a pod, Slurm SIGTERM when it preempts a job and any signal that was
+asked for (``sbatch --signal=USR1@120``). torch is imported when processes agree, as launchers use this module, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from accelerate_cpp.comm.joining import announce_saving
+from accelerate_cpp.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
+
+REQUEUE = 75
+"""The exit status of a program that has saved its state and wants to be started again (``EX_TEMPFAIL``)."""
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+
+_logger = logging.getLogger(__name__)
+_noticed: int | None = None
+_is_listening = False
+
+
+def listen() -> None:
+    """From now on :data:`NOTICES` to this process are remembered, and end nothing.
+
+    A launcher is told, and then waits longer for this process when it is ended itself.
+
+    Raises:
+        InvalidArgument: called for the first time in another thread than the main one, which alone receives signals.
+    """
+    global _is_listening
+    if _is_listening:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidArgument(
+            "leave_if_preempted was called in a thread, but Python handles signals in the main thread: call it there "
+            "once before"
+        )
+    for number in NOTICES:
+        signal.signal(number, _remember)
+    _is_listening = True
+    announce_saving()
+
+
+def any_process_has_notice(world_size: int, device: torch.device) -> bool:
+    """Whether a notice has come to any of the processes. Collective.
+
+    Args:
+        device: for a tensor that they all have, unless their group takes one on the host, for which no device waits.
+    """
+    if world_size == 1:
+        return _noticed is not None
+    import torch
+    import torch.distributed as dist
+
+    takes_host = "cpu:" in str(dist.get_backend_config())
+    flag = torch.tensor([_noticed is not None], dtype=torch.int32, device="cpu" if takes_host else device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def say_where(folder: Path) -> None:
+    """Logs that the state of the run is saved in ``folder``, and why."""
+    why = "another process was told to end" if _noticed is None else f"{signal.Signals(_noticed).name} has come"
+    _logger.warning("%s: the state of the run is in %s, and its processes leave to be started again", why, folder)
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    global _noticed
+    _noticed = number

@@ -1,0 +1,157 @@
+"""``launch --num_machines 1:3``: the run goes on with fewer processes, and with more when they come back."""
+
+from __future__ import annotations
+
+import copy
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from elastic_run import PATIENCE_SECONDS, ElasticRun, seen_by_one_process  # noqa: E402
+from processes import run_processes  # noqa: E402
+
+SIZE = 480
+
+
+def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["1", str(SIZE)], most=2) as run:
+        run.start(), run.start()
+        run.until_steps_of(2)
+        run.launchers.pop().kill()
+        run.until_steps_of(1)
+        run.start()
+        run.until_steps_of(2)
+        assert run.end() == [0, 0], "\n".join(run.lines)
+        assert any("is gone" in line for line in run.lines)
+        assert any("has come" in line for line in run.lines)
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
+
+
+@pytest.mark.long
+def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    arguments = ["3", "6000"]
+    with ElasticRun(tmp_path, arguments) as run:
+        for _ in range(3):
+            run.start()
+        run.until_steps_of(3)
+        for _ in range(20):
+            present = len(run.launchers)
+            if present == 3 or (present == 2 and chance.random() < 0.5):
+                run.shrink(chance)
+            else:
+                run.start()
+            run.until_steps_of(len(run.launchers))
+        assert set(run.end()) == {0}, "\n".join(run.lines)
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", arguments)
+
+
+def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["100", str(SIZE)], most=2) as run:
+        leader, other = run.start(), run.start()
+        run.until_steps_of(2)
+        leader.kill()
+        assert other.wait(PATIENCE_SECONDS) == 1, "\n".join(run.lines)
+        assert any("which leads the run, has gone; start the run again" in line for line in run.lines)
+
+
+def test_a_failure_ends_the_run_on_all_machines_with_its_status(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, [], most=2) as run:
+        (tmp_path / "train.py").write_text(
+            "import os, sys\nfrom accelerate_cpp import Accelerator\n"
+            "accelerator = Accelerator(cpu=True)\nif accelerator.process_index == 1: sys.exit(9)\n"
+            "accelerator.wait_for_everyone()\n"
+        )
+        run.start(), run.start()
+        assert run.end() == [9, 9], "\n".join(run.lines)
+
+
+# What a shrunken run computes is compared with real runs of the full number of processes, and with torch's own.
+
+
+def _data(count: int) -> Any:
+    return torch.linspace(-1, 1, count * 3).reshape(count, 3) ** 2
+
+
+def _trained(steps_of_full: int) -> tuple[list[float], list[float]]:
+    """The weights after an epoch over 48 samples, and the learning rates of the schedule."""
+    from accelerate_cpp import Accelerator
+
+    torch.manual_seed(1)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps_of_full)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    loader = torch.utils.data.DataLoader(_data(48), batch_size=2)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), schedule.get_last_lr()
+
+
+@pytest.mark.parametrize(("steps", "present"), [(1, 2), (1, 1), (2, 2), (3, 3)])
+def test_fewer_processes_train_as_the_full_number_does(steps: int, present: int) -> None:
+    expected = run_processes(_trained, 4, steps)[0]
+    found = run_processes(_trained, present, steps, environment={"ACCELERATE_CPP_FULL_WORLD_SIZE": "4"})[0]
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), rtol=1e-5, atol=1e-6)
+    assert found[1] == pytest.approx(expected[1])
+
+
+def test_steps_with_fewer_samples_have_a_smaller_rate() -> None:
+    environment = {"ACCELERATE_CPP_FULL_WORLD_SIZE": "4"}
+    (found, _) = run_processes(_trained, 3, 1, environment=environment)[0]
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * 3 / 4, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99 ** (3 * step))
+    for batch in copy.copy(_data(48)).split(6):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--num_machines", "3:1"], "MIN:MAX with 1 ≤ MIN ≤ MAX and MAX ≥ 2, got '3:1'"),
+        (["--num_machines", "1:x"], "an integer of at least 1, or MIN:MAX, got '1:x'"),
+        (["--num_machines", "0"], "expected an integer of at least 1"),
+        (["--num_machines", "1:2", "--use_deepspeed"], "engines of DeepSpeed fix the samples of a step"),
+        (["--num_machines", "1:2", "--rdzv_conf", "timeout=3"], "expected last_call_timeout, join_timeout"),
+        (["--num_machines", "1:2", "--hostfile", "hosts"], "ends all machines when one is lost"),
+    ],
+)
+def test_refusals(tmp_path: Path, flags: list[str], sentence: str) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    (tmp_path / "train.py").touch()
+    command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--main_process_ip", "127.0.0.1"]
+    result = subprocess.run(
+        [*command, "--num_processes", "2", *flags, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 2
+    assert sentence in result.stderr
+
+
+def test_ctrl_c_while_waiting_for_machines(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["1", "8"]) as run:
+        launcher = run.start()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(PATIENCE_SECONDS) == 130

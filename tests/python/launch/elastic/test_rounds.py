@@ -1,0 +1,251 @@
+"""Which launchers take part in the rounds of an elastic run, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accelerate_cpp.launch.elastic.messages import Misunderstood
+from accelerate_cpp.launch.elastic.rounds import SETTLE_SECONDS, Rounds, Terms
+
+TERMS = Terms(least=1, most=3, max_restarts=1, last_call=30, join=600, silence=15)
+
+
+class Run:
+    """Rounds with a clock, and what each launcher was told last."""
+
+    def __init__(self, terms: Terms = TERMS) -> None:
+        self.now = 100.0
+        self.rounds = Rounds(terms, self.now)
+        self.told: dict[int, dict[str, Any]] = {}
+
+    def join(self, *numbers: int, order: int = 0) -> None:
+        for number in numbers:
+            self.rounds.join(number, {"name": f"node{number}", "order": order}, f"10.0.0.{number}", self.now)
+        self.deliver()
+
+    def say(self, number: int, said: str, **more: Any) -> None:
+        self.rounds.hear(number, {"say": said, **more}, self.now)
+        self.deliver()
+
+    def lose(self, number: int) -> None:
+        self.rounds.lose(number, self.now)
+        self.deliver()
+
+    def wait(self, seconds: float, *alive: int) -> None:
+        """Lets time pass, in which the launchers ``alive`` say that they are."""
+        self.now += seconds
+        for number in alive:
+            self.rounds.hear(number, {"say": "alive"}, self.now)
+        self.rounds.look(self.now)
+        self.deliver()
+
+    def deliver(self) -> None:
+        while self.rounds.outbox:
+            number, message = self.rounds.outbox.pop(0)
+            self.told[number] = message
+            if message["do"] == "offer":
+                self.rounds.hear(number, {"say": "port", "round": message["round"], "port": 5000 + number}, self.now)
+
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Rank and count of those that were told to start last."""
+        return {number: (told["rank"], told["count"]) for number, told in self.told.items() if told["do"] == "start"}
+
+    def doing(self) -> dict[int, str]:
+        return {number: told["do"] for number, told in self.told.items()}
+
+
+def running(*numbers: int, terms: Terms = TERMS) -> Run:
+    run = Run(terms)
+    run.join(*numbers)
+    if len(numbers) < terms.most:
+        run.wait(terms.last_call / 2, *numbers)
+        run.wait(terms.last_call / 2, *numbers)
+    assert sorted(run.places()) == sorted(numbers)
+    return run
+
+
+def test_all_launchers_start_at_once_with_a_port_of_the_first() -> None:
+    run = running(4, 5, 6)
+    assert run.places() == {4: (0, 3), 5: (1, 3), 6: (2, 3)}
+    assert {(told["address"], told["port"]) for told in run.told.values()} == {("10.0.0.4", 5004)}
+
+
+def test_order_decides_over_who_came_first() -> None:
+    run = Run()
+    run.join(4, order=2)
+    run.join(5, order=0)
+    run.join(6, order=1)
+    assert run.places() == {5: (0, 3), 6: (1, 3), 4: (2, 3)}
+
+
+def test_enough_launchers_wait_for_the_last_call_and_no_longer() -> None:
+    run = Run()
+    run.join(1, 2)
+    run.wait(14, 1, 2)
+    run.wait(14, 1, 2)
+    assert run.told == {}
+    run.wait(3, 1, 2)
+    assert run.places() == {1: (0, 2), 2: (1, 2)}
+
+
+def test_each_newcomer_begins_the_last_call_anew() -> None:
+    run = Run()
+    run.join(1)
+    run.wait(14, 1)
+    run.wait(14, 1)
+    run.join(2)
+    run.wait(14, 1, 2)
+    assert run.told == {}
+
+
+def test_too_few_launchers_give_up() -> None:
+    run = Run(Terms(least=2, most=3, join=60, silence=1000))
+    run.join(1)
+    run.wait(61)
+    assert run.told[1] == {"do": "end", "status": 1, "reason": "1 of at least 2 machines were there for 60 s"}
+
+
+def test_a_lost_launcher_stops_the_others_which_start_without_it() -> None:
+    run = running(1, 2, 3)
+    run.lose(2)
+    assert (run.told[1]["do"], run.told[1]["reason"]) == ("stop", "the launcher on node2 is gone")
+    run.say(1, "stopped", round=1)
+    run.say(3, "stopped", round=1)
+    run.wait(SETTLE_SECONDS, 1, 3)
+    assert (run.places()[1], run.places()[3], run.told[1]["round"]) == ((0, 2), (1, 2), 2)
+
+
+def test_a_launcher_that_says_nothing_is_lost() -> None:
+    run = running(1, 2, 3)
+    run.wait(14, 1, 3)
+    assert run.doing() == {1: "start", 2: "start", 3: "start"}
+    run.wait(2, 1, 3)
+    assert run.told[1]["reason"] == "the launcher on node2 has said nothing for 15 s"
+
+
+def test_errors_that_follow_from_a_loss_count_as_no_restart() -> None:
+    run = running(1, 2, 3, terms=Terms(least=1, most=3, max_restarts=0))
+    run.say(1, "ended", round=1, status=1, sentence="PeerLost: rank 1 has ended")
+    run.lose(2)
+    run.say(3, "ended", round=1, status=1, sentence="PeerLost: rank 1 has ended")
+    run.wait(SETTLE_SECONDS, 1, 3)
+    assert run.places()[3] == (1, 2)
+
+
+def test_failures_are_restarted_as_often_as_may_be_and_the_first_is_the_status() -> None:
+    run = running(1, 2, 3)
+    for attempt in (1, 2):
+        run.say(2, "ended", round=attempt, status=9, sentence="rank 1 failed first: exit code 9")
+        assert run.told[1] == {"do": "stop", "round": attempt, "reason": ""}
+        run.say(1, "stopped", round=attempt)
+        run.say(3, "ended", round=attempt, status=1, sentence="PeerLost")
+        run.wait(0)
+    assert run.told[1] == {"do": "end", "status": 9, "reason": "rank 1 failed first: exit code 9"}
+    assert run.rounds.is_over
+
+
+def test_the_failure_that_blames_nobody_is_the_status_whoever_tells_first() -> None:
+    run = running(1, 2, 3, terms=Terms(least=1, most=3))
+    run.say(1, "ended", round=1, status=1, sentence="PeerLost: rank 1 has left", is_cause=False)
+    run.say(2, "ended", round=1, status=9, sentence="rank 1 failed first", is_cause=True)
+    run.say(3, "ended", round=1, status=3, sentence="late", is_cause=True)
+    assert run.told[1] == {"do": "end", "status": 9, "reason": "rank 1 failed first"}
+
+
+def test_all_that_end_well_end_the_run() -> None:
+    run = running(1, 2, 3)
+    for number in (1, 2):
+        run.say(number, "ended", round=1, status=0, sentence="")
+    assert not run.rounds.is_over
+    run.say(3, "ended", round=1, status=0, sentence="")
+    assert run.told[2] == {"do": "end", "status": 0, "reason": ""}
+
+
+def test_one_that_has_ended_well_may_leave_before_the_others() -> None:
+    run = running(1, 2, 3)
+    run.say(3, "ended", round=1, status=0, sentence="")
+    run.lose(3)
+    assert run.doing()[1] == "start"
+
+
+def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
+    run = running(1, 2)
+    run.join(7)
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 has come"}
+    run.say(1, "stopped", round=1)
+    run.say(2, "ended", round=1, status=75, sentence="")
+    run.wait(0)
+    assert run.places() == {1: (0, 3), 2: (1, 3), 7: (2, 3)}
+    run.join(8)
+    assert run.doing() == {1: "start", 2: "start", 7: "start"}
+    run.lose(2)
+    run.say(1, "stopped", round=2)
+    run.say(7, "stopped", round=2)
+    run.wait(0)
+    assert [run.places()[number] for number in (1, 7, 8)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_run_whose_processes_have_all_saved_and_left_ends_to_be_started_again() -> None:
+    run = running(1, 2, 3)
+    for number in (1, 2, 3):
+        run.say(number, "ended", round=1, status=75, sentence="")
+    assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 75)}
+
+
+def test_those_that_saved_because_one_was_told_to_end_go_on_without_it() -> None:
+    run = running(1, 2, 3)
+    run.say(3, "leaves")
+    run.lose(3)
+    for number in (1, 2):
+        run.say(number, "ended", round=1, status=75, sentence="")
+    run.wait(SETTLE_SECONDS, 1, 2)
+    assert run.places()[2] == (1, 2)
+
+
+def test_one_that_is_lost_before_it_offers_a_port_is_replaced() -> None:
+    run = Run()
+    deliver, run.deliver = run.deliver, lambda: None  # nobody hears anything yet
+    run.join(1, 2, 3)
+    run.lose(1)
+    run.rounds.outbox.clear()
+    run.deliver = deliver
+    run.wait(SETTLE_SECONDS, 2, 3)
+    assert run.places() == {2: (0, 2), 3: (1, 2)}
+
+
+def test_what_is_said_of_an_earlier_round_changes_nothing() -> None:
+    run = running(1, 2, 3)
+    run.lose(3)
+    run.say(1, "stopped", round=1)
+    run.say(2, "stopped", round=1)
+    run.wait(SETTLE_SECONDS, 1, 2)
+    run.say(1, "ended", round=1, status=1, sentence="late")
+    assert run.doing()[2] == "start"
+
+
+def test_who_comes_after_the_end_is_told_so() -> None:
+    run = running(1, 2, 3)
+    for number in (1, 2, 3):
+        run.say(number, "ended", round=1, status=0, sentence="")
+    run.join(4)
+    assert run.told[4] == {"do": "end", "status": 1, "reason": "the run has ended"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"say": "ended", "round": 1, "status": 256, "sentence": ""},
+        {"say": "ended", "round": 1, "status": 1},
+        {"say": "ended", "round": "1", "status": 1, "sentence": ""},
+        {"say": "ended", "round": True, "status": 1, "sentence": ""},
+        {"say": "sings", "round": 1},
+        {"say": ["alive"], "round": 1},
+        {},
+    ],
+)
+def test_other_messages_are_misunderstood(message: dict[str, Any]) -> None:
+    run = running(1, 2, 3)
+    with pytest.raises(Misunderstood):
+        run.rounds.hear(1, message, run.now)
