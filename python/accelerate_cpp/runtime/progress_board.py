@@ -1,9 +1,9 @@
 """The memory file for the progress of workers: each writes its own slot, and the launcher reads them.
 
 A slot is a header (steps, loss, resident bytes, device bytes, when the worker began, the pass over a loader: batches
-read, all batches, nanoseconds left) and a ring with the last steps: when each ended, and how long the worker had waited
-for other ranks until then, in nanoseconds. ``steps`` is written last, so a step that it counts is in the ring. Times
-are of the monotonic clock, which all processes of a host share.
+read, all batches, nanoseconds left; the process) and a ring with the last steps: when each ended, and how long the
+worker had waited for other ranks until then, in nanoseconds. ``steps`` is written last, so a step that it counts is in
+the ring. Times are of the monotonic clock, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from accelerate_cpp.comm.memory_file import memory_file
 from accelerate_cpp.config import env_table
 
 _NAME = "accelerate-cpp-board"
-_HEADER = struct.Struct("=QdQQqQQq")
+_HEADER = struct.Struct("=QdQQqQQqq")
 _STEPS = struct.Struct("=Q")
 _LOSS = struct.Struct("=d")
 _MEMORY = struct.Struct("=QQ")
 _BEGAN = struct.Struct("=q")
 _PASS = struct.Struct("=QQq")
+_PID = struct.Struct("=q")
 _ENTRY = struct.Struct("=qq")
-_LOSS_OFFSET, _MEMORY_OFFSET, _BEGAN_OFFSET, _PASS_OFFSET, _RING_OFFSET = 8, 16, 32, 40, 64
+_LOSS_OFFSET, _MEMORY_OFFSET, _BEGAN_OFFSET, _PASS_OFFSET, _PID_OFFSET, _RING_OFFSET = 8, 16, 32, 40, 64, 72
 WINDOW_STEPS = 10
 _RING_STEPS = 16  # more than are read, so that a worker may continue meanwhile
 _SLOT_BYTES = _RING_OFFSET + _RING_STEPS * _ENTRY.size
@@ -51,6 +52,8 @@ class Standing:
         batches_read: of the pass over the loader that is trained on.
         batches: of the whole pass; 0 if that is unknown.
         seconds_left: until the end of the pass, at its rate so far; ``None`` if that is unknown.
+        pid: the process; 0 before it began.
+        cause: why it is slower than the others, where somebody has found out.
     """
 
     rank: int
@@ -65,6 +68,8 @@ class Standing:
     batches_read: int = 0
     batches: int = 0
     seconds_left: float | None = None
+    pid: int = 0
+    cause: str = ""
 
     @property
     def own_seconds(self) -> list[float]:
@@ -91,6 +96,7 @@ class Slot:
         self._memory = memory
         self._start = number * _SLOT_BYTES
         (self._steps,) = _STEPS.unpack_from(memory, self._start)
+        _PID.pack_into(memory, self._start + _PID_OFFSET, os.getpid())
         if self._steps == 0:
             _BEGAN.pack_into(memory, self._start + _BEGAN_OFFSET, began_ns)
             self.set_loss(math.nan)
@@ -160,7 +166,7 @@ class Board:
         start = number * _SLOT_BYTES
         for _ in range(_ATTEMPTS):
             slot = bytes(self._memory[start : start + _SLOT_BYTES])
-            steps, loss, resident, device, began, read, batches, left = _HEADER.unpack_from(slot)
+            steps, loss, resident, device, began, read, batches, left, pid = _HEADER.unpack_from(slot)
             (steps_after,) = _STEPS.unpack_from(self._memory, start)
             if steps_after - steps < _RING_STEPS - WINDOW_STEPS - 1:  # what is read has not been overwritten
                 break
@@ -182,6 +188,7 @@ class Board:
             batches_read=read,
             batches=batches,
             seconds_left=left / 1e9 if batches and left >= 0 else None,
+            pid=pid,
         )
 
 

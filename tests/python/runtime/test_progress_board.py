@@ -36,7 +36,8 @@ def test_what_a_worker_writes_is_read_of_its_slot_alone() -> None:
         slot.set_memory(1000, 2000)
         other, standing = watched.look()
     assert other.steps == 0
-    assert standing == Standing(1, 3, 0.5, 1000, 2000, 5 * SECOND, [2.0, 1.0], [1.0, 0.0], has_waited=True)
+    expected = Standing(1, 3, 0.5, 1000, 2000, 5 * SECOND, [2.0, 1.0], [1.0, 0.0], has_waited=True, pid=os.getpid())
+    assert standing == expected
     assert standing.own_seconds == [1.0, 1.0]
     assert standing.steps_per_second == pytest.approx(2 / 3)
     assert standing.share_waited == pytest.approx(1 / 3)

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
+from accelerate_cpp.launch.view.causes import Causes
 from accelerate_cpp.launch.view.live_table import table_html, table_lines, table_sentence
 from accelerate_cpp.launch.view.screen import Screen
 from accelerate_cpp.launch.view.slowest_rank import stragglers
@@ -34,6 +35,7 @@ class LiveView:
         self._show = show
         self._clock = clock
         self._due = clock() + delay_seconds
+        self._causes = Causes()
 
     def seconds_left(self) -> float:
         """How long until the next look."""
@@ -50,7 +52,7 @@ class LiveView:
         self._look(is_last=True)
 
     def _look(self, is_last: bool) -> None:
-        standings = self._board.look()
+        standings = self._causes.explained(self._board.look(), self._clock())
         if any(standing.steps for standing in standings):
             self._show(standings, int(self._clock() * 1e9), is_last)
 

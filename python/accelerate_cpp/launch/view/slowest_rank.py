@@ -21,14 +21,16 @@ LEAST_STEPS = 3
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that is slower than the others, by how much in each step."""
+    """A rank that is slower than the others, by how much in each step, and why; empty if that is unknown."""
 
     rank: int
     seconds: float
+    cause: str = ""
 
     def sentence(self) -> str:
         """The sentence about it."""
-        return f"rank {self.rank} is slower than the others by {self.seconds * 1e3:.0f} ms a step"
+        fact = f"rank {self.rank} is slower than the others by {self.seconds * 1e3:.0f} ms a step"
+        return f"{fact}: {self.cause}" if self.cause else fact
 
 
 def knows_waits(standings: Sequence[Standing]) -> bool:
@@ -43,9 +45,10 @@ def stragglers(standings: Sequence[Standing]) -> list[Straggler]:
     if any(len(standing.step_seconds) < LEAST_STEPS for standing in standings):
         return []
     own = {standing.rank: median_low(standing.own_seconds) for standing in standings}
+    causes = {standing.rank: standing.cause for standing in standings}
     found = []
     for rank, seconds in own.items():
         others = median(other for peer, other in own.items() if peer != rank)
         if seconds > others + max(MARGIN_SECONDS, MARGIN_SHARE * others):
-            found.append(Straggler(rank, seconds - others))
+            found.append(Straggler(rank, seconds - others, causes[rank]))
     return sorted(found, key=lambda straggler: -straggler.seconds)[: len(standings) // 2]
