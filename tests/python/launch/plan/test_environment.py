@@ -98,6 +98,15 @@ def test_settings_that_were_asked_for_reach_the_worker() -> None:
     assert told["FORK_LAUNCHED"] == "true"
 
 
+def test_workers_of_an_elastic_run_know_its_full_size_and_no_secret() -> None:
+    elastic = replace(GROUP, launchers=Launchers(3, 1, address="10.0.0.1"), elastic_lr="sqrt")
+    told = group_environment(elastic, {"ACCELERATE_CPP_RUN_SECRET": "open sesame"})
+    assert (told["ACCELERATE_CPP_FULL_WORLD_SIZE"], told["ACCELERATE_CPP_ELASTIC_LR"]) == ("9", "sqrt")
+    assert "open sesame" not in told.values()
+    inner = group_environment(GROUP, told)
+    assert not {"ACCELERATE_CPP_FULL_WORLD_SIZE", "ACCELERATE_CPP_ELASTIC_LR"} & inner.keys()
+
+
 def test_alias_is_handed_on_only_where_it_was_asked_for() -> None:
     asked = replace(GROUP, alias=True)
     assert group_environment(asked, {})["ACCELERATE_CPP_ALIAS"] == "1"
