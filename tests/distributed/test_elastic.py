@@ -62,6 +62,14 @@ def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_
         assert any("which leads the run, has gone; start the run again" in line for line in run.lines)
 
 
+def test_all_save_when_the_launcher_that_leads_is_told_to_end(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["100", str(SIZE)], most=2) as run:
+        leader, other = run.start(), run.start()
+        run.until_steps_of(2)
+        leader.send_signal(signal.SIGTERM)
+        assert (leader.wait(PATIENCE_SECONDS), other.wait(PATIENCE_SECONDS)) == (75, 75), "\n".join(run.lines)
+
+
 def test_a_failure_ends_the_run_on_all_machines_with_its_status(tmp_path: Path) -> None:
     with ElasticRun(tmp_path, [], most=2) as run:
         (tmp_path / "train.py").write_text(

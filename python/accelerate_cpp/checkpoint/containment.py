@@ -35,7 +35,9 @@ def _require_possible(folder: Path, name: Any, source: Path) -> None:
     """Raises ``CheckpointError`` unless ``name`` can be the name of a file."""
     try:
         os.lstat(folder / name)
-    except (TypeError, ValueError) as error:  # no text, or one with a zero byte or half a character
+    except TypeError as error:
+        raise _impossible(name, source, "it is no text") from error
+    except ValueError as error:  # a zero byte, or half a character
         raise _impossible(name, source, str(error)) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:

@@ -7,6 +7,7 @@ launcher was lost, left or came: its workers' errors are consequences of that.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -15,6 +16,9 @@ from accelerate_cpp.runtime.preemption import REQUEUE
 
 SETTLE_SECONDS = 1.0
 """After a round, how long nothing may change before the next one begins with fewer launchers than there can be."""
+
+CAUSE_SECONDS = 30.0
+"""How long launchers get to tell of a failure of their own after one whose workers blame others: it may end last."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Rounds:
     _restarts: int = 0
     _is_disturbed: bool = False  # a launcher of this round was lost, left or came
     _failure: _Failure | None = None
+    _stop_at: float = math.inf
 
     def __post_init__(self) -> None:
         self._changed = self.began
@@ -146,8 +151,10 @@ class Rounds:
                 failure = _Failure(launcher.status, text_in(message, "sentence"), message.get("is_cause") is True)
                 if self._failure is None or (failure.is_cause and not self._failure.is_cause):
                     self._failure = failure
-            if launcher.status != 0 and self._phase is _Phase.RUNNING:
-                self._stop("")
+            if launcher.status == REQUEUE or (self._failure is not None and self._failure.is_cause):
+                self._stop_at = now
+            elif launcher.status != 0:
+                self._stop_at = min(self._stop_at, now + CAUSE_SECONDS)
         elif said == "stopped":
             launcher.ended = True
         else:
@@ -163,6 +170,8 @@ class Rounds:
             self._begin_if_ready(now)
         elif self._phase in (_Phase.RUNNING, _Phase.STOPPING) and self._all_ended():
             self._conclude(now)
+        elif self._phase is _Phase.RUNNING and now >= self._stop_at:
+            self._stop("")
 
     def _all_ended(self) -> bool:
         return all(self._launchers[number].ended for number in self._members)
@@ -176,7 +185,7 @@ class Rounds:
             self._members = chosen[: terms.most]
             for number in self._members:
                 self._launchers[number].ended, self._launchers[number].status = False, None
-            self._is_disturbed, self._failure, self._phase = False, None, _Phase.OFFERED
+            self._is_disturbed, self._failure, self._stop_at, self._phase = False, None, math.inf, _Phase.OFFERED
             self.outbox.append((self._members[0], {"do": "offer", "round": self._round}))
         elif present < terms.least and now - self._changed > terms.join:
             self._end(1, f"{present} of at least {terms.least} machines were there for {terms.join:g} s")

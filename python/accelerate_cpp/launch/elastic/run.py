@@ -21,6 +21,7 @@ from accelerate_cpp.launch.workers.executed import attempt, show, status_of
 from accelerate_cpp.launch.workers.failure import failed_status, shell_status
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
+from accelerate_cpp.runtime.preemption import REQUEUE
 
 _BACKLOG = 128
 
@@ -67,6 +68,8 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         if isinstance(order, End):
             if order.reason and not quiet:
                 _say(order.reason)
+            if order.status and attempts and attempts[-1].is_saved:
+                return REQUEUE  # the launcher that led was told to end, and all saved their state
             return order.status or int(has_lost_output)
         _announce(plan, order, quiet)
         with Streams(plan.logs, len(attempts), _in_round(plan, order).group.ranks, plan.monitor) as streams:

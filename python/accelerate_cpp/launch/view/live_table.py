@@ -102,7 +102,7 @@ def _cells(shown: Sequence[Standing], everyone: Sequence[Standing]) -> tuple[lis
 
 
 def _remarks(standings: Sequence[Standing], now_ns: int, is_last: bool) -> list[str]:
-    remarks = [straggler.sentence() for straggler in stragglers(standings)]
+    remarks = [text for slow in stragglers(standings) for text in (slow.sentence(), slow.cause) if text]
     if is_last:
         return remarks
     last = max((standing.last_ns for standing in standings), default=0)

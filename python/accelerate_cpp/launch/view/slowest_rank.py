@@ -29,8 +29,7 @@ class Straggler:
 
     def sentence(self) -> str:
         """The sentence about it."""
-        fact = f"rank {self.rank} is slower than the others by {self.seconds * 1e3:.0f} ms a step"
-        return f"{fact}: {self.cause}" if self.cause else fact
+        return f"rank {self.rank} is slower than the others by {self.seconds * 1e3:.0f} ms a step"
 
 
 def knows_waits(standings: Sequence[Standing]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.launch.elastic.messages import Misunderstood
-from accelerate_cpp.launch.elastic.rounds import SETTLE_SECONDS, Rounds, Terms
+from accelerate_cpp.launch.elastic.rounds import CAUSE_SECONDS, SETTLE_SECONDS, Rounds, Terms
 
 TERMS = Terms(least=1, most=3, max_restarts=1, last_call=30, join=600, silence=15)
 
@@ -137,7 +137,7 @@ def test_errors_that_follow_from_a_loss_count_as_no_restart() -> None:
 def test_failures_are_restarted_as_often_as_may_be_and_the_first_is_the_status() -> None:
     run = running(1, 2, 3)
     for attempt in (1, 2):
-        run.say(2, "ended", round=attempt, status=9, sentence="rank 1 failed first: exit code 9")
+        run.say(2, "ended", round=attempt, status=9, sentence="rank 1 failed first: exit code 9", is_cause=True)
         assert run.told[1] == {"do": "stop", "round": attempt, "reason": ""}
         run.say(1, "stopped", round=attempt)
         run.say(3, "ended", round=attempt, status=1, sentence="PeerLost")
@@ -149,9 +149,20 @@ def test_failures_are_restarted_as_often_as_may_be_and_the_first_is_the_status()
 def test_the_failure_that_blames_nobody_is_the_status_whoever_tells_first() -> None:
     run = running(1, 2, 3, terms=Terms(least=1, most=3))
     run.say(1, "ended", round=1, status=1, sentence="PeerLost: rank 1 has left", is_cause=False)
+    assert run.doing() == {1: "start", 2: "start", 3: "start"}
     run.say(2, "ended", round=1, status=9, sentence="rank 1 failed first", is_cause=True)
     run.say(3, "ended", round=1, status=3, sentence="late", is_cause=True)
     assert run.told[1] == {"do": "end", "status": 9, "reason": "rank 1 failed first"}
+
+
+def test_a_failure_that_blames_others_stops_them_when_they_had_time_to_tell_theirs() -> None:
+    run = running(1, 2, 3)
+    run.say(1, "ended", round=1, status=1, sentence="Timeout: waited for rank 2", is_cause=False)
+    for _ in range(3):
+        run.wait(CAUSE_SECONDS / 3 - 1, 1, 2, 3)
+        assert run.doing()[2] == "start"
+    run.wait(4, 1, 2, 3)
+    assert run.doing() == {1: "start", 2: "stop", 3: "stop"}
 
 
 def test_all_that_end_well_end_the_run() -> None:
