@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -41,6 +41,14 @@ class Place:
         member = self._stack.enter_context(Member("127.0.0.1", self.port, terms, signals, order, secret))
         assert member.connect() is None
         return member
+
+    @contextmanager
+    def passing_member(self, order: int) -> Iterator[Member]:
+        """A member that leaves at the end of the block."""
+        signals, interrupt = socket.socketpair()
+        with signals, interrupt, Member("127.0.0.1", self.port, TERMS, signals, order, "") as member:
+            assert member.connect() is None
+            yield member
 
     def stranger(self) -> Channel:
         connection = self._stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))
@@ -85,10 +93,7 @@ def test_two_launchers_start_with_ranks_of_one_run_and_end_together(place: Place
 def test_the_others_are_stopped_when_the_connection_of_one_ends(place: Place) -> None:
     place.coordinate()
     first = place.member(order=0)
-    with ExitStack() as leaving:
-        place._stack, kept = leaving, place._stack
-        second = place.member(order=1)
-        place._stack = kept
+    with place.passing_member(order=1) as second:
         (start, _) = _started(first, second)
         requests = first.begin(start)
     assert _ends(requests)
@@ -102,10 +107,7 @@ def test_the_others_are_stopped_when_the_connection_of_one_ends(place: Place) ->
 def test_a_stop_that_comes_before_its_round_begins_stops_it(place: Place) -> None:
     place.coordinate()
     first = place.member(order=0)
-    with ExitStack() as leaving:
-        place._stack, kept = leaving, place._stack
-        second = place.member(order=1)
-        place._stack = kept
+    with place.passing_member(order=1) as second:
         (start, _) = _started(first, second)
     while first.stop_reason is None:
         os.sched_yield()
