@@ -1626,6 +1626,7 @@ class Accelerator(PreparationSteps):
         self.wait_for_everyone()
         if self.is_main_process:
             preemption.say_where(folder)
+        preemption.ignore()
         raise SystemExit(preemption.REQUEUE)
 
     def wait_for_checkpoint(self) -> None:

@@ -34,7 +34,20 @@ def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path:
     assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
 
 
+def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["1", str(SIZE)], most=2) as run:
+        run.start(), run.start()
+        run.until_steps_of(2)
+        leaving = run.launchers.pop()
+        leaving.send_signal(signal.SIGTERM)
+        assert leaving.wait(PATIENCE_SECONDS) == 75, "\n".join(run.lines)
+        run.until_steps_of(1)
+        assert run.end() == [0], "\n".join(run.lines)
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
+
+
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
     chance = random.Random(7)
     arguments = ["3", "6000"]

@@ -67,6 +67,12 @@ def any_process_has_notice(world_size: int, device: torch.device) -> bool:
     return bool(flag.item())
 
 
+def ignore() -> None:
+    """Further notices change nothing, also while the interpreter ends, which otherwise takes back all handlers."""
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def say_where(folder: Path) -> None:
     """Logs that the state of the run is saved in ``folder``, and why."""
     why = "another process was told to end" if _noticed is None else f"{signal.Signals(_noticed).name} has come"

@@ -81,7 +81,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         has_lost_output |= streams.has_lost_output
         attempts.append(made)
         reason = member.stop_reason
-        if made.end.interrupted_by is not None and reason is None:
+        if made.end.is_signalled:
             member.leaves()
             show(made, "", quiet)
             return status_of(made)

@@ -46,6 +46,7 @@ class RunEnd:
     Attributes:
         workers: in the order of their ends.
         interrupted_by: the signal that interrupted the launcher, if any.
+        is_signalled: whether a signal to the launcher did so, and not only the end of its lifeline.
         absence: the worker that ended well before it joined the group of those that waited for it, if any.
         stopped: the workers that lived, but were stopped by a signal or a debugger, when the launcher ended them.
     """
@@ -54,6 +55,7 @@ class RunEnd:
     interrupted_by: int | None
     absence: Absence | None = None
     stopped: Collection[int] = ()
+    is_signalled: bool = False
 
 
 def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:

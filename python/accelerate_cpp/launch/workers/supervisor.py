@@ -74,6 +74,7 @@ class Supervisor:
         self._workers: list[Worker] = []
         self._ends: list[WorkerEnd] = []
         self._interrupts: list[int] = []
+        self._is_signalled = False
         self._outputs: dict[int, Sink] = {}
         self._pidfds: set[int] = set()
         self._watched_members: set[int] = set()
@@ -116,7 +117,7 @@ class Supervisor:
         ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
         stopped = self._stopped()
         self._end(ladder)
-        return RunEnd(tuple(self._ends), interrupt, absence, stopped)
+        return RunEnd(tuple(self._ends), interrupt, absence, stopped, self._is_signalled)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -280,6 +281,7 @@ class Supervisor:
         for number in signals.recv(_CHUNK_BYTES):
             if number in INTERRUPTS:
                 self._interrupts.append(number)
+                self._is_signalled = True
             elif number in FORWARDED:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
@@ -287,7 +289,8 @@ class Supervisor:
     def _on_lifeline(self, lifeline: int) -> None:
         if not os.read(lifeline, _CHUNK_BYTES):
             self._selector.unregister(lifeline)
-            self._interrupts.append(signal.SIGTERM)
+            if not self._interrupts:  # a further one would end at once what is ending
+                self._interrupts.append(signal.SIGTERM)
 
     def _on_output(self, descriptor: int) -> bool:
         """Passes one chunk on, and returns whether more can come."""
