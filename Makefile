@@ -102,7 +102,6 @@ endurance: build ## endless runs of SECONDS=3600: what processes hold may not gr
 	PYTHONPATH=tests/distributed $(BIN)/python tests/endurance/run.py $(SECONDS)
 
 # Two targets at a time; of each, inputs that it has found before, in out/fuzz, are tried first.
-SECONDS ?= 3600
 fuzz: build ## fuzz each parser of what comes from outside for SECONDS=3600, from the inputs in tests/fuzz/corpus
 	@.ci/system-packages $(PYTHON) fuzz
 	$(PIP_INSTALL) -r requirements/fuzz.txt

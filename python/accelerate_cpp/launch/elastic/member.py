@@ -51,8 +51,7 @@ class Interrupted:
 class Member:
     """Tells the coordinator how this launcher's rounds end, and is told when they begin and have to end.
 
-    A thread reads what the coordinator says; :attr:`stop_requests` is a descriptor whose end says that the round in
-    progress has to end, made anew by each :meth:`begin`.
+    A thread reads what the coordinator says. Each :meth:`begin` makes a descriptor whose end says that its round has to end.
 
     Args:
         order: launchers are numbered by it, those with the same one in the order in which they came.
@@ -128,7 +127,7 @@ class Member:
                 return interrupted
 
     def begin(self, start: Start) -> int:
-        """The round begins here; returns :attr:`stop_requests`, which the caller closes."""
+        """The round begins here; returns the descriptor that ends when the round has to, which the caller closes."""
         reader, writer = os.pipe()
         with self._lock:
             self._stop_writer = writer
