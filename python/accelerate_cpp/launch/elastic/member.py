@@ -51,7 +51,8 @@ class Interrupted:
 class Member:
     """Tells the coordinator how this launcher's rounds end, and is told when they begin and have to end.
 
-    A thread reads what the coordinator says. Each :meth:`begin` makes a descriptor whose end says that its round has to end.
+    A thread reads what the coordinator says. Each :meth:`begin` makes a descriptor whose end says that its round has to
+    end.
 
     Args:
         order: launchers are numbered by it, those with the same one in the order in which they came.
