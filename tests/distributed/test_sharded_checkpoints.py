@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from processes import run_processes
+from processes import run_processes, start_processes
 from test_sharded_training import accelerator, decoder, loss_of, same, words
 
 # Torch is imported inside the functions: each runs in a process of its own, and the collecting one needs none of it.
@@ -435,6 +436,25 @@ def save_on_one_rank(folder: str) -> None:
 
 def test_saving_on_one_rank_alone_is_refused(tmp_path: Path) -> None:
     run_processes(save_on_one_rank, 2, str(tmp_path / "checkpoint"))
+
+
+def save_without_a_rank_that_has_left(folder: str) -> str:
+    from accelerate_cpp.errors import PeerLost
+
+    run = run_of("SHARDED_STATE_DICT")
+    run.prepare(decoder())
+    if not run.is_main_process:
+        os._exit(0)
+    with pytest.raises(PeerLost) as caught:
+        run.save_state(folder)
+    assert not Path(folder).exists()
+    return str(caught.value)
+
+
+def test_a_rank_that_has_left_before_the_first_save_is_what_is_named(tmp_path: Path) -> None:
+    """The others have parts of what is saved: nobody may be told that it has called the save alone."""
+    saving, _ = start_processes(save_without_a_rank_that_has_left, 2, str(tmp_path / "checkpoint"))
+    assert re.search(r"save_state .*on rank 0 waited for rank 1: rank 1 has ended", saving.value), saving
 
 
 def save_and_merge(folder: str) -> None:

@@ -57,10 +57,10 @@ def inject(
     if fault.kind in (*SIGNALS, "stop", "stop and continue"):
         number = getattr(signal, f"SIG{fault.kind}") if fault.kind in SIGNALS else signal.SIGSTOP
         target = announced["pid"] if fault.rank != LAUNCHER else _launcher(fault, place, started)
-        try:
-            os.kill(target, number)
-        except ProcessLookupError:
+        if _has_ended(target):
             missed = "the process had ended"
+        else:
+            os.kill(target, number)
     else:
         _change_surroundings(fault, place, outputs)
     write(place.folder / "injected", {"pid": os.getpid(), "at": at, "how": missed})
@@ -69,6 +69,15 @@ def inject(
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGCONT)
     return missed
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to ask how it ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _launcher(fault: Fault, place: Surroundings, started: list[subprocess.Popen[bytes]]) -> int:

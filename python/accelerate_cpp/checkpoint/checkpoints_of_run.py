@@ -137,7 +137,8 @@ class Checkpoints:
             PeerLost: a rank has died, and its part would be missing: see ``are_of_all``.
         """
         self.wait()
-        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}", self.are_of_all)
+        needs_all = self.are_of_all or strategy.layout != "plain"
+        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}", needs_all)
         self.are_of_all = not ranks.alone
         is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
 
