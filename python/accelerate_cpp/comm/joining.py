@@ -1,7 +1,7 @@
-"""Reports to the launcher when a worker begins to join a process group, when it has joined, and that it will save.
+"""Reports to the launcher when a worker joins a process group, that it will save, and that an error ends it.
 
 They go over a pipe that all workers of a launcher inherit, so that the launcher notices when a worker has ended for
-which others wait, and waits for those that save their state before they end.
+which others wait, waits for those that save their state before they end, and can tell an error while they end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from accelerate_cpp.config import env_table
 
 MESSAGE = struct.Struct("=IB")
 """The number by which its launcher knows the worker, and one of the following. It is written in one piece."""
-BEGINS, JOINED, GAVE_UP, SAVES = range(4)
+BEGINS, JOINED, GAVE_UP, SAVES, RAISED = range(5)
 
 
 @contextmanager
@@ -34,6 +34,11 @@ def announced_joining() -> Iterator[None]:
 def announce_saving() -> None:
     """From now on, this process saves its state before it ends when it is told to end."""
     _announce(SAVES)
+
+
+def announce_error() -> None:
+    """An error ends this process, and its report is where the launcher reads it."""
+    _announce(RAISED)
 
 
 def _announce(event: int) -> None:

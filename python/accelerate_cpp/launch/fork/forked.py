@@ -30,6 +30,7 @@ from accelerate_cpp.launch.workers.attendance import Attendance, attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.error_report import ErrorReport
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, account, describe, first_failure
+from accelerate_cpp.launch.workers.news import Voice
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals
 from accelerate_cpp.launch.workers.supervisor import Supervisor
@@ -177,6 +178,13 @@ def _attempt(run: _Run) -> FunctionFailed | None:
             return None
         return [rank - run.group.ranks.start for rank in report.blames]
 
+    def error_of(worker: int) -> str:
+        report = ErrorReport.parse(bytes(reports[worker]))
+        return "" if report is None else report.headline
+
+    voice = Voice(
+        lambda text: run.parent.print_stderr(f"{text}\n"), lambda one: f"rank {run.group.ranks[one]}", error_of
+    )
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
         watched, views = None, []
@@ -185,7 +193,7 @@ def _attempt(run: _Run) -> FunctionFailed | None:
             views.append(LiveView(watched, in_cell(run.parent.display), CELL_DELAY_SECONDS))
         present = stack.enter_context(attendance())
         forks = stack.enter_context(_Forks(run, rendezvous, watched, present))
-        supervisor = stack.enter_context(Supervisor(run.parent.signals, views, None, present, blames))
+        supervisor = stack.enter_context(Supervisor(run.parent.signals, views, None, present, blames, voice))
         forks.start(supervisor, reports)
         end = supervisor.run()
     return _failure(run.group, end, blames, [bytes(report) for report in reports])

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
+from accelerate_cpp.comm.joining import announce_error
 from accelerate_cpp.launch.fork.kernel_messages import hand_over
 from accelerate_cpp.launch.fork.results import send
 from accelerate_cpp.launch.plan.environment import become_worker
@@ -90,6 +91,7 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
     except BaseException as error:
         with open(report_to, "wb", closefd=False) as pipe:
             pipe.write(report_of(error).render())
+        announce_error()
         _part_from_others(error)
         return 1
     _part_from_others(None)

@@ -47,7 +47,7 @@ class Attempt:
         failure = self.failure
         if failure is None:
             return _SAVED if self.is_saved else ""
-        where = f"rank {failure.rank} (host {socket.gethostname()}, process {self.pids[failure.rank]})"
+        where = place_of(failure.rank, self.pids[failure.rank])
         return f"{where} {account(failure, self.end)}{self._elsewhere(failure)}"
 
     def _elsewhere(self, failure: WorkerEnd) -> str:
@@ -88,3 +88,8 @@ class Attempt:
 
     def _has_left(self, rank: int | None) -> bool:
         return any(end.rank == rank and end.exit_code == 0 for end in self.end.workers)
+
+
+def place_of(rank: int, pid: int) -> str:
+    """A worker of this machine as sentences name it: ``rank 1 (host a, process 7)``."""
+    return f"rank {rank} (host {socket.gethostname()}, process {pid})"

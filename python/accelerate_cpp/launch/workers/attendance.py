@@ -2,7 +2,7 @@
 
 A worker that ends well before it has joined a group leaves the others waiting for their whole timeout. Workers say
 when they begin to join and when they have joined (:mod:`accelerate_cpp.comm.joining`); one that joins no group reports
-nothing, and no worker waits for it. They also say that they save their state before they end.
+nothing, and no worker waits for it. They also say that they save their state before they end, and that an error does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from accelerate_cpp.comm.joining import BEGINS, GAVE_UP, JOINED, MESSAGE, SAVES
+from accelerate_cpp.comm.joining import BEGINS, GAVE_UP, JOINED, MESSAGE, RAISED, SAVES
 from accelerate_cpp.config import env_table
 
 _CHUNK_BYTES = MESSAGE.size * 4096
@@ -42,11 +42,13 @@ class Attendance:
         descriptor: what workers inherit, the end of the pipe to write to.
         incoming: the end of the pipe to read from.
         savers: the workers that save their state when they are told to end.
+        raised: the workers that an error ends, in the order in which they said so.
     """
 
     descriptor: int
     incoming: int
     savers: set[int] = field(default_factory=set)
+    raised: list[int] = field(default_factory=list)
     _joins: dict[int, _Joins] = field(default_factory=dict)
     _started: set[int] = field(default_factory=set)
     _rest: bytes = b""
@@ -72,6 +74,8 @@ class Attendance:
                     joins.done += event == JOINED
                     if event == SAVES:
                         self.savers.add(worker)
+                    elif event == RAISED and worker not in self.raised:
+                        self.raised.append(worker)
         except BlockingIOError:
             return
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
+from accelerate_cpp.comm.joining import announce_error
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.workers.worker_output import blamed_by, blamed_ranks, last_error_line, last_traceback
 
@@ -99,6 +100,7 @@ def report_uncaught(kind: type[BaseException], error: BaseException, frames: Tra
         os.pwrite(place[0], ErrorReport.of(error, frames).render(), 0)
     except OSError:  # no memory, or the program has closed the descriptor
         sys.__excepthook__(kind, error, frames)
+    announce_error()
     if kind is KeyboardInterrupt:
         _end_by_interrupt()
 

@@ -15,10 +15,11 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
-from accelerate_cpp.launch.view.report import Attempt
+from accelerate_cpp.launch.view.report import Attempt, place_of
 from accelerate_cpp.launch.workers.attendance import attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, failed_status, shell_status
+from accelerate_cpp.launch.workers.news import Voice
 from accelerate_cpp.launch.workers.program import STDIN, start_program
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
@@ -58,7 +59,8 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     with caught_signals((*INTERRUPTS, *FORWARDED)) as signals:
         for number in range(plan.max_restarts + 1):
             with Streams(plan.logs, number, plan.group.ranks, plan.monitor) as streams:
-                attempts.append(attempt(plan, number, streams, signals, STDIN if plan.ends_with_stdin else None))
+                lifeline = STDIN if plan.ends_with_stdin else None
+                attempts.append(attempt(plan, number, streams, signals, lifeline, quiet=quiet))
             has_lost_output |= streams.has_lost_output
             if attempts[-1].failure is None or attempts[-1].end.interrupted_by is not None:
                 break
@@ -75,13 +77,27 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
     return status
 
 
-def attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.socket, lifeline: int | None) -> Attempt:
+def attempt(
+    plan: LaunchPlan,
+    number: int,
+    streams: Streams,
+    signals: socket.socket,
+    lifeline: int | None,
+    *,
+    quiet: bool = False,
+) -> Attempt:
     """Starts all workers, and returns when all have ended.
 
     Args:
         lifeline: a descriptor whose end ends them as SIGTERM to the launcher does; they get no standard input then.
+        quiet: tell nothing of workers that fail or are stopped while others run.
     """
-    began, pids = time.time(), {}
+    began, pids = time.time(), dict[int, int]()
+    voice = None
+    if plan.group.world_size > 1 and not quiet:
+        voice = Voice(
+            streams.announce, lambda rank: place_of(rank, pids[rank]), lambda rank: streams.last_output(rank).error
+        )
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
         watched, views = None, []
@@ -94,7 +110,12 @@ def attempt(plan: LaunchPlan, number: int, streams: Streams, signals: socket.soc
         present = stack.enter_context(attendance())
         supervisor = stack.enter_context(
             Supervisor(
-                signals, [*streams.consoles, *views], lifeline, present, lambda rank: streams.last_output(rank).blames
+                signals,
+                [*streams.consoles, *views],
+                lifeline,
+                present,
+                lambda rank: streams.last_output(rank).blames,
+                voice,
             )
         )
         inherited = [rendezvous, present.descriptor, *streams.inherited]

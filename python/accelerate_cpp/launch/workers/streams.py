@@ -129,7 +129,7 @@ class Streams:
 
         if self._screen is not None:
             return on_screen(self._screen)
-        return Log(lambda sentence: self._announce(f"accelerate-cpp: {sentence}"))
+        return Log(self.announce)
 
     def last_output(self, rank: int) -> LastOutput:
         """What the worker has left so far: the report of its error, and the end of its standard error."""
@@ -167,6 +167,10 @@ class Streams:
     def _complain(self, sentence: str) -> None:
         self.has_lost_output = True
         self._announce(f"accelerate-cpp launch on {socket.gethostname()}: {sentence}")
+
+    def announce(self, sentence: str) -> None:
+        """Shows a sentence of the launcher's own on standard error, between the lines of the workers."""
+        self._announce(f"accelerate-cpp: {sentence}")
 
     def _announce(self, sentence: str) -> None:
         if self._consoles:

@@ -17,6 +17,7 @@ from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.attendance import Absence, Attendance
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, WorkerEnd
 from accelerate_cpp.launch.workers.guard import Guard
+from accelerate_cpp.launch.workers.news import News, Voice
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
 from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, is_stopped, living_members
 from accelerate_cpp.runtime.preemption import REQUEUE
@@ -56,7 +57,7 @@ class Supervisor:
     workers get as well; ``None``: none come.
     ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` acts like
     SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` returns the ranks
-    that the error of a worker names as its cause.
+    that the error of a worker names as its cause. With a ``voice``, it tells while the run lasts that it fails.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Supervisor:
         lifeline: int | None = None,
         attendance: Attendance | None = None,
         blames: Blames = lambda rank: None,
+        voice: Voice | None = None,
     ) -> None:
-        self._consoles = consoles
+        news = [] if voice is None else [News(voice, self._so_far, self._stopped_while_running, blames)]
+        self._consoles: Sequence[Periodic] = [*consoles, *news]
         self._attendance = attendance
         self._blames = blames
         self._selector = selectors.DefaultSelector()
@@ -171,6 +174,23 @@ class Supervisor:
         """The workers that something has stopped: they do not end by themselves."""
         living = self._living_ranks()
         return frozenset(one.rank for one in self._workers if one.rank in living and is_stopped(one.pid))
+
+    def _stopped_while_running(self) -> frozenset[int]:
+        """The same as long as no worker has been told to end, which also lets them go on."""
+        return frozenset() if self._ending else self._stopped()
+
+    def _so_far(self) -> RunEnd | None:
+        """How the run ends, as far as is known; ``None`` if nothing says that it fails, or it is interrupted.
+
+        A worker that an error ends has not ended by then.
+        """
+        absence = self._absence()
+        ended = {end.rank for end in self._ends}
+        raised = [] if self._attendance is None else [rank for rank in self._attendance.raised if rank not in ended]
+        if self._interrupts or not (raised or absence or self._any_failed):
+            return None
+        ends = (*self._ends, *(WorkerEnd(rank, 1, False) for rank in raised))
+        return RunEnd(ends, None, absence, self._stopped())
 
     def _absence(self) -> Absence | None:
         """The worker that the others wait for although it has ended, if no worker has failed."""
