@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from accelerate_cpp.data import loaders, stateful
 from accelerate_cpp.data.cursor import Pass, Start, read_in
+from accelerate_cpp.data.lost_workers import Read
 from accelerate_cpp.data.samplers import BatchSamplerShard, IterableDatasetShard, SkipBatchSampler
 from accelerate_cpp.data.skipping import keeping
 from accelerate_cpp.errors import InvalidArgument
@@ -38,9 +39,10 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
     elif start != Start():
         source = stateful.like(source, loader.dataset, **_rest_of(loader, start), **loaders.options_of(loader))
     batches = _quietly_iterated(source) if reading.resumes else iter(source)
+    iterator = batches
     if stateful.is_torchdata(source) and start.is_whole:
         batches = reading.recorded = _recorded(loader, batches, start)
-    return source, islice(batches, left_out, None)
+    return source, islice(Read(batches, iterator), left_out, None)
 
 
 def _recorded(loader: Any, batches: Any, start: Start) -> stateful.Recorded:
