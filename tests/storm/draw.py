@@ -44,7 +44,7 @@ COLLECTIVES = (
     "barrier",
 )
 BEFORE, LOOP, AFTER = (
-    ("import", "prepare"),
+    ("import", "start", "prepare"),
     ("data", "forward", "backward", "step", *COLLECTIVES, "tracker", "save", "load"),
     ("end", "exit"),
 )
@@ -66,8 +66,8 @@ _IN_PLACE = {
     "read-only folder": ("save",),
     "truncated checkpoint": ("load",),
     "flipped checkpoint": ("load",),
-    "full /dev/shm": ("import",),
-    "tiny /dev/shm": ("import",),
+    "full /dev/shm": ("start",),
+    "tiny /dev/shm": ("start",),
 }
 _ANYWHERE_IN_LOOP = ("lost packets", "cut network", "no descriptors", "closed stdout", "clock set back")
 # What Python does not do any more, or what no process reads any more, once the interpreter ends.

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.storm.draw import LAUNCHER, SIGNALS, Fault
+from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
 
 FAULT, FOLDER, GROUP = "ACCELERATE_CPP_STORM_FAULT", "ACCELERATE_CPP_STORM_FOLDER", "ACCELERATE_CPP_STORM_GROUP"
 """Variables: the fault as a line of JSON, the folder of the run, and a control group that may be limited."""
@@ -112,7 +112,7 @@ class Strike:
 
 def phase_has_steps(phase: str) -> bool:
     """Whether a run is in this phase once a step."""
-    return phase not in ("import", "prepare", "end", "exit")
+    return phase not in (*BEFORE, *AFTER)
 
 
 def from_outside(fault: Fault) -> bool:

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.storm.draw import LAUNCHER, SIGNALS, Fault
+from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
 from tests.storm.inside import MESSAGE
+from tests.storm.program import SHORT_TIMEOUT, needs_timeout
 
 _NUMBERS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "QUIT": 3}
 _PLACE = re.compile(r"program\.py(:|\", line )\d+")
@@ -123,7 +124,7 @@ def names_are_due(fault: Fault, seen: Seen) -> bool:
     """Whether a rank is to be named: the run has failed, and nobody who was started by hand was hit."""
     if is_harmless(fault, seen) or fault.rank == LAUNCHER:
         return False
-    if fault.kind == "closed stdout" and fault.start == "notebook":
+    if fault.kind == "closed stdout" and fault.start in ("notebook", "mpirun"):
         return False  # what prints is the process that was started
     may_end_well = fault.kind in MAYBE_HARMLESS or fault.phase == "end"
     return not (may_end_well and ends_well(fault, seen))
@@ -180,6 +181,15 @@ def _names_rank(fault: Fault, text: str) -> bool:
     return re.search(blamed, text) is not None
 
 
+def seconds_of_silence(fault: Fault) -> float:
+    """How long nobody can know of the fault: until the timeout of the process group, where it shows only by it.
+
+    That a process is stopped is seen by its launcher, where that is one of ours.
+    """
+    is_seen = fault.kind == "stop" and fault.start not in ("torchrun", "mpirun")
+    return SHORT_TIMEOUT.total_seconds() if needs_timeout(fault) and not is_seen else 0.0
+
+
 def unnamed(fault: Fault, text: str) -> list[str]:
     """What ``text`` does not tell although it must."""
     missing = []
@@ -189,6 +199,7 @@ def unnamed(fault: Fault, text: str) -> list[str]:
     if fault.start in ("launch", "hosts", "notebook", "kernel") and fault.kind not in _OF_ALL:
         first = re.findall(r"rank (\d+)(?: \(host[^)]*\))? (?:failed:|failed first|left first|did not answer)", text)
         those = first if fault.start == "hosts" else first[-1:]  # there, each launcher says what has hit it
+        those = [*those, *re.findall(r"because of rank (\d+), which another launcher", text)]
         if first and str(fault.rank) not in those:
             missing.append(f"rank in the last sentence ({first[-1]} instead of {fault.rank})")
     tells = rf"SIG{fault.kind}|[Ss]ignal {_NUMBERS[fault.kind]}\b" if fault.kind in SIGNALS else _TELLS[fault.kind]
@@ -205,7 +216,7 @@ def unnamed(fault: Fault, text: str) -> list[str]:
 
 def place_is_due(fault: Fault) -> bool:
     """Whether file and line are to be named: by the rank itself, or by those that wait for it."""
-    if fault.phase in ("import", "prepare", "end", "exit"):
+    if fault.phase in (*BEFORE, *AFTER):
         return fault.kind == "exception"
     return fault.start in ("launch", "hosts", "notebook", "kernel")
 
@@ -220,6 +231,7 @@ def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:
         "statuses": seen.statuses,
         "seconds_to_end": _rounded(verdict.seconds_to_end),
         "seconds_to_name": _rounded(verdict.seconds_to_name),
+        "seconds_of_silence": seconds_of_silence(fault),
         "named": verdict.is_named,
         "how": seen.how,
         **({"output": "\n".join(text for _, text in seen.lines)[-8000:]} if verdict.failures else {}),

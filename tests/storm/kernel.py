@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import nbformat
 from execute import ThisPython
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbformat import NotebookNode
 
 
-def show(cell: nbformat.NotebookNode) -> None:
-    """Prints the outputs of a cell."""
-    for output in cell.get("outputs", ()):
-        if output.output_type == "stream":
-            print(output.text, end="", file=sys.stdout if output.name == "stdout" else sys.stderr)
+class Client(NotebookClient):
+    """Prints what a cell prints as it comes."""
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        """Takes a message of the kernel, and keeps it as output of the cell."""
+        if msg["msg_type"] == "stream":
+            content = msg["content"]
+            print(content["text"], end="", file=sys.stdout if content["name"] == "stdout" else sys.stderr, flush=True)
+        kept: NotebookNode | None = super().process_message(msg, cell, cell_index)
+        return kept
 
 
 def main(source: str) -> int:
     """Runs ``source``, and returns the exit code."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    client = NotebookClient(notebook, timeout=None, kernel_manager_class=ThisPython)
+    client = Client(notebook, timeout=None, kernel_manager_class=ThisPython)
     try:
         client.execute()
     except (CellExecutionError, DeadKernelError) as error:
         print(error, file=sys.stderr)
         return 1
-    finally:
-        show(notebook.cells[0])
     return 0
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.storm.draw import COLLECTIVES, STEPS, TRAININGS, Fault
+from tests.storm.draw import BEFORE, COLLECTIVES, STEPS, TRAININGS, Fault
 from tests.storm.inside import FOLDER, Strike
 
 ROWS, FEATURES = 4, 6
@@ -170,7 +170,7 @@ def needs_timeout(fault: Fault) -> bool:
     So do, on several hosts, ends before the group has formed: launchers that were started by hand do not know each
     other.
     """
-    return fault.kind in NEED_TIMEOUT or (fault.start == "hosts" and fault.phase in ("import", "prepare"))
+    return fault.kind in NEED_TIMEOUT or (fault.start == "hosts" and fault.phase in BEFORE)
 
 
 def train() -> None:
@@ -186,6 +186,7 @@ def train() -> None:
 
     from accelerate_cpp.utils import InitProcessGroupKwargs
 
+    strike.reach("start", 0)
     place = [0]
     handlers = [InitProcessGroupKwargs(timeout=SHORT_TIMEOUT)] if needs_timeout(fault) else []
     run = accelerator(

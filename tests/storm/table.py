@@ -8,8 +8,24 @@ from typing import Any
 
 from tests.storm.draw import KINDS
 
-_HEAD = ("fault", "runs", "ended", "status", "nothing left", "checkpoint loads", "named", "median s to name", "worst")
+_HEAD = (
+    "fault",
+    "runs",
+    "ended",
+    "status",
+    "nothing left",
+    "checkpoint loads",
+    "named",
+    "within 2 s",
+    "median s",
+    "worst",
+)
 Row = dict[str, Any]
+
+
+def _is_quick(row: Row) -> bool:
+    """Whether the cause was named within 2 s of the moment at which somebody could know of it."""
+    return bool(row["named"]) and row["seconds_to_name"] - row["seconds_of_silence"] <= 2
 
 
 def _share(rows: Sequence[Row], failure: str) -> str:
@@ -25,6 +41,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[str]:
         str(len(rows)),
         *(_share(rows, failure) for failure in ("hung", "status", "left", "checkpoint")),
         f"{sum(row['named'] for row in due)} of {len(due)}",
+        str(sum(map(_is_quick, due))),
         f"{median(seconds):.2f}" if seconds else "",
         f"{max(seconds):.2f}" if seconds else "",
     ]
@@ -46,7 +63,7 @@ def summary(rows: Sequence[Row]) -> str:
     done = [row for row in rows if "skipped" not in row]
     held = sum(not row["failures"] for row in done)
     due = [row for row in done if row["named"] is not None]
-    quick = sum((row["seconds_to_name"] or 1e9) <= 2 for row in due if row["named"])
+    quick = sum(map(_is_quick, due))
     named = sum(row["named"] for row in due)
     skipped = f", {len(rows) - len(done)} skipped" if len(rows) > len(done) else ""
     return (

@@ -65,6 +65,19 @@ def test_each_promise_that_is_broken_is_a_failure(seen: Seen, failures: list[str
     assert judge(KILLED, seen).failures == failures
 
 
+def test_between_hosts_the_launcher_that_knows_names_the_rank_of_the_other() -> None:
+    left = replace(KILLED, kind="sys.exit(0)", start="hosts", rank=0, size=2)
+    said = (
+        "rank 1 (host b, process 7) failed first: exit code 1 because of rank 0, which another launcher has started",
+        "PeerLost: gather at program.py:90 on rank 1: rank 0 has left the group without this operation",
+    )
+    assert judge(left, _seen(said, statuses=[0, 1])).failures == []
+    wrong = (said[0].replace("because of rank 0", "because of rank 2"), said[1])
+    assert judge(left, _seen(wrong, statuses=[0, 1])).failures == [
+        "not named: rank in the last sentence (1 instead of 0)"
+    ]
+
+
 def test_a_fault_that_harms_nobody_must_leave_the_run_as_it_was() -> None:
     continued = replace(KILLED, kind="stop and continue")
     assert judge(continued, _seen((), statuses=[0])).failures == []
@@ -72,11 +85,14 @@ def test_a_fault_that_harms_nobody_must_leave_the_run_as_it_was() -> None:
 
 
 def test_the_table_counts_what_held() -> None:
-    good = {"fault": KILLED.__dict__, "failures": [], "named": True, "seconds_to_name": 0.5}
+    good = {"fault": KILLED.__dict__, "failures": [], "named": True, "seconds_to_name": 0.5, "seconds_of_silence": 0.0}
+    late = good | {"seconds_to_name": 16.0}
+    silent = late | {"seconds_of_silence": 15.0}
     bad = good | {"failures": ["hung", "left: a file"], "named": False, "seconds_to_name": None}
     last = table([good, good, bad]).splitlines()[-1]
-    assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 0.50 | 0.50 |"
+    assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 2 | 0.50 | 0.50 |"
     assert summary([good, bad]) == "1 of 2 as promised, 1 ended, 1 of 2 named, 1 within 2 s"
+    assert summary([good, late, silent]) == "3 of 3 as promised, 3 ended, 3 of 3 named, 2 within 2 s"
 
 
 @pytest.mark.long
