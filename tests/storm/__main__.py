@@ -44,6 +44,8 @@ def main() -> int:
     with path.open("w") as file:
         for row in _storm(faults, arguments.jobs):
             rows.append({name: value for name, value in row.items() if name not in ("output", "where")})
+            if not (row.get("failures") or arguments.replay):
+                row.pop("output", None)
             file.write(json.dumps(row) + "\n")
             file.flush()
             if arguments.replay is not None:

@@ -234,9 +234,15 @@ def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:
         "seconds_of_silence": seconds_of_silence(fault),
         "named": verdict.is_named,
         "how": seen.how,
-        **({"output": "\n".join(text for _, text in seen.lines)[-8000:]} if verdict.failures else {}),
+        "output": "\n".join(_told(seen))[-8000:],
         **({"where": seen.where} if seen.where else {}),
     }
+
+
+def _told(seen: Seen) -> list[str]:
+    """What was printed, each line with the seconds since the fault."""
+    start = seen.lines[0][0] if seen.injected_at is None and seen.lines else seen.injected_at or 0.0
+    return [f"{at - start:8.3f} {text}" for at, text in seen.lines]
 
 
 def _rounded(seconds: float | None) -> float | None:
