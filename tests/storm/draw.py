@@ -44,7 +44,7 @@ COLLECTIVES = (
     "barrier",
 )
 BEFORE, LOOP, AFTER = (
-    ("import", "start", "prepare"),
+    ("import", "start", "prepare", "loader"),
     ("data", "forward", "backward", "step", *COLLECTIVES, "tracker", "save", "load"),
     ("end", "exit"),
 )
@@ -66,8 +66,8 @@ _IN_PLACE = {
     "read-only folder": ("save",),
     "truncated checkpoint": ("load",),
     "flipped checkpoint": ("load",),
-    "full /dev/shm": ("start",),
-    "tiny /dev/shm": ("start",),
+    "full /dev/shm": ("loader",),
+    "tiny /dev/shm": ("loader",),
 }
 _ANYWHERE_IN_LOOP = ("lost packets", "cut network", "no descriptors", "closed stdout", "clock set back")
 # What Python does not do any more, or what no process reads any more, once the interpreter ends.

@@ -10,6 +10,8 @@ from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
 from tests.storm.inside import MESSAGE
 from tests.storm.program import SHORT_TIMEOUT, needs_timeout
 
+MP_STATUS_CHECK_INTERVAL = 5.0
+"""Seconds; torch.utils.data._utils has the same number."""
 _NUMBERS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "QUIT": 3}
 _PLACE = re.compile(r"program\.py(:|\", line )\d+")
 # What ends as if nothing had happened.
@@ -184,9 +186,12 @@ def _names_rank(fault: Fault, text: str) -> bool:
 def seconds_of_silence(fault: Fault) -> float:
     """How long nobody can know of the fault: until the timeout of the process group, where it shows only by it.
 
-    That a process is stopped is seen by its launcher, where that is one of ours.
+    That a rank is stopped is seen by its launcher, where that is one of ours. Torch looks from time to time whether the
+    processes of its loaders still live, and is told at once only of those that failed.
     """
-    is_seen = fault.kind == "stop" and fault.start not in ("torchrun", "mpirun")
+    if fault.phase == "data" and "exit(0)" in fault.kind:
+        return MP_STATUS_CHECK_INTERVAL
+    is_seen = fault.kind == "stop" and fault.phase != "data" and fault.start != "torchrun"
     return SHORT_TIMEOUT.total_seconds() if needs_timeout(fault) and not is_seen else 0.0
 
 

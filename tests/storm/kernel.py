@@ -20,6 +20,8 @@ class Client(NotebookClient):
         if msg["msg_type"] == "stream":
             content = msg["content"]
             print(content["text"], end="", file=sys.stdout if content["name"] == "stdout" else sys.stderr, flush=True)
+        if msg["msg_type"] == "error":
+            print("\n".join(msg["content"]["traceback"]), file=sys.stderr, flush=True)
         kept: NotebookNode | None = super().process_message(msg, cell, cell_index)
         return kept
 
@@ -30,7 +32,9 @@ def main(source: str) -> int:
     client = Client(notebook, timeout=None, kernel_manager_class=ThisPython)
     try:
         client.execute()
-    except (CellExecutionError, DeadKernelError) as error:
+    except CellExecutionError:
+        return 1  # it has been printed
+    except DeadKernelError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

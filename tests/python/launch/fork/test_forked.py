@@ -15,12 +15,12 @@ import pytest
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import PeerLost
-from accelerate_cpp.launch.fork import forked
+from accelerate_cpp.launch.fork import forked, forked_child
 from accelerate_cpp.launch.fork.forked import Parent, Supervision, run_forked
 from accelerate_cpp.launch.fork.forked_plan import function_group
 from accelerate_cpp.launch.fork.results import result_files, values_of
 from accelerate_cpp.launch.view.notebook_cells import FunctionFailed
-from accelerate_cpp.launch.workers import supervisor
+from accelerate_cpp.launch.workers import news, supervisor
 from accelerate_cpp.launch.workers.failure import WorkerFailed
 from accelerate_cpp.runtime.progress_board import open_slot
 
@@ -139,6 +139,27 @@ def test_exception_of_a_worker_is_raised_with_its_traceback() -> None:
         _run(_rank_1(partial(_raise, ValueError("boom"))))
     assert failure.value.rank == 1
     assert isinstance(failure.value, RuntimeError)
+
+
+def test_error_is_told_while_others_still_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 ends only when its error has been told."""
+    monkeypatch.setattr(news, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(forked_child, "_part_from_others", lambda error: (tmp_path / "told").open().close())
+    os.mkfifo(tmp_path / "told")
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        (tmp_path / "told").open("w").close()
+
+    def boom() -> None:
+        if _rank() == 0:
+            os._exit(0)
+        raise ValueError("boom")
+
+    with pytest.raises(FunctionFailed, match="rank 1 failed: ValueError: boom"):
+        _run(boom, parent=Parent(print_stderr=tell))
+    assert told == ["rank 1 failed: ValueError: boom; the run is ending\n"]
 
 
 def test_long_traceback_arrives_whole() -> None:

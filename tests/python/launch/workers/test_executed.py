@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,9 +17,9 @@ from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan.environment import WorkerGroup
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
 from accelerate_cpp.launch.plan.machines import Launchers
-from accelerate_cpp.launch.workers import executed, supervisor
+from accelerate_cpp.launch.workers import executed, news, supervisor
 from accelerate_cpp.launch.workers.executed import execute
-from accelerate_cpp.launch.workers.streams import Logs
+from accelerate_cpp.launch.workers.streams import Logs, Streams
 
 
 def _plan(code: str, num_processes: int = 2) -> LaunchPlan:
@@ -89,6 +90,27 @@ os.kill(os.getpid(), signal.SIGSEGV)
     err = capfd.readouterr().err
     assert "\nrank 1 (host " in err
     assert ") failed first: killed by SIGSEGV (signal 11)" in err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_error_is_told_while_its_worker_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    told: list[str] = []
+    os.mkfifo(tmp_path / "told")
+    opened = "" if quiet else f"atexit.register(lambda: open({str(tmp_path / 'told')!r}).close())"
+    code = f"import atexit, os\nif os.environ['RANK'] == '1':\n    {opened or 'pass'}\n    raise ValueError('boom')"
+
+    def tell(streams: Streams, sentence: str) -> None:
+        told.append(sentence)
+        (tmp_path / "told").open("w").close()
+
+    monkeypatch.setattr(news, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(Streams, "announce", tell)
+    assert execute(_plan(code), quiet=quiet) == 1
+    assert len(told) == (not quiet)
+    assert all(re.fullmatch(r"rank 1 \(host .*\) failed: ValueError: boom; the run is ending", one) for one in told)
+    assert capfd.readouterr().err.endswith("ValueError: boom\n")
 
 
 def test_quiet_leaves_the_report_out(capfd: pytest.CaptureFixture[str]) -> None:
