@@ -100,6 +100,8 @@ void bind_comm(py::module_& module) {
           py::arg("topic"), py::arg("timeout"), release,
           "The ranks that call this with the same topic, once it is known of all whether they do. A rank that is in "
           "another collective, or has left, does not, and notices nothing; one that has died raises PeerLost.")
+      .def("someone_has_left", &Communicator::someone_has_left, release,
+           "Whether some rank is known to have left in good order. Does not wait.")
       .def(
           "barrier",
           [](Communicator& communicator, milliseconds timeout) {

@@ -227,7 +227,7 @@ def _device_of(map_location: str | None) -> str | torch.device:
 
 
 def _participants(accelerator: PreparationSteps) -> Participants:
-    return Participants(accelerator._session.topology, meet=accelerator._session.meet)
+    return Participants(accelerator._session.topology, meeting=accelerator._session.meeting)
 
 
 def _bundle(accelerator: PreparationSteps, without_optimizers: str) -> Bundle:

@@ -137,8 +137,9 @@ class Checkpoints:
             PeerLost: a rank has died, and its part would be missing: see ``are_of_all``.
         """
         self.wait()
-        needs_all = self.are_of_all or strategy.layout != "plain"
-        ranks = ranks.those_in(f"save_state {os.path.basename(output_dir or '')}", needs_all)
+        ranks = ranks.those_in(
+            f"save_state {os.path.basename(output_dir or '')}", self.are_of_all, needs_all=strategy.layout != "plain"
+        )
         self.are_of_all = not ranks.alone
         is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
 
@@ -156,11 +157,6 @@ class Checkpoints:
         existed = any(ranks.together("save_state", lambda: _exists(target, ranks)))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
-        if strategy.layout != "plain" and ranks.alone:
-            raise InvalidArgument(
-                f"save_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
-                "saved; call it on all ranks"
-            )
         waits = blocking or engines is not None
         parts = parts_of(bundle, strategy, ranks, is_main) if in_shards else Parts()
         rest = replace(bundle, optimizers=[]) if in_shards else bundle
@@ -237,12 +233,7 @@ class Checkpoints:
                 files themselves, other ones may have been changed by then.
         """
         self.wait()
-        ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}")
-        if strategy.layout != "plain" and ranks.alone:
-            raise InvalidArgument(
-                f"load_state was called on rank {ranks.topology.rank} alone, but all ranks have parts of what is "
-                "loaded; call it on all ranks"
-            )
+        ranks = ranks.those_in(f"load_state {os.path.basename(input_dir or '')}", needs_all=strategy.layout != "plain")
         engines = _engines(strategy, bundle, load_model_kwargs)
         names = named_parameters(bundle, strategy) if engines is None else []
         folder, states = self._read(input_dir, project, ranks, bundle, names, map_location, load_kwargs)

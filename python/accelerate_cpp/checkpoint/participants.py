@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.meeting import Meeting
 from accelerate_cpp.comm.topology import Topology
-from accelerate_cpp.errors import OtherRankFailed, PeerLost
+from accelerate_cpp.errors import InvalidArgument, OtherRankFailed, PeerLost
 
 T = TypeVar("T")
 
@@ -24,14 +25,14 @@ class Participants:
     Attributes:
         topology: its place; the process with local rank 0 of each host moves the written folder.
         group: the process group; ``None`` is the default group.
-        meet: returns the ranks that call it with the same topic, if that can be known before all of them do; others may
-            be in other collectives.
+        meeting: finds the ranks that are in the same call, if that can be known before all of them are; others may be
+            in other collectives.
         alone: whether this process acts alone, without the others.
     """
 
     topology: Topology = field(default_factory=Topology)
     group: dist.ProcessGroup | None = None
-    meet: Callable[[str], list[int]] | None = None
+    meeting: Meeting | None = None
     alone: bool = False
 
     @property
@@ -49,27 +50,42 @@ class Participants:
         """This process's share of the work on files of this host, and the number of shares."""
         return (0, 1) if self.alone else (self.topology.local_rank, self.topology.local_world_size)
 
-    def those_in(self, call: str, with_the_dead: bool = True) -> Participants:
+    def those_in(self, call: str, with_the_dead: bool = True, needs_all: bool = False) -> Participants:
         """The same processes if all of them are in ``call``, else only this one.
 
         If that cannot be known, all are expected.
 
         Args:
+            call: the name of the call, and what else tells it from others.
             with_the_dead: whether a process that has died is taken to have been on its way to this call, too.
+            needs_all: whether none can do without the others.
 
         Raises:
-            PeerLost: a process has died, and ``with_the_dead``. A second call returns this process alone.
+            PeerLost: a process has died, and ``with_the_dead``, or has left, and all are needed. Where one has died, a
+                second call returns this process alone.
+            InvalidArgument: all are needed, and some are elsewhere.
         """
-        if self.topology.world_size == 1 or self.meet is None:
+        if self.topology.world_size == 1 or self.meeting is None:
             return self
         try:
-            here = self.meet(call)
+            here = self.meeting.meet(call)
         except PeerLost as lost:
-            if with_the_dead:
+            if with_the_dead or needs_all:
                 raise
             _log.warning("%s: only rank %d takes part: %s", call.strip(), self.topology.rank, lost)
             here = [self.topology.rank]
-        return self if len(here) == self.topology.world_size else replace(self, alone=True)
+        absent = sorted({*range(self.topology.world_size)}.difference(here))
+        if absent and needs_all:
+            name, missing = call.split()[0], _named(absent)
+            if self.meeting.someone_has_left():
+                raise PeerLost(
+                    f"{name} on rank {self.topology.rank} waited for {missing}, but a rank has left the group"
+                )
+            raise InvalidArgument(
+                f"{name} was called on {_named(here)} alone, but all ranks have parts of a checkpoint: call it on all "
+                f"ranks, also on {missing}"
+            )
+        return replace(self, alone=True) if absent else self
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all participating processes, in rank order, on every rank. A collective."""
@@ -98,3 +114,7 @@ class Participants:
             if text is not None:
                 raise OtherRankFailed(f"{what}: rank {rank} failed with {text}")
         return [value for value, _ in outcomes]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return " and ".join(f"rank {rank}" for rank in ranks)

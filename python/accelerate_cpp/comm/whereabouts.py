@@ -84,6 +84,12 @@ class Whereabouts:
             self._own = None
         return sorted([*here, self._rank])
 
+    def someone_has_left(self) -> bool:
+        """Whether a rank is known to have ended in good order."""
+        store = self._stores[0]
+        gone = [f"gone/{peer}" for peer in range(self._world_size) if peer != self._rank]
+        return any(store.check([key]) and not store.get(key) for key in gone)
+
     def end(self, error: BaseException | None = None) -> None:
         """Ends the answers for this rank: in good order, or because of ``error``."""
         if error is not None:

@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import leave_groups
+from accelerate_cpp.comm.meeting import CoreMeeting, Meeting
 from accelerate_cpp.comm.mesh import mesh_of
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, connect, connect_at
 from accelerate_cpp.comm.topology import (
@@ -48,7 +48,7 @@ class Session:
     strategy: Strategy
     precision: Precision
     progress: ProgressReporter | None = None  # where a launcher shows it
-    meet: Callable[[str], list[int]] | None = None  # finds the ranks that are in the same call; None: all are
+    meeting: Meeting | None = None  # finds the ranks that are in the same call; None: all are
     elastic: Elastic | None = None  # where the program's settings are meant for another number of processes
 
     @property
@@ -134,9 +134,9 @@ def build_session(config: SessionConfig) -> Session:
     if config.cpu_affinity:
         pin_process(topology.local_rank, topology.local_world_size, nodes=kind_of(device).numa_nodes)
     precision = precision_for(config.casting_precision, device, config.fp8)
-    strategy, meet = strategy_for(config, device, topology.mesh), _meet(config, topology, device)
+    strategy, meeting = strategy_for(config, device, topology.mesh), _meeting(config, topology, device)
     _progress = open_progress(device)
-    return Session(config, topology, device, strategy, precision, _progress, meet, _elastic(topology.world_size))
+    return Session(config, topology, device, strategy, precision, _progress, meeting, _elastic(topology.world_size))
 
 
 def _elastic(world_size: int) -> Elastic | None:
@@ -202,7 +202,7 @@ def _with_mesh(topology: Topology, config: SessionConfig) -> Topology:
     return replace(topology, mesh=mesh_of(config.axes, topology.rank, topology.world_size, config.shards))
 
 
-def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Callable[[str], list[int]] | None:
+def _meeting(config: SessionConfig, topology: Topology, device: torch.device) -> Meeting | None:
     """What finds out which ranks are in a call: on CPUs our communicator, if every collective goes through it.
 
     Collectives of a library of the device are not seen: then all ranks are expected.
@@ -211,9 +211,8 @@ def _meet(config: SessionConfig, topology: Topology, device: torch.device) -> Ca
         return None
     backend = core_backend() if device.type == "cpu" else None
     if backend is None:
-        counted = whereabouts(config.timeout or DEFAULT_TIMEOUT)
-        return None if counted is None else counted.meet
-    return lambda call: backend.communicator.meet(call, backend.timeout)
+        return whereabouts(config.timeout or DEFAULT_TIMEOUT)
+    return CoreMeeting(backend)
 
 
 def end_session(error: BaseException | None = None) -> None:

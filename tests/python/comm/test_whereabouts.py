@@ -54,6 +54,7 @@ def test_all_that_are_there_know_it_however_often_they_meet() -> None:
     with ranks(3) as all_ranks:
         for _ in range(10):
             assert on_all(all_ranks, lambda rank: rank.place.meet("save")) == [[0, 1, 2]] * 3
+        assert not any(rank.place.someone_has_left() for rank in all_ranks)
 
 
 def test_a_rank_that_has_issued_another_collective_is_elsewhere() -> None:
@@ -80,7 +81,7 @@ def test_calls_on_two_topics_come_one_after_the_other() -> None:
 def test_a_rank_that_goes_is_elsewhere(leave: str) -> None:
     def action(rank: Rank) -> object:
         if rank.number == 0:
-            return rank.place.meet("save")
+            return rank.place.meet("save"), rank.place.someone_has_left()
         if leave == "ends":
             rank.place.end()
         else:
@@ -88,7 +89,7 @@ def test_a_rank_that_goes_is_elsewhere(leave: str) -> None:
         return None
 
     with ranks(2) as all_ranks:
-        assert on_all(all_ranks, action) == [[0], None]
+        assert on_all(all_ranks, action) == [([0], True), None]
 
 
 def test_a_rank_that_ends_with_an_error_is_missed_once() -> None:
@@ -97,10 +98,10 @@ def test_a_rank_that_ends_with_an_error_is_missed_once() -> None:
             return rank.place.end(ValueError("7\n8"))
         with pytest.raises(PeerLost, match=r"rank 1 failed: its program ended with ValueError: 7$"):
             rank.place.meet("save")
-        return rank.place.meet("save")
+        return rank.place.meet("save"), rank.place.someone_has_left()
 
     with ranks(2) as all_ranks:
-        assert on_all(all_ranks, action) == [[0], None]
+        assert on_all(all_ranks, action) == [([0], False), None]
 
 
 def test_who_did_not_come_is_named() -> None:
