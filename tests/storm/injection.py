@@ -57,10 +57,8 @@ def inject(
     if fault.kind in (*SIGNALS, "stop", "stop and continue"):
         number = getattr(signal, f"SIG{fault.kind}") if fault.kind in SIGNALS else signal.SIGSTOP
         target = announced["pid"] if fault.rank != LAUNCHER else _launcher(fault, place, started)
-        if _has_ended(target):
+        if _has_ended(target) or not _is_hit(target, number):
             missed = "the process had ended"
-        else:
-            os.kill(target, number)
     else:
         _change_surroundings(fault, place, outputs)
     write(place.folder / "injected", {"pid": os.getpid(), "at": at, "how": missed})
@@ -71,13 +69,28 @@ def inject(
     return missed
 
 
+def _is_hit(pid: int, number: signal.Signals) -> bool:
+    """Sends the signal; returns whether it came in time, where that shows: what is ending cannot be stopped."""
+    os.kill(pid, number)
+    while number == signal.SIGSTOP and _state(pid) != "T":
+        if _has_ended(pid):
+            return False
+        time.sleep(0.001)
+    return True
+
+
 def _has_ended(pid: int) -> bool:
     """Whether a process is gone, or only waits for its parent to ask how it ended."""
+    return _state(pid) in ("", "Z", "X")
+
+
+def _state(pid: int) -> str:
+    """What a process does, as the system's letter; empty if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
 def _launcher(fault: Fault, place: Surroundings, started: list[subprocess.Popen[bytes]]) -> int:
