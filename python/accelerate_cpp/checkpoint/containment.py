@@ -18,8 +18,8 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
     """The path of the file ``name``, relative to ``folder``, to which the file ``source`` refers. It may be missing.
 
     Raises:
-        CheckpointError: the name is absolute or points outside ``folder``, or it is a link that does, except to the
-            blobs of the hub's cache that contains ``folder``.
+        CheckpointError: the name is absolute or points outside ``folder``, or it is a link that does, except to a blob
+            of the hub's cache.
     """
     _require_possible(folder, name, source)
     named = PurePath(name)
@@ -55,8 +55,8 @@ def own_file(folder: Path, name: str) -> Path:
     """The path of the file or folder of a checkpoint that has a fixed ``name`` in it. It may be missing.
 
     Raises:
-        CheckpointError: it is a link, or in a folder that is one, which points outside ``folder``, except to the blobs
-            of the hub's cache that contains ``folder``.
+        CheckpointError: it is a link, or in a folder that is one, which points outside ``folder``, except to a blob of
+            the hub's cache.
     """
     return _not_outside(folder, name, "")
 
@@ -64,7 +64,7 @@ def own_file(folder: Path, name: str) -> Path:
 def _not_outside(folder: Path, name: str, known: str) -> Path:
     path = folder / name
     target = Path(os.path.realpath(path))
-    if not any(target.is_relative_to(root) for root in _roots(Path(os.path.realpath(folder)))):
+    if not (target.is_relative_to(os.path.realpath(folder)) or _is_blob(target)):
         raise CheckpointError(
             f"{path}{known} is a link to {target}, outside the folder. Nothing was read; if that file belongs to the "
             "checkpoint, copy it into the folder, or make a hard link"
@@ -72,7 +72,10 @@ def _not_outside(folder: Path, name: str, known: str) -> Path:
     return path
 
 
-def _roots(folder: Path) -> list[Path]:
-    """The places where files of ``folder``, a path without links, may be."""
-    caches = [parent.parent / _BLOBS for parent in (folder, *folder.parents) if parent.name == _SNAPSHOTS]
-    return [folder, *caches[:1]]
+def _is_blob(target: Path) -> bool:
+    """Whether a path without links is the content of a file in the hub's cache.
+
+    Snapshots of the cache have links to these, and so have folders into which earlier versions of the hub's client
+    were told to download (``local_dir``).
+    """
+    return target.parent.name == _BLOBS and (target.parent.parent / _SNAPSHOTS).is_dir()

@@ -68,6 +68,21 @@ def test_snapshots_of_a_hubs_cache_have_links_to_its_blobs(tmp_path: Path, inner
         path_within(folder, "two", folder / "index.json")
 
 
+def test_a_folder_downloaded_to_may_have_links_to_blobs_of_a_hubs_cache(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "models--a--b"
+    for name in ("blobs/0123", "blobs/sub/0123", "refs/main"):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_text("weights")
+        os.symlink(cache / name, folder / name.replace("/", "-"))
+    with pytest.raises(CheckpointError, match="outside the folder"):
+        own_file(folder, "blobs-0123")  # no cache: there are no snapshots beside it
+    (cache / "snapshots").mkdir()
+    assert own_file(folder, "blobs-0123").read_text() == "weights"
+    for name in ("blobs-sub-0123", "refs-main"):
+        with pytest.raises(CheckpointError, match="outside the folder"):
+            own_file(folder, name)
+
+
 def test_files_with_a_fixed_name_may_be_links_to_files_of_the_folder_and_no_further(folder: Path) -> None:
     os.symlink("part/two", folder / "model.safetensors")
     os.symlink("../secret", folder / "optimizer.bin")
