@@ -49,6 +49,7 @@ class RunEnd:
         is_signalled: whether a signal to the launcher did so, and not only the end of its lifeline.
         absence: the worker that ended well before it joined the group of those that waited for it, if any.
         stopped: the workers that lived, but were stopped by a signal or a debugger, when the launcher ended them.
+        savers: the workers that had said that they save their state when they are told to end.
     """
 
     workers: tuple[WorkerEnd, ...]
@@ -56,6 +57,7 @@ class RunEnd:
     absence: Absence | None = None
     stopped: Collection[int] = ()
     is_signalled: bool = False
+    savers: Collection[int] = ()
 
 
 def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:

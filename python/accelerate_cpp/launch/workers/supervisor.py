@@ -120,7 +120,7 @@ class Supervisor:
         ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
         stopped = self._stopped()
         self._end(ladder)
-        return RunEnd(tuple(self._ends), interrupt, absence, stopped, self._is_signalled)
+        return RunEnd(tuple(self._ends), interrupt, absence, stopped, self._is_signalled, frozenset(self._savers()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -26,6 +26,15 @@ ATTEMPT = Attempt(
 )
 
 
+@pytest.mark.parametrize(("savers", "is_saved"), [((0, 1), True), ((0,), False), ((), False)])
+def test_a_run_has_saved_only_if_all_its_workers_had_said_so(savers: tuple[int, ...], is_saved: bool) -> None:
+    end = RunEnd((WorkerEnd(0, 75, False), WorkerEnd(1, 75, False)), 15, savers=savers)
+    attempt = Attempt(0, 0.0, {0: 10, 1: 11}, end, {0: LastOutput(""), 1: LastOutput("")})
+    assert attempt.is_saved == is_saved
+    assert ("has saved its state" in attempt.sentence()) == is_saved
+    assert (attempt.failure is None) == is_saved
+
+
 def test_sentence_names_rank_host_process_and_signal() -> None:
     assert ATTEMPT.sentence() == (
         f"rank 1 (host {socket.gethostname()}, process 11) failed first: killed by SIGKILL (signal 9)"
