@@ -1600,7 +1600,8 @@ class Accelerator(PreparationSteps):
     def leave_if_preempted(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Saves a checkpoint and ends the program if a scheduler has told any of the processes that the run has to end.
 
-        Call it on all processes where a checkpoint would be right, such as at the end of each step. The first call
+        Call it on all processes where a checkpoint would be right, such as at the end of each step. Between
+        micro-batches whose gradients are accumulated it does nothing, as checkpoints hold no gradients. The first call
         makes the process remember SIGTERM and SIGUSR1, as Kubernetes and Slurm send them some time before they end a
         run, instead of ending by them.
 
@@ -1620,6 +1621,8 @@ class Accelerator(PreparationSteps):
             ...     accelerator.leave_if_preempted("checkpoint")  # nobody has told us to end
         """
         preemption.listen()
+        if not self.sync_gradients:
+            return
         if not preemption.any_process_has_notice(self.num_processes, self._session.collective_device):
             return
         folder = self.save_state(output_dir)

@@ -27,6 +27,7 @@ from accelerate_cpp.checkpoint.layout import (
 )
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.shards import save_in_shards
+from accelerate_cpp.config import env_table
 from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
@@ -171,7 +172,8 @@ def load_state(
         load_kwargs,
         **options,
     )
-    accelerator.step = states.get("step", accelerator.step)
+    # A run that may go on with another number of processes may accumulate another number of micro-batches.
+    accelerator.step = 0 if env_table.FULL_WORLD_SIZE.get() is not None else states.get("step", accelerator.step)
     for loader, cursor in _with_loaders(accelerator, cursors):
         restore_cursor(loader, cursor)
 

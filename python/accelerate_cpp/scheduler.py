@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from accelerate_cpp.alias.borrowed_names import lending
@@ -27,6 +28,8 @@ class AcceleratedScheduler:
         split_batches: whether a global batch is one batch of the loader. If not, it is one per process, and the
             schedule advances by as many steps.
     """
+
+    _due: int | Fraction = 0  # of a step of the schedule that an elastic run has not made whole yet
 
     def __init__(
         self, scheduler: Any, optimizers: Any, step_with_optimizer: bool = True, split_batches: bool = False
@@ -91,7 +94,10 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        for _ in range(accumulation.schedule_steps(data_size())):
+        self._due += accumulation.schedule_advance(data_size())
+        steps = int(self._due)
+        self._due -= steps
+        for _ in range(steps):
             total_steps = getattr(self.scheduler, "total_steps", None)
             if total_steps is None or self.scheduler._step_count <= total_steps:
                 self.scheduler.step(*args, **kwargs)

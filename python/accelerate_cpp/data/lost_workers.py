@@ -8,6 +8,7 @@ from typing import Any
 
 WAIT_SECONDS = 2.0
 """How long a process whose connection has broken may take to end."""
+_TOLD_BY_WORKER = "in DataLoader worker process"  # torch, of an error that a process has met and handed over
 
 
 class Read:
@@ -36,7 +37,7 @@ class Read:
         try:
             return next(self._batches)
         except (ConnectionError, EOFError, FileNotFoundError) as error:
-            lost = _lost_workers(self._iterator)
+            lost = [] if _TOLD_BY_WORKER in str(error) else _lost_workers(self._iterator)
             if not lost:
                 raise
             pids = ", ".join(str(worker.pid) for worker in lost)
@@ -49,6 +50,8 @@ class Read:
 def _lost_workers(iterator: Any) -> list[Any]:
     """The processes that read for torch's ``iterator``, still have to, and end now."""
     workers = getattr(iterator, "_workers", ())
+    if not workers:
+        return []
     have_to_read = getattr(iterator, "_workers_status", [True] * len(workers))
     reading = [worker for worker, has_to in zip(workers, have_to_read, strict=True) if has_to]
     ending = connection.wait([worker.sentinel for worker in reading], WAIT_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,11 @@ class Accumulation:
         """By what the learning rate is multiplied in a step, because it has other than the usual number of samples."""
         return 1.0 if self.elastic is None else self.elastic.rate_factor(self._given_steps, self.num_steps)
 
-    def schedule_steps(self, copies: int) -> int:
+    def schedule_advance(self, copies: int) -> int | Fraction:
         """By how many steps a schedule advances with ``copies`` processes that read different batches."""
         if self.elastic is None:
             return copies
-        return self.elastic.schedule_steps(self._given_steps, self.num_steps, copies)
+        return self.elastic.schedule_advance(self._given_steps, self.num_steps, copies)
 
     @cached_property
     def weights(self) -> StepWeights:

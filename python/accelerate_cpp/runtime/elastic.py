@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 RULES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda share: share,
@@ -44,10 +45,10 @@ class Elastic:
         """By what the learning rate is multiplied in such a step."""
         return RULES[self.rule](self.share(given, used))
 
-    def schedule_steps(self, given: int, used: int, copies: int) -> int:
+    def schedule_advance(self, given: int, used: int, copies: int) -> Fraction:
         """By how many steps a schedule advances where that of the full run advances by one for each process.
 
         Args:
             copies: the processes now that read different batches.
         """
-        return max(1, (2 * used * copies + given) // (2 * given))
+        return Fraction(used * copies, given)

@@ -7,6 +7,7 @@ asked for (``sbatch --signal=USR1@120``). torch is imported when processes agree
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from pathlib import Path
@@ -26,6 +27,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _logger = logging.getLogger(__name__)
 _noticed: int | None = None
 _is_listening = False
+_forking = threading.local()
 
 
 def listen() -> None:
@@ -46,6 +48,7 @@ def listen() -> None:
         )
     for number in NOTICES:
         signal.signal(number, _remember)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_forget)
     _is_listening = True
     announce_saving()
 
@@ -77,6 +80,23 @@ def say_where(folder: Path) -> None:
     """Logs that the state of the run is saved in ``folder``, and why."""
     why = "another process was told to end" if _noticed is None else f"{signal.Signals(_noticed).name} has come"
     _logger.warning("%s: the state of the run is in %s, and its processes leave to be started again", why, folder)
+
+
+def _hold_back() -> None:
+    """Lets notices wait while this thread forks, so that none comes to the new process before it is ready for them."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+
+def _let_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _forget() -> None:
+    """Lets notices end a process that this one has started by a fork, as they do by default."""
+    for number in NOTICES:
+        if signal.getsignal(number) is _remember:
+            signal.signal(number, signal.SIG_DFL)
+    _let_come()
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -93,3 +94,14 @@ def test_a_loader_of_another_kind_has_no_workers() -> None:
     assert next(batches) == 1
     with pytest.raises(EOFError, match="of its own"):
         next(batches)
+
+
+def test_an_error_that_a_worker_has_handed_over_is_raised_at_once(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "wait", lambda *args: pytest.fail("waited"))
+    error = FileNotFoundError("Caught FileNotFoundError in DataLoader worker process 0.\nno such image")
+    for batches in (read(workers, [], error), Read(breaking(EOFError(), []), SimpleNamespace(_workers=[]))):
+        assert next(batches) == 1
+        with pytest.raises((FileNotFoundError, EOFError)):
+            next(batches)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from accelerate_cpp import scheduler
 from accelerate_cpp.config import env_table
 from accelerate_cpp.optimizer import AcceleratedOptimizer
 from accelerate_cpp.runtime import current
@@ -88,4 +89,21 @@ def test_rates_are_restored_when_a_step_raises(accumulation):
 def test_schedules_advance_with_the_samples(accumulation, full, present, steps, expected):
     accumulation.elastic, accumulation.num_steps = Elastic(full, present), steps
     accumulation.advance()
-    assert accumulation.schedule_steps(present) == expected
+    assert accumulation.schedule_advance(present) == expected
+
+
+@pytest.mark.parametrize(("full", "present", "steps", "samples"), [(4, 3, 2, 4.5), (3, 2, 3, 10 / 3), (4, 2, 1, 4)])
+def test_schedules_advance_with_the_samples_also_by_parts_of_steps(
+    accumulation, monkeypatch, full, present, steps, samples
+):
+    """In proportion to the samples: a full run advances by ``full`` for each step."""
+    monkeypatch.setattr(scheduler, "data_size", lambda: present)
+    accumulation.elastic, accumulation.num_steps = Elastic(full, present), steps
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    lengths = torch.optim.lr_scheduler.LambdaLR(inner, lambda count: count)
+    prepared = AcceleratedScheduler(lengths, AcceleratedOptimizer(inner))
+    for step in range(1, 21):
+        while not accumulation.advance():
+            prepared.step()
+        prepared.step()
+        assert 0 <= step * samples - lengths.last_epoch < 1

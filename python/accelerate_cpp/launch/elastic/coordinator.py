@@ -20,6 +20,7 @@ _GREETING_SECONDS = 10.0
 _MOST_STRANGERS = 64
 _FAREWELL_SECONDS = 10.0
 _SEND_SECONDS = 5.0
+_IPV4_IN_IPV6 = "::ffff:"
 
 
 class _Connection:
@@ -32,6 +33,12 @@ class _Connection:
         self.since = since
         self.challenge = secrets.token_hex(32)
         self.is_known = False
+        self.closes_at: float | None = None  # it has been told that the run goes on without it
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is a launcher of the run, and not one that was lost."""
+        return self.is_known and self.closes_at is None
 
 
 class Coordinator:
@@ -76,13 +83,14 @@ class Coordinator:
                         self._read(key.data)
                 now = time.monotonic()
                 for number, connection in list(self._connections.items()):
-                    if not connection.is_known and now - connection.since > _GREETING_SECONDS:
+                    is_silent = not connection.is_known and now - connection.since > _GREETING_SECONDS
+                    if is_silent or (connection.closes_at is not None and now >= connection.closes_at):
                         self._close(number)
                 self._rounds.look(now)
                 self._deliver()
                 if now >= self._next_pulse:
                     self._next_pulse = now + self._pulse_seconds
-                    for number in [number for number, one in self._connections.items() if one.is_known]:
+                    for number in [number for number, one in self._connections.items() if one.takes_part]:
                         self._send(number, {"do": "alive"})
         finally:
             for number in list(self._connections):
@@ -93,7 +101,7 @@ class Coordinator:
     def _is_done(self) -> bool:
         if self._stop_at is None:
             return False
-        return time.monotonic() >= self._stop_at or not any(one.is_known for one in self._connections.values())
+        return time.monotonic() >= self._stop_at or not any(one.takes_part for one in self._connections.values())
 
     def _accept(self) -> None:
         try:
@@ -134,12 +142,16 @@ class Coordinator:
     def _seen_address(self, connection: _Connection) -> str:
         """Where the others find this launcher: one on this machine has come through an address of its own."""
         own = connection.channel.socket.getsockname()[0]
-        return self._address if connection.address == own else connection.address
+        seen = self._address if connection.address == own else connection.address
+        return seen.removeprefix(_IPV4_IN_IPV6)
 
     def _deliver(self) -> None:
         while self._rounds.outbox:
             number, message = self._rounds.outbox.pop(0)
             self._send(number, message)
+            connection = self._connections.get(number)
+            if connection is not None and message["do"] == "end" and not self._rounds.is_over:
+                connection.closes_at = time.monotonic() + _FAREWELL_SECONDS
 
     def _send(self, number: int, message: dict[str, object]) -> None:
         connection = self._connections.get(number)
@@ -150,7 +162,9 @@ class Coordinator:
                 self._close(number)
 
     def _close(self, number: int, tell: bool = True) -> None:
-        connection = self._connections.pop(number)
+        connection = self._connections.pop(number, None)
+        if connection is None:  # closed since
+            return
         self._selector.unregister(connection.channel.socket)
         with suppress(OSError):
             connection.channel.socket.close()

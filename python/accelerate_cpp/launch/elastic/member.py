@@ -17,9 +17,10 @@ from accelerate_cpp.launch.elastic.coordinator import PULSES
 from accelerate_cpp.launch.elastic.messages import Channel, Message, Misunderstood, number_in, proof, text_in
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan.host_resources import free_port
-from accelerate_cpp.launch.workers.signals import INTERRUPTS
+from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
 
 _RETRY_SECONDS = 0.2
+_CONNECT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Member:
         self._wake_reader, self._wake_writer = os.pipe()
         self._lock = threading.Lock()
         self._round = 0
+        self._is_over = False
         self._stop_writer: int | None = None
         self.stop_reason: str | None = None
         """Why the round in progress has to end, if it has to; empty where a failure of its own has told."""
@@ -99,7 +101,7 @@ class Member:
         deadline = time.monotonic() + self._terms.join
         while True:
             try:
-                connection = socket.create_connection(self._place, timeout=self._terms.silence)
+                connection = socket.create_connection(self._place, timeout=_CONNECT_SECONDS)
                 break
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -132,26 +134,26 @@ class Member:
         reader, writer = os.pipe()
         with self._lock:
             self._stop_writer = writer
-            if self._round != start.round:  # it has been stopped already
-                self._round = start.round
-                self.stop_reason = None
-            elif self.stop_reason is not None:
+            if self._round != start.round and not self._is_over:
+                self._round, self.stop_reason = start.round, None
+            elif self.stop_reason is not None:  # it has been stopped already
                 self._close_stop_writer()
         return reader
 
-    def ended(self, start: Start, status: int, sentence: str, is_cause: bool = False) -> None:
+    def ended(self, start: Start, status: int, sentence: str, is_cause: bool = False, has_saved: bool = False) -> None:
         """The workers of the round have ended by themselves, or, if it had to end, because of that.
 
         Args:
             is_cause: one of them failed by itself, also if the round had to end meanwhile.
+            has_saved: they have saved the state of the run and left.
         """
         with self._lock:
             self._close_stop_writer()
             was_stopped = self._round == start.round and self.stop_reason is not None
         if was_stopped and not is_cause:
-            self._say({"say": "stopped", "round": start.round})
+            self._say({"say": "stopped", "round": start.round, "has_saved": has_saved})
             return
-        told = {"status": status, "sentence": sentence, "is_cause": is_cause}
+        told = {"status": status, "sentence": sentence, "is_cause": is_cause, "has_saved": has_saved}
         self._say({"say": "ended", "round": start.round, **told})
 
     def leaves(self) -> None:
@@ -166,7 +168,7 @@ class Member:
             os.read(self._wake_reader, 4096)
         if signals in ready:
             for number in self._signals.recv(4096):
-                if number in INTERRUPTS:
+                if number in (*INTERRUPTS, *FORWARDED):
                     return Interrupted(number)
         return None
 
@@ -187,8 +189,8 @@ class Member:
             reason = gone + "has gone"
         except TimeoutError:
             reason = gone + f"has said nothing for {self._terms.silence:g} s"
-        except (OSError, Misunderstood) as error:
-            reason = gone + f"cannot be understood any more: {error}"
+        except Exception as error:  # whatever it is, nobody obeys any more
+            reason = gone + f"cannot be understood any more: {type(error).__name__}: {error}"
         self._order_end(End(1, f"{reason}; start the run again: it continues from its last checkpoint"))
 
     def _obey(self, message: Message) -> None:
@@ -211,9 +213,11 @@ class Member:
             raise Misunderstood(f"'do': expected prove, offer, start, stop, end or alive, found {do!r:.80}")
 
     def _order_end(self, end: End) -> None:
+        with self._lock:
+            self._is_over, self.stop_reason = True, ""  # the reason is told with the order
+            self._close_stop_writer()
         self._orders.put(end)
         os.write(self._wake_writer, b"\0")
-        self._stop(self._round, end.reason)
 
     def _stop(self, number: int, reason: str) -> None:
         with self._lock:

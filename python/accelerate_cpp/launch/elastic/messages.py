@@ -88,9 +88,10 @@ def text_in(message: Message, name: str) -> str:
 
 def proof(secret: str, challenge: str) -> str:
     """What shows that one knows ``secret``, without saying it."""
-    return hmac.new(secret.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+    key = secret.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
+    return hmac.new(key, challenge.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 def is_proof(secret: str, challenge: str, shown: object) -> bool:
     """Whether ``shown`` is the :func:`proof`."""
-    return isinstance(shown, str) and hmac.compare_digest(proof(secret, challenge).encode(), shown.encode())
+    return isinstance(shown, str) and shown.isascii() and hmac.compare_digest(proof(secret, challenge), shown)

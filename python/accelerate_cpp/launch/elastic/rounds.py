@@ -49,6 +49,7 @@ class _Launcher:
     heard: float
     ended: bool = False
     status: int | None = None
+    has_saved: bool = False  # its workers have saved the state of the run and left
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class Rounds:
             self.outbox.append((number, {"do": "end", "status": 1, "reason": "the run has ended"}))
         elif self._phase is _Phase.GATHERING:
             self._changed = now
+        elif len(self._members) < self.terms.most and self._phase is _Phase.OFFERED:
+            self._gather(now)
         elif len(self._members) < self.terms.most and self._phase is _Phase.RUNNING:
             self._is_disturbed = True
             self._stop(f"{launcher.name} has come")
@@ -125,12 +128,14 @@ class Rounds:
         self.look(now)
 
     def hear(self, number: int, message: Message, now: float) -> None:
-        """Launcher ``number`` has said ``message``.
+        """Launcher ``number`` has said ``message``. What one says that was taken for lost changes nothing.
 
         Raises:
             Misunderstood: it is not one of those that launchers say.
         """
-        launcher = self._launchers[number]
+        launcher = self._launchers.get(number)
+        if launcher is None:
+            return
         launcher.heard = now
         said = message.get("say")
         if said == "alive":
@@ -147,16 +152,17 @@ class Rounds:
             self._start(number_in(message, "port", 1, 65535))
         elif said == "ended":
             launcher.ended, launcher.status = True, number_in(message, "status", 0, 255)
-            if launcher.status not in (0, REQUEUE):
+            launcher.has_saved = message.get("has_saved") is True
+            if launcher.status != 0 and not launcher.has_saved:
                 failure = _Failure(launcher.status, text_in(message, "sentence"), message.get("is_cause") is True)
                 if self._failure is None or (failure.is_cause and not self._failure.is_cause):
                     self._failure = failure
-            if launcher.status == REQUEUE or (self._failure is not None and self._failure.is_cause):
+            if launcher.has_saved or (self._failure is not None and self._failure.is_cause):
                 self._stop_at = now
             elif launcher.status != 0:
                 self._stop_at = min(self._stop_at, now + CAUSE_SECONDS)
         elif said == "stopped":
-            launcher.ended = True
+            launcher.ended, launcher.has_saved = True, message.get("has_saved") is True
         else:
             raise Misunderstood(f"'say': expected alive, leaves, port, ended or stopped, found {said!r:.80}")
         self.look(now)
@@ -165,7 +171,10 @@ class Rounds:
         """Does what is due at this time."""
         for number, launcher in list(self._launchers.items()):
             if now - launcher.heard > self.terms.silence:
-                self.lose(number, now, f"has said nothing for {self.terms.silence:g} s")
+                silent = f"has said nothing for {self.terms.silence:g} s"
+                reason = f"this launcher {silent}, and the run goes on without it; start it again to take part"
+                self.outbox.append((number, {"do": "end", "status": 1, "reason": reason}))
+                self.lose(number, now, silent)
         if self._phase is _Phase.GATHERING:
             self._begin_if_ready(now)
         elif self._phase in (_Phase.RUNNING, _Phase.STOPPING) and self._all_ended():
@@ -184,7 +193,8 @@ class Rounds:
             chosen = sorted(self._launchers, key=lambda number: (self._launchers[number].order, number))
             self._members = chosen[: terms.most]
             for number in self._members:
-                self._launchers[number].ended, self._launchers[number].status = False, None
+                launcher = self._launchers[number]
+                launcher.ended, launcher.status, launcher.has_saved = False, None, False
             self._is_disturbed, self._failure, self._stop_at, self._phase = False, None, math.inf, _Phase.OFFERED
             self.outbox.append((self._members[0], {"do": "offer", "round": self._round}))
         elif present < terms.least and now - self._changed > terms.join:
@@ -208,10 +218,10 @@ class Rounds:
 
     def _conclude(self, now: float) -> None:
         """All launchers of the round have ended their workers."""
-        statuses = {self._launchers[number].status for number in self._members}
-        if statuses <= {0} and statuses:
+        members = [self._launchers[number] for number in self._members]
+        if members and all(member.status == 0 for member in members):
             self._end(0, "")
-        elif statuses == {REQUEUE} and not self._is_disturbed:
+        elif members and all(member.has_saved for member in members) and not self._is_disturbed:
             self._end(REQUEUE, "all have saved their state and left, to be started again")
         elif self._failure is not None and not self._is_disturbed and self._restarts >= self.terms.max_restarts:
             self._end(self._failure.status, self._failure.sentence)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
@@ -63,8 +65,8 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
     has_lost_output = False
     while True:
         order = member.next_order() if order is None else order
-        if isinstance(order, Interrupted):
-            return shell_status(-order.number)
+        if isinstance(order, Interrupted):  # of a notice that comes while nothing runs, all is saved that can be
+            return REQUEUE if order.number in FORWARDED else shell_status(-order.number)
         if isinstance(order, End):
             if order.reason and not quiet:
                 _say(order.reason)
@@ -91,7 +93,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         failure = made.failure
         is_cause = failure is not None and not failure.while_ending and made.outputs[failure.rank].blames is None
         status = failed_status(failure) if failure is not None and is_cause else status_of(made)
-        member.ended(order, status, made.sentence(), is_cause)
+        member.ended(order, status, made.sentence(), is_cause, made.is_saved)
         order = None
 
 
@@ -129,17 +131,29 @@ def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) 
     """Where this launcher leads the run: that with number 0, else the first on the machine with the address."""
     if is_numbered and launchers.rank != 0:
         return None
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("" if is_numbered else address, port))
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        if not is_numbered:  # only a machine that has the address can bind to it
+            _bound(family, place).close()
+        listener = _bound(family, ("", port))  # others may know this machine by another address of it
         listener.listen(_BACKLOG)
     except OSError as error:
-        listener.close()
-        if not is_numbered:  # it is on another machine, or another launcher of this one leads
-            return None
+        if not is_numbered and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None  # it is on another machine, or another launcher of this one leads
         raise InvalidArgument(
-            f"the launcher of machine 0 cannot listen on port {port} of this machine ({error.strerror}): pass another "
-            "--main_process_port on all machines, or end the program that uses it"
+            f"the launcher that leads the run cannot listen at {address}, port {port}, of this machine "
+            f"({error.strerror}): pass another --main_process_port on all machines, or end the program that uses it"
         ) from None
     return listener
+
+
+def _bound(family: int, place: Any) -> socket.socket:
+    """A socket at ``place``."""
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+    except OSError:
+        bound.close()
+        raise
+    return bound

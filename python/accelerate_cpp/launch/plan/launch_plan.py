@@ -214,6 +214,7 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     )
 
 
+_MOST_SECONDS = 1e6
 _ELASTIC_OPTIONS = ("last_call_timeout", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 
 
@@ -238,10 +239,10 @@ def _elastic(options: LaunchOptions, group: WorkerGroup, settings: Mapping[str, 
             given[name.strip()] = float(text)
         except ValueError:
             given[name.strip()] = 0.0
-        if name.strip() not in _ELASTIC_OPTIONS or given[name.strip()] <= 0:
+        if name.strip() not in _ELASTIC_OPTIONS or not 0 < given[name.strip()] <= _MOST_SECONDS:
             raise InvalidArgument(
                 f"--rdzv_conf {part!r}: with {said} expected {', '.join(_ELASTIC_OPTIONS)}, each with a number above "
-                "0; options of torch's rendezvous need --rdzv_backend c10d"
+                f"0 and up to {_MOST_SECONDS:.0f}; options of torch's rendezvous need --rdzv_backend c10d"
             )
     numbered = settings["machine_rank"].source != DEFAULT or group.launchers.source != settings["num_machines"].source
     return ElasticRun(options.least_machines, numbered, given)

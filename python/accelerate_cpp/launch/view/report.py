@@ -40,7 +40,7 @@ class Attempt:
     @property
     def is_saved(self) -> bool:
         """Whether all workers have saved their state and left, to be started again."""
-        return all(map(self._has_saved, self.end.workers))
+        return all(map(self.end.has_saved, self.end.workers))
 
     def sentence(self) -> str:
         """The worker that failed or left first, with place and cause; empty if none did."""
@@ -66,7 +66,7 @@ class Attempt:
             again: of several workers, show the last traceback of the first failure also where it has been shown, as
                 the worker has printed it and left no report.
         """
-        failed = [end.rank for end in self.end.workers if end.exit_code != 0 and not self._has_saved(end)]
+        failed = [end.rank for end in self.end.workers if end.exit_code != 0 and not self.end.has_saved(end)]
         reports = {rank: report for rank in sorted(failed) if (report := self.outputs[rank].report) is not None}
         first = self.failure.rank if self.failure is not None else None
         if first not in reports and (self.end.interrupted_by is not None or self._has_left(first)):
@@ -85,9 +85,6 @@ class Attempt:
         elif same:
             lines.append(f"{named(same)} failed with the same error:")
         return "\n".join(filter(None, [*lines, self.outputs[first].traceback]))
-
-    def _has_saved(self, end: WorkerEnd) -> bool:
-        return end.exit_code == REQUEUE and end.rank in self.end.savers
 
     def _has_left(self, rank: int | None) -> bool:
         return any(end.rank == rank and end.exit_code == 0 for end in self.end.workers)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from accelerate_cpp.config.env_table import render_cores as ranges
 from accelerate_cpp.errors import AccelerateError
 from accelerate_cpp.launch.workers.attendance import Absence
+from accelerate_cpp.runtime.preemption import REQUEUE
 
 Blames = Callable[[int], Collection[int] | None]
 """The ranks that a worker's error names as its cause: empty if it only says that there is one; ``None``: none."""
@@ -59,6 +60,10 @@ class RunEnd:
     is_signalled: bool = False
     savers: Collection[int] = ()
 
+    def has_saved(self, end: WorkerEnd) -> bool:
+        """Whether a worker has left after it saved the state of the run."""
+        return end.exit_code == REQUEUE and end.rank in self.savers
+
 
 def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
     """The end that caused the others, or ``None`` if every worker ended well.
@@ -70,7 +75,7 @@ def first_failure(run: RunEnd, blames: Blames) -> WorkerEnd | None:
     """
     if run.absence is not None:
         return next(end for end in run.workers if end.rank == run.absence.worker)
-    failures = [end for end in run.workers if end.exit_code != 0]
+    failures = [end for end in run.workers if end.exit_code != 0 and not run.has_saved(end)]
     own = [end for end in failures if not end.while_ending]
     blamed = {end.rank: blames(end.rank) for end in own}
     causes = [end for end in own if blamed[end.rank] is None]

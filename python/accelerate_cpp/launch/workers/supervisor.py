@@ -77,7 +77,7 @@ class Supervisor:
         self._workers: list[Worker] = []
         self._ends: list[WorkerEnd] = []
         self._interrupts: list[int] = []
-        self._is_signalled = False
+        self._has_lost_lifeline = False
         self._outputs: dict[int, Sink] = {}
         self._pidfds: set[int] = set()
         self._watched_members: set[int] = set()
@@ -112,15 +112,16 @@ class Supervisor:
         self._guard = Guard()  # only now, as it takes a moment that the workers need to start
         for worker in self._workers:
             self._guard.watch(worker.pid)
-        self._wait(lambda: self._all_ended or self._any_failed or self._interrupts or self._absence())
+        self._wait(lambda: self._all_ended or self._any_failed or self._is_interrupted or self._absence())
         absence = self._absence()
-        self._wait(lambda: self._all_ended or self._interrupts or absence, REPORT_SECONDS)
-        self._wait(lambda: self._all_ended or self._interrupts or not self._cause_lives(), CAUSE_SECONDS)
-        interrupt = self._interrupts[0] if self._interrupts else None
-        ladder = (signal.SIGINT, signal.SIGTERM) if interrupt == signal.SIGINT else (signal.SIGTERM,)
+        self._wait(lambda: self._all_ended or self._is_interrupted or absence, REPORT_SECONDS)
+        self._wait(lambda: self._all_ended or self._is_interrupted or not self._cause_lives(), CAUSE_SECONDS)
+        by_keyboard = self._interrupts[:1] == [signal.SIGINT]
+        ladder = (signal.SIGINT, signal.SIGTERM) if by_keyboard else (signal.SIGTERM,)
         stopped = self._stopped()
         self._end(ladder)
-        return RunEnd(tuple(self._ends), interrupt, absence, stopped, self._is_signalled, frozenset(self._savers()))
+        interrupt = next(iter(self._interrupts), signal.SIGTERM if self._has_lost_lifeline else None)
+        return RunEnd(tuple(self._ends), interrupt, absence, stopped, bool(self._interrupts), frozenset(self._savers()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -147,6 +148,10 @@ class Supervisor:
         return len(self._ends) == len(self._workers)
 
     @property
+    def _is_interrupted(self) -> bool:
+        return bool(self._interrupts) or self._has_lost_lifeline
+
+    @property
     def _any_failed(self) -> bool:
         return any(end.exit_code != 0 and not self._has_saved(end) for end in self._ends)
 
@@ -162,7 +167,7 @@ class Supervisor:
 
     def _cause_lives(self) -> bool:
         """Whether the errors of all that have failed name one that lives, and may end by itself."""
-        blamed = [self._blames(end.rank) for end in self._ends if end.exit_code != 0]
+        blamed = [self._blames(end.rank) for end in self._ends if end.exit_code != 0 and not self._has_saved(end)]
         living = self._living_ranks() - self._stopped()
         named = {rank for ranks in blamed for rank in ranks or ()}
         return None not in blamed and not living.isdisjoint(named)
@@ -187,10 +192,10 @@ class Supervisor:
         absence = self._absence()
         ended = {end.rank for end in self._ends}
         raised = [] if self._attendance is None else [rank for rank in self._attendance.raised if rank not in ended]
-        if self._interrupts or not (raised or absence or self._any_failed):
+        if self._is_interrupted or not (raised or absence or self._any_failed):
             return None
         ends = (*self._ends, *(WorkerEnd(rank, 1, False) for rank in raised))
-        return RunEnd(ends, None, absence, self._stopped())
+        return RunEnd(ends, None, absence, self._stopped(), savers=frozenset(self._savers()))
 
     def _absence(self) -> Absence | None:
         """The worker that the others wait for although it has ended, if no worker has failed."""
@@ -219,13 +224,14 @@ class Supervisor:
 
         SIGINT goes to whole groups, as from a terminal. SIGTERM goes to the workers, and to the rest of their groups
         when these have ended or their time is over: a worker may clean up, and would be disturbed by torch, which
-        raises an error in it when a process of a data loader is killed. A further interrupt leads to SIGKILL at once.
+        raises an error in it when a process of a data loader is killed. A further interrupt leads to SIGKILL at once;
+        after the end of the lifeline, the first signal asks for nothing else.
         """
         self._ending = True
-        interrupts_before = len(self._interrupts)
+        patient = max(len(self._interrupts), int(self._has_lost_lifeline))
 
         def goes_on() -> bool:
-            return self._anything_lives() and len(self._interrupts) == interrupts_before
+            return self._anything_lives() and len(self._interrupts) <= patient
 
         for number in ladder:
             if not goes_on():
@@ -236,7 +242,7 @@ class Supervisor:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
                     os.kill(worker.pid, signal.SIGCONT)  # one that is stopped acts on nothing before
-                saves = bool(self._interrupts) and not self._savers().isdisjoint(self._living_ranks())
+                saves = self._is_interrupted and not self._savers().isdisjoint(self._living_ranks())
                 self._wait(lambda: self._all_ended or not goes_on(), SAVING_SECONDS if saves else GRACE_SECONDS)
                 if not goes_on() or not self._signal_rest_of_groups(number):
                     break
@@ -301,7 +307,6 @@ class Supervisor:
         for number in signals.recv(_CHUNK_BYTES):
             if number in INTERRUPTS:
                 self._interrupts.append(number)
-                self._is_signalled = True
             elif number in FORWARDED:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
@@ -309,8 +314,7 @@ class Supervisor:
     def _on_lifeline(self, lifeline: int) -> None:
         if not os.read(lifeline, _CHUNK_BYTES):
             self._selector.unregister(lifeline)
-            if not self._interrupts:  # a further one would end at once what is ending
-                self._interrupts.append(signal.SIGTERM)
+            self._has_lost_lifeline = True
 
     def _on_output(self, descriptor: int) -> bool:
         """Passes one chunk on, and returns whether more can come."""

@@ -116,11 +116,12 @@ def test_a_stop_that_comes_before_its_round_begins_stops_it(place: Place) -> Non
     os.close(requests)
 
 
-def test_a_signal_is_told_while_nothing_runs(place: Place) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_told_while_nothing_runs(place: Place, number: int) -> None:
     place.coordinate()
     member = place.member()
-    place.interrupts[0].send(bytes([signal.SIGTERM]))
-    assert member.next_order() == Interrupted(signal.SIGTERM)
+    place.interrupts[0].send(bytes([number]))
+    assert member.next_order() == Interrupted(number)
 
 
 def test_the_end_of_the_coordinator_ends_the_run(place: Place) -> None:
@@ -138,11 +139,40 @@ def test_nobody_listens(place: Place) -> None:
         place.member(terms=Terms(1, 2, join=0.0))
 
 
-def test_only_those_that_know_the_secret_take_part(place: Place) -> None:
-    place.coordinate("open sesame")
+def test_a_lost_launcher_is_told_so_when_it_speaks_again_and_the_others_go_on(place: Place) -> None:
+    coordinator = place.coordinate()
+    first, second = place.member(order=0), place.member(order=1)
+    start, _ = _started(first, second)
+    lost = max(coordinator._rounds._launchers)
+    coordinator._rounds._launchers[lost].heard = float("-inf")
+    end = second.next_order()
+    assert isinstance(end, End)
+    assert "the run goes on without it" in end.reason
+    assert second.stop_reason == ""  # the end tells the reason
+    second.leaves()
+    while first.stop_reason is None:
+        os.sched_yield()
+    first.ended(start, 143, "")
+    (again,) = _started(first)
+    assert (again.round, again.count) == (2, 1)
+
+
+def test_the_end_of_a_run_ends_a_round_that_begins_only_then(place: Place) -> None:
+    with Coordinator(place.listener, "127.0.0.1", Terms(least=1, most=1, silence=PATIENCE_SECONDS)):
+        member = place.member()
+        (start,) = _started(member)
+    assert isinstance(member.next_order(), End)
+    requests = member.begin(start)
+    assert _ends(requests)
+    os.close(requests)
+
+
+@pytest.mark.parametrize("secret", ["open sesame", "\udcff"])
+def test_only_those_that_know_the_secret_take_part(place: Place, secret: str) -> None:
+    place.coordinate(secret)
     refused = place.member("open barley")
     assert refused.next_order() == End(1, "it does not know the run's secret")
-    members = place.member("open sesame", order=0), place.member("open sesame", order=1)
+    members = place.member(secret, order=0), place.member(secret, order=1)
     assert [start.count for start in _started(*members)] == [2, 2]
 
 
@@ -165,6 +195,7 @@ def test_a_proof_of_another_connection_is_worth_nothing(place: Place) -> None:
         b"x" * (MOST_BYTES + 5000),
         b'{"say": "ended", "round": 0, "status": 0, "sentence": ""}\n',
         b'{"proof": 7}\n',
+        b'{"proof": "\\ud800"}\n',
         b"\xff\xfe\n",
     ],
 )

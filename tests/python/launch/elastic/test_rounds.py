@@ -125,6 +125,19 @@ def test_a_launcher_that_says_nothing_is_lost() -> None:
     assert run.told[1]["reason"] == "the launcher on node2 has said nothing for 15 s"
 
 
+def test_a_lost_launcher_that_speaks_again_changes_nothing_and_is_told_why() -> None:
+    run = running(1, 2, 3)
+    run.wait(16, 1, 3)
+    assert run.told[2]["do"] == "end"
+    assert run.told[2]["reason"].startswith("this launcher has said nothing for 15 s, and the run goes on without it")
+    for said in ("alive", "leaves", "ended", "sings"):
+        run.say(2, said, round=1, status=0, sentence="")
+    run.say(1, "stopped", round=1)
+    run.say(3, "stopped", round=1)
+    run.wait(SETTLE_SECONDS, 1, 3)
+    assert (run.told[1]["do"], run.told[1]["count"], run.told[3]["do"]) == ("start", 2, "start")
+
+
 def test_errors_that_follow_from_a_loss_count_as_no_restart() -> None:
     run = running(1, 2, 3, terms=Terms(least=1, most=3, max_restarts=0))
     run.say(1, "ended", round=1, status=1, sentence="PeerLost: rank 1 has ended")
@@ -186,7 +199,7 @@ def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
     run.join(7)
     assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 has come"}
     run.say(1, "stopped", round=1)
-    run.say(2, "ended", round=1, status=75, sentence="")
+    run.say(2, "ended", round=1, status=75, sentence="", has_saved=True)
     run.wait(0)
     assert run.places() == {1: (0, 3), 2: (1, 3), 7: (2, 3)}
     run.join(8)
@@ -201,8 +214,25 @@ def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
 def test_a_run_whose_processes_have_all_saved_and_left_ends_to_be_started_again() -> None:
     run = running(1, 2, 3)
     for number in (1, 2, 3):
-        run.say(number, "ended", round=1, status=75, sentence="")
+        run.say(number, "ended", round=1, status=75, sentence="", has_saved=True)
     assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 75)}
+
+
+def test_those_that_are_stopped_while_they_save_have_saved_too() -> None:
+    run = running(1, 2, 3)
+    run.say(2, "ended", round=1, status=75, sentence="", has_saved=True)
+    assert run.doing() == {1: "stop", 2: "start", 3: "stop"}
+    for number in (1, 3):
+        run.say(number, "stopped", round=1, has_saved=True)
+    assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 75)}
+
+
+def test_an_exit_code_of_75_of_programs_that_have_saved_nothing_is_a_failure() -> None:
+    run = running(1, 2, 3, terms=Terms(least=1, most=3))
+    run.say(1, "ended", round=1, status=75, sentence="rank 0 failed first: exit code 75", is_cause=True)
+    for number in (2, 3):
+        run.say(number, "stopped", round=1)
+    assert run.told[2] == {"do": "end", "status": 75, "reason": "rank 0 failed first: exit code 75"}
 
 
 def test_those_that_saved_because_one_was_told_to_end_go_on_without_it() -> None:
@@ -210,7 +240,7 @@ def test_those_that_saved_because_one_was_told_to_end_go_on_without_it() -> None
     run.say(3, "leaves")
     run.lose(3)
     for number in (1, 2):
-        run.say(number, "ended", round=1, status=75, sentence="")
+        run.say(number, "ended", round=1, status=75, sentence="", has_saved=True)
     run.wait(SETTLE_SECONDS, 1, 2)
     assert run.places()[2] == (1, 2)
 
@@ -224,6 +254,22 @@ def test_one_that_is_lost_before_it_offers_a_port_is_replaced() -> None:
     run.deliver = deliver
     run.wait(SETTLE_SECONDS, 2, 3)
     assert run.places() == {2: (0, 2), 3: (1, 2)}
+
+
+def test_one_that_comes_while_a_port_is_awaited_takes_part_at_once() -> None:
+    run = Run()
+    deliver, run.deliver = run.deliver, lambda: None  # the offer is on its way
+    run.join(1)
+    run.wait(TERMS.last_call / 2, 1)
+    run.wait(TERMS.last_call / 2, 1)
+    [(to, offer)] = run.rounds.outbox
+    assert (to, offer["do"]) == (1, "offer")
+    run.rounds.outbox.clear()
+    run.join(2)
+    run.deliver = deliver
+    run.say(1, "port", round=offer["round"], port=5000)
+    run.wait(SETTLE_SECONDS, 1, 2)
+    assert run.places() == {1: (0, 2), 2: (1, 2)}
 
 
 def test_what_is_said_of_an_earlier_round_changes_nothing() -> None:

@@ -110,3 +110,9 @@ def test_failure_carries_the_rank_and_is_a_runtime_error() -> None:
     error = WorkerFailed("rank 3 failed", rank=3, exit_code=-9)
     assert isinstance(error, RuntimeError)
     assert (error.rank, error.exit_code, str(error)) == (3, -9, "rank 3 failed")
+
+
+def test_a_worker_that_has_saved_and_left_is_not_what_failed() -> None:
+    saved, crashed = WorkerEnd(0, 75, False), WorkerEnd(1, -11, False)
+    assert first_failure(RunEnd((saved, crashed), None, savers={0, 1}), lambda rank: None) == crashed
+    assert first_failure(RunEnd((saved, crashed), None), lambda rank: None) == saved

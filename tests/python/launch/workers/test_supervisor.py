@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.comm.joining import BEGINS, MESSAGE
+from accelerate_cpp.comm.joining import BEGINS, MESSAGE, SAVES
 from accelerate_cpp.launch.workers import supervisor as supervisor_module
 from accelerate_cpp.launch.workers.attendance import Absence, attendance
 from accelerate_cpp.launch.workers.failure import WorkerEnd
@@ -221,3 +224,48 @@ def test_worker_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch)
         os.waitpid(worker.pid, 0)
     for descriptor in worker.outputs:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("number", "interrupted_by"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)]
+)
+def test_the_first_signal_leaves_workers_alone_that_save_as_their_round_has_to_end(
+    tmp_path: Path, number: int, interrupted_by: int
+) -> None:
+    for name in ("ready", "saves", "go"):
+        os.mkfifo(tmp_path / name)
+    saving = _python(
+        "import os, signal\n"
+        "def save(number, frame):\n"
+        f"    open({str(tmp_path / 'saves')!r}, 'w').close()\n"
+        f"    open({str(tmp_path / 'go')!r}).close()\n"
+        "    os._exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "while True: signal.pause()"
+    )
+    signals, interrupts = socket.socketpair()
+    lifeline, end = os.pipe()
+
+    def interrupt() -> None:
+        (tmp_path / "ready").open().close()  # it handles signals from now on
+        os.close(end)
+        (tmp_path / "saves").open().close()
+        interrupts.send(bytes([number]))
+        waiting = bytearray(4)
+        while fcntl.ioctl(signals, termios.FIONREAD, waiting) == 0 and any(waiting):
+            os.sched_yield()
+        (tmp_path / "go").open("w").close()
+
+    outside = threading.Thread(target=interrupt)
+    with signals, interrupts, attendance() as present:
+        present.variables(0)
+        os.write(present.descriptor, MESSAGE.pack(0, SAVES))
+        with Supervisor(signals, lifeline=lifeline, attendance=present) as supervisor:
+            supervisor.add(_start(0, saving))
+            outside.start()
+            run = supervisor.run()
+        outside.join()
+    os.close(lifeline)
+    assert [end.exit_code for end in run.workers] == [75]
+    assert (run.interrupted_by, run.is_signalled, run.savers) == (interrupted_by, True, {0})

@@ -1,0 +1,60 @@
+"""Notices in one process; several are in tests/distributed/test_preemption.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FORKS = """
+import os, signal
+from accelerate_cpp.runtime import preemption
+
+preemption.listen()
+child = os.fork()
+if child == 0:
+    while True:
+        signal.pause()
+os.kill(child, signal.SIGTERM)
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+os.kill(os.getpid(), signal.SIGTERM)
+assert preemption._noticed == signal.SIGTERM
+"""
+ACCUMULATES = """
+import os, signal
+import torch
+from accelerate_cpp import Accelerator
+
+run = Accelerator(cpu=True, gradient_accumulation_steps=3)
+model = torch.nn.Linear(1, 1)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+run.leave_if_preempted("checkpoint")
+for batch in range(3):
+    with run.accumulate(model):
+        run.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    if batch == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    print(batch, flush=True)
+    run.leave_if_preempted("checkpoint")
+"""
+
+
+def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_process_that_a_program_starts_by_a_fork_ends_by_a_notice(tmp_path: Path) -> None:
+    done = _run(FORKS, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_does_not_leave_between_micro_batches_of_a_step(tmp_path: Path) -> None:
+    """What they have accumulated is in no checkpoint."""
+    pytest.importorskip("torch")
+    done = _run(ACCUMULATES, tmp_path)
+    assert (done.returncode, done.stdout.split()) == (75, ["0", "1", "2"]), done.stderr
+    assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
