@@ -13,6 +13,11 @@ from tests.storm.program import SHORT_TIMEOUT, needs_timeout
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds; torch.utils.data._utils has the same number."""
 _NUMBERS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "QUIT": 3}
+_SENTENCE = re.compile(
+    r"^(?:accelerate-cpp: |[\w.]*FunctionFailed: )?rank (\d+)(?: \(host[^)]*\))? "
+    r"(?:failed:|failed first|left first|did not answer)",
+    re.MULTILINE,
+)
 _PLACE = re.compile(r"program\.py(:|\", line )\d+")
 # What ends as if nothing had happened.
 HARMLESS = ("stop and continue", "clock set back")
@@ -174,7 +179,7 @@ def _names_rank(fault: Fault, text: str) -> bool:
     if fault.kind in ("mismatched collective", "missing collective"):
         return re.search(rf"\brank {rank}\b", text) is not None
     blamed = (
-        rf"\brank {rank}( \(host [^)]*\))? (failed|left|has|had|was|is|stopped|did)\b"
+        rf"\brank {rank}( \(host [^)]*\))? (failed|left|has|had|was|is|stopped|did)\b|because of rank {rank}\b"
         rf"|waited .*for (rank|ranks [\d, -]*) ?{rank}\b"
         rf"|^\s*rank +: {rank} \(local|^\[rank{rank}\]:"
     )
@@ -202,7 +207,7 @@ def unnamed(fault: Fault, text: str) -> list[str]:
     if not any(_names_rank(fault, line) for line in lines):
         missing.append("rank")
     if fault.start in ("launch", "hosts", "notebook", "kernel") and fault.kind not in _OF_ALL:
-        first = re.findall(r"rank (\d+)(?: \(host[^)]*\))? (?:failed:|failed first|left first|did not answer)", text)
+        first = _SENTENCE.findall(text)
         those = first if fault.start == "hosts" else first[-1:]  # there, each launcher says what has hit it
         those = [*those, *re.findall(r"because of rank (\d+), which another launcher", text)]
         if first and str(fault.rank) not in those:
@@ -210,6 +215,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
     tells = rf"SIG{fault.kind}|[Ss]ignal {_NUMBERS[fault.kind]}\b" if fault.kind in SIGNALS else _TELLS[fault.kind]
     if fault.kind == "INT":
         tells += "|KeyboardInterrupt"
+    if fault.start == "hosts" and "exit(0)" in fault.kind:
+        tells += "|a rank was lost"  # of a rank that ended well, the other host sees no more than that
     if fault.phase == "data" and fault.kind not in ("exception", "stop", "full /dev/shm", "tiny /dev/shm"):
         tells = r"DataLoader worker"
     if not re.search(tells, text):

@@ -167,10 +167,11 @@ def tracker(strike: Strike, place: list[int]) -> Any:
 def needs_timeout(fault: Fault) -> bool:
     """Whether the fault shows only when the timeout of the process group is over.
 
-    So do, on several hosts, ends before the group has formed: launchers that were started by hand do not know each
-    other.
+    So do, on several hosts and through MPI, ends before the group has formed: launchers that were started by others do
+    not know each other.
     """
-    return fault.kind in NEED_TIMEOUT or (fault.start == "hosts" and fault.phase in ("import", "start", "prepare"))
+    is_early = fault.phase in ("import", "start", "prepare")
+    return fault.kind in NEED_TIMEOUT or (is_early and fault.start in ("hosts", "mpirun"))
 
 
 def train() -> None:

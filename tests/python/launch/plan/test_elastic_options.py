@@ -30,5 +30,5 @@ def test_waits_that_no_clock_can_measure_are_refused(tmp_path: Path, value: str)
 
 
 def test_options_of_another_rendezvous_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="--rdzv_conf 'is_host=1': .* expected last_call_timeout"):
+    with pytest.raises(InvalidArgument, match=r"--rdzv_conf 'is_host=1': .* expected last_call_timeout"):
         _elastic(tmp_path, rdzv_conf="is_host=1")
