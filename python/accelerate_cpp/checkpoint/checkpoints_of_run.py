@@ -154,7 +154,9 @@ class Checkpoints:
                 ranks.topology.rank,
             )
             return target
-        existed = any(ranks.together("save_state", lambda: _exists(target, ranks)))
+        # One after the other: while one rank removes a folder, another may find half of it.
+        ranks.together("save_state", lambda: remove_leftovers(target) if ranks.share[0] == 0 else None)
+        existed = any(ranks.together("save_state", target.exists))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
         waits = blocking or engines is not None
@@ -164,7 +166,7 @@ class Checkpoints:
         def prepared() -> Checkpoint:
             plain = strategy.layout == "plain"
             weights = [strategy.model_state(model) for model in bundle.models] if plain else []
-            states = self._after_hooks(bundle, weights, target, existed)
+            states = self._after_hooks(bundle, weights, target)
             files = [
                 random_states_file(ranks.topology.rank, step),
                 *own_files(bundle, ranks.topology.rank),
@@ -183,7 +185,7 @@ class Checkpoints:
         try:
             checkpoint = self._agreed("save_state", prepared, ranks)
         except BaseException:
-            if not existed and ranks.share[0] == 0:
+            if ranks.share[0] == 0 and (not existed or is_unfinished(target)):
                 remove_unfinished(target)
             raise
         if waits:
@@ -313,11 +315,11 @@ class Checkpoints:
         ranks.together("load_state", raise_own)
         return folder, states.result()
 
-    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path, existed: bool) -> Weights:
+    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path) -> Weights:
         """Calls the hooks, which may remove weights from the list, and write into ``target``."""
         hooks = list(self.save_hooks.values())
-        if hooks and not existed:
-            begin(target)
+        if hooks:
+            begin(target)  # also where only other hosts, with disks of their own, have the folder
         for hook in hooks:
             hook(list(bundle.models), weights, str(target))
         return weights
@@ -341,13 +343,6 @@ def _engines(strategy: Strategy, bundle: Bundle, options: Mapping[str, Any] | No
     if strategy.layout != "engines":
         return None
     return EngineStates(strategy, list(bundle.models), dict(options or {}))
-
-
-def _exists(target: Path, ranks: Participants) -> bool:
-    """Whether there is a folder ``target`` besides what a save that was killed has left of it, which goes now."""
-    if ranks.share[0] == 0:
-        remove_leftovers(target)
-    return target.exists() and not is_unfinished(target)
 
 
 def _outcome_of(call: Callable[[], SavedStates]) -> Future[SavedStates]:

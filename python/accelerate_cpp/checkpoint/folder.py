@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import threading
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from accelerate_cpp.errors import CheckpointError
 _log = logging.getLogger(__name__)
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
+# In a folder that is made before the checkpoint is complete; it goes with the folder, whoever removes that.
+_MARK = ".accelerate_cpp.unfinished"
 _LARGE = 1 << 20  # bytes
 _MOST_HELD = 16  # files
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
@@ -47,47 +50,59 @@ def remove_leftovers(target: Path, keep: Path | None = None) -> None:
     """
     put_back(target)
     name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
-    temporary, mark = re.compile(rf"\.{name}\.tmp-\w+"), re.compile(rf"\.({name})\.unfinished")
+    visible, temporary = re.compile(name), re.compile(rf"\.{name}\.tmp-\w+")
     for path in list(target.parent.iterdir()) if target.parent.is_dir() else ():
         if temporary.fullmatch(path.name) and path != keep:
             # Files that cannot be removed (open over NFS) only take up space; they must not stop training.
             shutil.rmtree(path, ignore_errors=True)
-        elif keep is None and (marked := mark.fullmatch(path.name)):
-            remove_unfinished(path.with_name(marked[1]))
+        elif keep is None and visible.fullmatch(path.name) and is_unfinished(path):
+            remove_unfinished(path)
 
 
 def begin(target: Path) -> None:
-    """Makes the folder of a checkpoint before it is complete, for hooks; until then it does not count as one."""
+    """Makes the folder of a checkpoint before it is complete, for hooks; until then it does not count as one.
+
+    A folder that is there already stays as it is. Several processes may call this at once.
+    """
+    if target.is_dir():
+        return
+    fresh = _unused(target)
     try:
         make_folder(target.parent)
-        _mark_of(target).touch()
-        target.mkdir(exist_ok=True)
+        fresh.mkdir()
+        (fresh / _MARK).touch()
+        os.rename(fresh, target)  # in one step: there is no moment at which the folder has no mark
     except OSError as error:
-        raise failure_of(error, f"making {target}") from error
+        shutil.rmtree(fresh, ignore_errors=True)
+        if not target.is_dir():  # which another process has made
+            raise failure_of(error, f"making {target}") from error
 
 
 def is_unfinished(target: Path) -> bool:
     """Whether ``target`` has only what hooks wrote: the save has not ended yet, or was killed."""
-    return _mark_of(target).exists() and not (target / MANIFEST_NAME).is_file()
+    return (target / _MARK).exists() and not (target / MANIFEST_NAME).is_file()
 
 
 def remove_unfinished(target: Path) -> None:
     """Removes files that hooks wrote for a checkpoint that failed; one with a manifest is complete and is kept."""
-    if not (target / MANIFEST_NAME).is_file():
-        shutil.rmtree(target, ignore_errors=True)
-    with suppress(OSError):
-        _mark_of(target).unlink()
+    if not target.is_dir() or (target / MANIFEST_NAME).is_file():
+        return
+    doomed = _unused(target)
+    with suppress(OSError):  # as is the case with temporary folders
+        os.rename(target, doomed)  # in one step: what is left of it never has the name without the mark
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _mark_of(target: Path) -> Path:
-    return target.parent / f".{target.name}.unfinished"
+def _unused(target: Path) -> Path:
+    """The name of a temporary folder of ``target`` that nobody else uses."""
+    return temporary_folder(target, uuid.uuid4().hex)
 
 
 def commit(temporary: Path, target: Path) -> None:
     """Replaces ``target`` with ``temporary``, in one step that survives a power failure.
 
     If a folder ``target`` already exists, its files that no earlier checkpoint wrote, or that have changed since, are
-    moved into the new one.
+    moved into the new one, but not the mark of an unfinished one.
     """
     existed = target.is_dir()
     if existed:
@@ -98,14 +113,12 @@ def commit(temporary: Path, target: Path) -> None:
     else:
         os.rename(temporary, target)
     sync_folder(target.parent)
-    with suppress(OSError):
-        _mark_of(target).unlink()
     if existed:
         _remove(temporary)
 
 
 def _carry_over(old: Path, new: Path) -> None:
-    replaced = _files_of_earlier_checkpoint(old)
+    replaced = _files_of_earlier_checkpoint(old) | {str(old / _MARK)}
 
     def link(source: str, copy: str) -> None:
         if os.path.lexists(copy) or source in replaced:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from accelerate_cpp.checkpoint import checkpoints_of_run
 from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
 from accelerate_cpp.checkpoint.folder import begin
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.writing import Checkpoint
-from accelerate_cpp.errors import CheckpointError, PeerLost
+from accelerate_cpp.errors import CheckpointError, OtherRankFailed, PeerLost
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
+from threaded_ranks import ThreadRank, await_event, outcomes, ranks_of
 
 MODEL = torch.nn.Linear(1, 1)
+ONE_RANK = Participants()
 
 
-def save(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration, **options: Any) -> Path:
+def save(
+    checkpoints: Checkpoints,
+    folder: Path | None,
+    project: ProjectConfiguration,
+    ranks: Participants = ONE_RANK,
+    **options: Any,
+) -> Path:
     model = torch.nn.Linear(1, 1)
     parts, cursors = Bundle(models=[model]), [{"epoch": 2, "generator": "abc"}]
-    return checkpoints.save(folder, project, Participants(), parts, SingleStrategy(), 7, lambda: cursors, **options)
+    return checkpoints.save(folder, project, ranks, parts, SingleStrategy(), 7, lambda: cursors, **options)
 
 
 def load(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration) -> Any:
@@ -65,6 +76,77 @@ def test_hooks_find_the_folder_wherever_it_is_to_be(tmp_path: Path, exists: bool
     checkpoints.add_save_hook(lambda _models, _weights, folder: (Path(folder) / "note").write_text("mine"))
     assert save(checkpoints, target, ProjectConfiguration()) == target
     assert (target / "note").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("where", ["a", "b", "neither"])
+def test_hooks_find_the_folder_on_each_host(tmp_path: Path, where: str, fails: bool) -> None:
+    """Each of two hosts has a disk of its own, and the program has made the folder on one of them."""
+    if where != "neither":
+        (tmp_path / where / "c").mkdir(parents=True)
+        (tmp_path / where / "c" / "config").touch()
+
+    def save_there(ranks: Participants) -> None:
+        def hook(_models: Any, _weights: Any, folder: str) -> None:
+            (Path(folder) / "note").write_text("mine")
+            if fails and ranks.place == 1:
+                raise KeyError("in the hook")
+
+        checkpoints = Checkpoints()
+        checkpoints.add_save_hook(hook)
+        save(checkpoints, tmp_path / "ab"[ranks.place] / "c", ProjectConfiguration(), ranks)
+
+    found = outcomes(ranks_of([0, 1]), save_there)
+    assert [type(one) for one in found] == ([OtherRankFailed, KeyError] if fails else [type(None)] * 2)
+    for name in "ab":
+        others = {"config", "note"} if name == where else {"note"}
+        if fails:
+            assert os.listdir(tmp_path / name) == (["c"] if name == where else [])
+            assert name != where or set(os.listdir(tmp_path / name / "c")) == others
+        else:
+            assert os.listdir(tmp_path / name) == ["c"]
+            assert others < set(os.listdir(tmp_path / name / "c"))
+
+
+def test_no_rank_looks_for_the_folder_while_another_removes_what_a_killed_save_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, exists, remove = tmp_path / "c", Path.exists, checkpoints_of_run.remove_leftovers
+    came, removed = threading.Event(), threading.Event()
+    second: list[int] = []  # its thread
+    existed: list[bool] = []
+    begin(target)
+
+    class Second(ThreadRank):
+        def gather(self, value: Any) -> list[Any]:
+            gathered.append(value)
+            came.set() if len(gathered) == 2 else None  # the first one is about the name of the folder
+            return super().gather(value)
+
+    def looks(path: Path) -> bool:
+        found = exists(path)
+        if path == target and threading.get_ident() in second:
+            came.set()
+            await_event(removed)
+        return found
+
+    def late(path: Path) -> None:
+        await_event(came)
+        remove(path)
+        removed.set()
+
+    def save_there(ranks: Participants) -> None:
+        if ranks.place == 1:
+            second.append(threading.get_ident())
+        save(Checkpoints(), target, ProjectConfiguration(), ranks)
+
+    gathered: list[Any] = []
+    monkeypatch.setattr(Path, "exists", looks)
+    monkeypatch.setattr(checkpoints_of_run, "remove_leftovers", late)
+    monkeypatch.setattr(Checkpoint, "write", lambda self, ranks, threads: existed.append(self.existed))
+    first, other = ranks_of([0, 0])
+    assert outcomes([first, Second(other.topology, exchange=other.exchange)], save_there) == [None, None]
+    assert existed == [False, False]
 
 
 def test_a_run_goes_on_over_what_a_killed_save_with_hooks_has_left(tmp_path: Path) -> None:

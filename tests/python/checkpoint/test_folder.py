@@ -13,6 +13,7 @@ import pytest
 from accelerate_cpp.checkpoint import folder
 from accelerate_cpp.checkpoint.files import write_bytes
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest
+from accelerate_cpp.errors import SystemFailure
 
 
 def checkpoint(path: Path, files: dict[str, str]) -> Path:
@@ -100,10 +101,74 @@ def test_a_checkpoint_that_hooks_began_is_finished_by_its_move(tmp_path: Path) -
     assert contents(target) == {"a": "1", "of a hook": "mine"}
     assert list(folder.numbered(tmp_path)) == [3]
     assert os.listdir(tmp_path) == ["checkpoint_3"]
-    folder.begin(tmp_path / "checkpoint_4")  # and killed after the move, before the mark was gone
-    checkpoint(tmp_path / "moved", {"a": "1"}).rename(tmp_path / "checkpoint_4")
+    folder.begin(tmp_path / "checkpoint_4")
+    shutil.copytree(target, tmp_path / "checkpoint_4", dirs_exist_ok=True)  # by the user, over what is left
     folder.remove_leftovers(tmp_path / "checkpoint_5")
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint_3", "checkpoint_4"]
+    assert list(folder.numbered(tmp_path)) == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["c", "checkpoint_3"])
+def test_a_folder_that_takes_the_place_of_an_unfinished_one_is_kept(tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    folder.begin(target)
+    shutil.rmtree(target)
+    shutil.copytree(checkpoint(tmp_path / "of the original", {"a": "1"}), target)
+    (target / MANIFEST_NAME).unlink()
+    folder.remove_leftovers(target)
+    folder.remove_leftovers(tmp_path / "checkpoint_4")
+    assert not folder.is_unfinished(target)
+    assert contents(target) == {"a": "1"}
+
+
+def test_a_folder_that_is_there_is_not_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    folder.begin(tmp_path / "c")
+    assert not folder.is_unfinished(tmp_path / "c")
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_processes_that_begin_a_folder_at_once_find_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, rename = tmp_path / "c", os.rename
+
+    def late(source: Path, destination: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        folder.begin(target)
+        (target / "of another").touch()
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", late)
+    folder.begin(target)
+    assert folder.is_unfinished(target)
+    assert (target / "of another").exists()
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_a_folder_that_cannot_be_begun_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c").touch()
+    with pytest.raises(SystemFailure, match=f"while making {tmp_path / 'c'}"):
+        folder.begin(tmp_path / "c")
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_an_unfinished_folder_that_is_only_half_removed_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, remove = tmp_path / "checkpoint_3", shutil.rmtree
+    folder.begin(target)
+    (target / "of a hook").touch()
+
+    def killed(path: Path, ignore_errors: bool) -> None:
+        for one in path.glob(".*"):
+            one.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.remove_leftovers(target)
+    assert folder.numbered(tmp_path) == {}
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    folder.remove_leftovers(target)
+    assert os.listdir(tmp_path) == []
 
 
 def test_checkpoints_are_ordered_by_number_and_foreign_names_left_out(tmp_path: Path) -> None:
