@@ -18,6 +18,7 @@ from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.files import FileRecord, failure_of
 from accelerate_cpp.checkpoint.folder import (
     commit,
+    is_unfinished,
     make_folder,
     prune,
     remove_leftovers,
@@ -29,17 +30,25 @@ from accelerate_cpp.checkpoint.manifest import Manifest
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
+from accelerate_cpp.comm.hosts import host_identity
 from accelerate_cpp.devices.tree import leaves_of
-from accelerate_cpp.errors import PeerLost, SystemFailure, Timeout
+from accelerate_cpp.errors import OtherRankFailed, PeerLost, SystemFailure, Timeout
 
 T = TypeVar("T")
+_Place = tuple[str, int, int]
+_Written = tuple[_Place, dict[str, FileRecord], list[list[Any]]]
+"""The place of the folder, records of the files of one rank, and for each folder of shards the places of its parts."""
 
 _log = logging.getLogger(__name__)
 
 
-def _host_of(ranks: Participants) -> int:
-    """The same number for ranks of one host, where these are numbered one after the other."""
-    return ranks.topology.rank - ranks.topology.local_rank
+def _place_of(folder: Path) -> _Place:
+    """The same on all ranks that have this very folder, however they are numbered.
+
+    Ranks of two hosts never have the same place, though they may share a disk.
+    """
+    found = folder.stat()
+    return host_identity(), found.st_dev, found.st_ino
 
 
 @dataclass(frozen=True)
@@ -76,13 +85,22 @@ class Checkpoint:
     def write(self, ranks: Participants, threads: int = 1) -> None:
         """Writes the files of all ranks, and renames their folder in one step. A collective.
 
-        An exception on any rank is raised on all, and ``target`` is then as it was.
+        An exception on any rank is raised on all, and ``target`` is then as it was. Where a rank is lost while the
+        folder is being moved, ``target`` is as it was or complete; the temporary folder may be left on other hosts than
+        that of the process in place 0, for the next save to remove.
 
         Args:
             threads: the number of threads that write files of this rank; with one, the caller writes, which also works
                 while the interpreter exits and starts no threads.
         """
         temporary = temporary_folder(self.target, self.token)
+        in_others_hands = False  # whether the process in place 0 may be moving the folder, without waiting for this one
+
+        def write() -> _Written:
+            nonlocal in_others_hands
+            written = self._write(temporary, ranks, threads, of_engines)
+            in_others_hands = ranks.place != 0
+            return written
 
         def together(doing: str, attempt: Callable[[], T]) -> list[T]:
             return ranks.together(doing, lambda: self._told(doing, attempt))
@@ -95,12 +113,12 @@ class Checkpoint:
             of_engines = {} if written is None else together(f"writing {self.target}", written)[ranks.place]
             records: dict[str, FileRecord] = {}
             places: list[list[Any]] = [[] for _ in self.folders]
-            of_host: dict[str, int] = {}
-            for rank, (host, files, own) in enumerate(
-                together(f"writing {self.target}", lambda: self._write(temporary, ranks, threads, of_engines))
-            ):
+            written_here: dict[str, int] = {}
+            everyones = together(f"writing {self.target}", write)
+            here = everyones[ranks.place][0]
+            for rank, (place, files, own) in enumerate(everyones):
                 records |= files
-                of_host |= dict.fromkeys(files, rank) if host == _host_of(ranks) else {}
+                written_here |= dict.fromkeys(files, rank) if place == here else {}
                 for folder, there in zip(places, own, strict=True):
                     folder.extend(there)
 
@@ -108,17 +126,21 @@ class Checkpoint:
                 if ranks.place == 0:
                     for folder, there in zip(self.folders, places, strict=True):
                         records.update(folder.write_index(temporary, there))
-                self._move(temporary, records, of_host, ranks.place == 0)
+                self._move(temporary, records, written_here, ranks.place == 0)
 
             together(f"moving {self.target} to its place", complete)
             if not ranks.alone and ranks.topology.world_size > ranks.topology.local_world_size:
                 # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
-                here = ranks.topology.local_rank == 0 and temporary.is_dir()
-                together(f"moving {self.target} to its place", lambda: self._move(temporary, records, of_host, here))
-        except BaseException:
-            if ranks.share[0] == 0:
+                moves = ranks.topology.local_rank == 0 and temporary.is_dir()
+                in_others_hands = not moves
+                together(
+                    f"moving {self.target} to its place", lambda: self._move(temporary, records, written_here, moves)
+                )
+        except BaseException as error:
+            # If another rank has failed, all have ended their attempts; if one is lost, nobody knows about the others.
+            if ranks.share[0] == 0 and (isinstance(error, OtherRankFailed) or not in_others_hands):
                 shutil.rmtree(temporary, ignore_errors=True)
-                if not self.existed:
+                if not self.existed or is_unfinished(self.target):
                     remove_unfinished(self.target)
             raise
         _log.info("saved %s", self.target)
@@ -150,10 +172,8 @@ class Checkpoint:
             remove_leftovers(self.target, keep=temporary)
             make_folder(temporary)
 
-    def _write(
-        self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]
-    ) -> tuple[int, dict[str, FileRecord], list[list[Any]]]:
-        """The host, records of the files of this rank, and for each folder of shards the places of its parts."""
+    def _write(self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]) -> _Written:
+        """Writes what this rank has."""
         parts: list[Any] = [*self.files, *self.folders]
         if threads == 1:
             written: list[Any] = [part.write(temporary) for part in parts]
@@ -164,13 +184,14 @@ class Checkpoint:
         in_folders = written[len(self.files) :]
         for of_folder, _ in in_folders:
             records |= of_folder
-        return _host_of(ranks), records, [places for _, places in in_folders]
+        return _place_of(temporary), records, [places for _, places in in_folders]
 
-    def _move(self, temporary: Path, records: dict[str, FileRecord], of_host: dict[str, int], here: bool) -> None:
-        """Moves the folder to its place, if it is ``here``; files of ranks ``of_host`` have to be in it."""
-        if not here:
+    def _move(self, temporary: Path, records: dict[str, FileRecord], written_here: dict[str, int], moves: bool) -> None:
+        """Moves the folder to its place, if this process ``moves`` it; files ``written_here``, by the rank that did so,
+        have to be in it."""
+        if not moves:
             return
-        for name, rank in of_host.items():
+        for name, rank in written_here.items():
             if not (temporary / name).is_file():
                 raise SystemFailure(
                     errno.ENOENT,

@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from accelerate_cpp.checkpoint import writing as saving
 from accelerate_cpp.checkpoint.files import FileRecord
+from accelerate_cpp.checkpoint.folder import begin
 from accelerate_cpp.checkpoint.layout import StateFile, random_states_file
 from accelerate_cpp.checkpoint.manifest import Manifest, read_manifest, why_not_whole
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writing import Checkpoint
-from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.errors import OtherRankFailed, PeerLost, SystemFailure
+from threaded_ranks import ThreadRank, await_event, outcomes, ranks_of
 
 
 def checkpoint(target: Path, value: float = 1.0, limit: int | None = None) -> Checkpoint:
@@ -126,6 +130,133 @@ def test_a_checkpoint_whose_files_vanish_while_it_is_written_does_not_appear(tmp
     with pytest.raises(SystemFailure, match=expected):
         replace(checkpoint(tmp_path / "c"), files=lost).write(Participants())
     assert os.listdir(tmp_path) == []
+
+
+DEALT_IN_TURN = [0, 1, 0, 1]  # the hosts of ranks
+
+
+def test_hosts_with_their_own_disks_may_have_any_ranks(tmp_path: Path) -> None:
+    disks = [tmp_path / "a", tmp_path / "b"]
+
+    def save(ranks: Participants) -> None:
+        rank = ranks.topology.rank
+        files = checkpoint(tmp_path).files[:1] if rank == 0 else []
+        mine = replace(checkpoint(disks[DEALT_IN_TURN[rank]] / "c"), files=[*files, random_states_file(rank, 0)])
+        mine.write(ranks)
+
+    assert outcomes(ranks_of(DEALT_IN_TURN), save) == [None] * 4
+    assert [os.listdir(disk) for disk in disks] == [["c"], ["c"]]
+    written = [read_manifest(disk / "c") for disk in disks]
+    assert [sorted(one.files) for one in written if one is not None] == [
+        ["model.safetensors", "random_states_0.pkl", "random_states_2.pkl"],
+        ["random_states_1.pkl", "random_states_3.pkl"],
+    ]
+    assert [why_not_whole(disk / "c", Participants()) for disk in disks] == [None, None]
+
+
+def test_a_file_that_vanishes_is_missed_on_its_host_whatever_its_rank(tmp_path: Path) -> None:
+    disks = [tmp_path / "a", tmp_path / "b"]
+
+    class Vanishing(StateFile):
+        def write(self, folder: Path) -> FileRecord:
+            record = super().write(folder)
+            (folder / self.name).unlink()
+            return record
+
+    def save(ranks: Participants) -> None:
+        rank = ranks.topology.rank
+        kind = Vanishing if rank == 2 else StateFile
+        mine = replace(checkpoint(disks[DEALT_IN_TURN[rank]] / "c"), files=[kind(f"optimizer_{rank}.bin", {})])
+        mine.write(ranks)
+
+    for error in outcomes(ranks_of(DEALT_IN_TURN), save):
+        assert "optimizer_2.bin is gone, which rank 2 has written" in str(error)
+    assert [os.listdir(disk) for disk in disks] == [[], []]
+
+
+@pytest.mark.parametrize("lost_in", ["writing", "moving"])
+@pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of hooks"])
+def test_a_host_that_loses_a_rank_leaves_the_folder_to_the_one_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, lost_in: str
+) -> None:
+    """Two hosts share the disk; a rank is lost while rank 0 is between the manifest and the new name."""
+    target, commit = tmp_path / "c", saving.commit
+    moving, left = threading.Event(), threading.Event()
+    if before == "a checkpoint":
+        checkpoint(target).write(Participants())
+    elif before == "files of hooks":
+        begin(target)
+        (target / "by_a_hook").touch()
+
+    def paused(temporary: Path, new: Path) -> None:
+        moving.set()
+        await_event(left)
+        commit(temporary, new)
+
+    class Waiting(ThreadRank):
+        def gather(self, value: Any) -> list[Any]:
+            gathered.append(value)
+            values = super().gather(value) if len(gathered) < 3 else []
+            if len(gathered) == (2 if lost_in == "writing" else 3):
+                await_event(moving)
+                assert self.exchange is not None
+                self.exchange.lose_one()
+                raise PeerLost("rank 2 has ended")
+            return values
+
+    def save(ranks: Participants) -> None:
+        try:
+            mine = checkpoint(target, 2.0 + ranks.topology.rank)
+            files = mine.files if ranks.place == 0 else [random_states_file(1, 0)]
+            replace(mine, files=files, existed=before == "a checkpoint").write(ranks)
+        finally:
+            left.set() if ranks.place == 1 else None
+
+    gathered: list[Any] = []
+    monkeypatch.setattr(saving, "commit", paused)
+    first, second = ranks_of([0, 1])
+    found = outcomes([first, Waiting(second.topology, exchange=second.exchange)], save)
+    assert [type(one) for one in found] == [PeerLost, PeerLost]
+    assert why_not_whole(target, Participants()) is None
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert sorted(manifest.files) == ["model.safetensors", "random_states_0.pkl", "random_states_1.pkl"]
+    assert (target / "by_a_hook").exists() == (before == "files of hooks")
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_a_folder_of_another_host_is_another_one_whatever_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = saving._place_of(tmp_path)
+    assert saving._place_of(tmp_path) == here
+    monkeypatch.setattr(saving, "host_identity", lambda: "another")
+    assert saving._place_of(tmp_path) != here
+
+
+@pytest.mark.parametrize("fails", ["writing on 0", "writing on 1", "moving on 0", "moving on 1"])
+def test_a_failure_leaves_nothing_on_any_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """Each host has a disk of its own; on the second one hooks have begun a folder that the first one had before."""
+    phase, failing = fails.split()[0], int(fails.split()[-1])
+    targets, commit = [tmp_path / "a" / "c", tmp_path / "b" / "c"], saving.commit
+    checkpoint(targets[0]).write(Participants())
+    begin(targets[1])
+
+    def save(ranks: Participants) -> None:
+        kind = Unwritable if (phase, failing) == ("writing", ranks.place) else StateFile
+        files = [kind(f"optimizer_{ranks.place}.bin", {}), random_states_file(ranks.place, 0)]
+        replace(checkpoint(targets[ranks.place]), files=files, existed=True).write(ranks)
+
+    def refuses(temporary: Path, target: Path) -> None:
+        if (phase, target) == ("moving", targets[failing]):
+            raise SystemFailure(errno.ENOSPC, "no space left")
+        commit(temporary, target)
+
+    monkeypatch.setattr(saving, "commit", refuses)
+    found = outcomes(ranks_of([0, 1]), save)
+    assert [type(one) for one in found] == [SystemFailure if rank == failing else OtherRankFailed for rank in (0, 1)]
+    assert [os.listdir(target.parent) for target in targets] == [["c"], []]
+    assert why_not_whole(targets[0], Participants()) is None
 
 
 def test_a_refusal_of_the_system_says_what_is_needed_and_what_to_do(
