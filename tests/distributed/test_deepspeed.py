@@ -294,6 +294,20 @@ def a_damaged_checkpoint_changes_nothing_and_one_that_would_run_code_is_refused(
         assert not (folder / "ran").exists()
 
 
+@scenario
+def what_cannot_be_pickled_is_an_error_on_all_ranks() -> None:
+    run = accelerator()
+    model, optimizer = prepared(run)
+    with common_folder(run) as folder:
+        with pytest.raises(Exception, match=r"(?i)can't pickle|can't get local object|rank \d failed with"):
+            run.save_state(folder, client_state={"of the program": lambda: 0})
+        run.wait_for_everyone()
+        assert list(folder.parent.iterdir()) == []
+        sharded(run, model, optimizer)
+        run.save_state(folder, client_state={"of the program": 0})
+        run.load_state(folder)
+
+
 class Malicious:
     """Creates a file where it is loaded without care."""
 

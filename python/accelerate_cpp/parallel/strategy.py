@@ -279,7 +279,7 @@ class Strategy(ABC):
         tags: Sequence[str],
         write: Callable[[Path, Any], object],
         **options: Any,
-    ) -> OSError | None:
+    ) -> Exception | None:
         """With the layout ``"engines"``, writes the states of ``models`` into ``folder``, each under its tag.
         Collective.
 
@@ -288,7 +288,8 @@ class Strategy(ABC):
             options: of the library.
 
         Returns:
-            What the system refused on this rank, which has come with the others through all collectives.
+            The error with which a file of this rank could not be written; the rank has come with the others through all
+            collectives.
         """
         raise NotImplementedError(f"{type(self).__name__} has no engines")
 

@@ -364,7 +364,7 @@ class DeepSpeedStrategy(SingleStrategy):
         tags: Sequence[str],
         write: Callable[[Path, Any], object],
         **options: Any,
-    ) -> OSError | None:
+    ) -> Exception | None:
         trained = self._saved(models, tags)
         failures = [
             save_engine(engine, folder, tag, write, is_first=tag == trained[0][1], **options) for engine, tag in trained

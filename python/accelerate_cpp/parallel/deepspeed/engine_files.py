@@ -23,7 +23,7 @@ _HELD = {
 
 def save_engine(
     engine: Any, folder: Path, tag: str, write: Callable[[Path, Any], object], is_first: bool, **options: Any
-) -> OSError | None:
+) -> Exception | None:
     """Writes the model, the optimizer and the schedule of ``engine`` into ``folder / tag``. A collective.
 
     Args:
@@ -32,19 +32,19 @@ def save_engine(
         options: of its ``save_checkpoint``.
 
     Returns:
-        What the system refused first on this rank. DeepSpeed itself would leave its collectives there, in which the
-        others wait.
+        What came first on this rank of errors of its files: what the system refused, or content that cannot be
+        pickled. DeepSpeed itself would leave its collectives there, in which the others wait.
     """
-    refused: list[OSError] = []
+    failed: list[Exception] = []
 
     def kept(call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, unless something was refused already; its errors of the system are kept."""
+        """``call``, unless something has failed already; its errors are kept."""
 
         def attempt(*args: Any, **kwargs: Any) -> Any:
             try:
-                return None if refused else call(*args, **kwargs)
-            except OSError as error:
-                refused.append(error)
+                return None if failed else call(*args, **kwargs)
+            except Exception as error:
+                failed.append(error)
                 return None
 
         return attempt
@@ -63,7 +63,7 @@ def save_engine(
         engine.save_checkpoint(str(folder), tag, save_latest=False, **options)
     if names_latest and engine.global_rank == 0:
         kept((folder / "latest").write_text)(tag)
-    return refused[0] if refused else None
+    return failed[0] if failed else None
 
 
 @contextmanager
