@@ -38,23 +38,30 @@ class EngineStates:
         return [f"{MODEL_NAME}_{index}" if index else MODEL_NAME for index in range(len(self.models))]
 
     def write(self, folder: Path, ranks: Participants) -> Callable[[], dict[str, FileRecord]]:
-        """Writes all into ``folder``. A collective, which an error of the system does not end on one rank alone.
+        """Writes all into ``folder``. A collective, which no error of a file ends on one rank alone.
 
         Returns:
-            Waits until the files are on the disk, and returns this process's share of the records of what has been
-            written on this host; raises the error.
+            Waits until the files are on the disk, and returns the records of those that this process has written as
+            pickles, and of its share of what else there is on this host; raises the error.
         """
-        failure = self.strategy.save_engines(self.models, folder, self.tags, write_pickle, **self.options)
-        ranks.gather(None)  # the library need not wait for the others
+        own: dict[str, FileRecord] = {}
+
+        def write(path: Path, content: Any) -> None:
+            own[os.path.relpath(path, folder)] = write_pickle(path, content)
+
+        failure = self.strategy.save_engines(self.models, folder, self.tags, write, **self.options)
+        # Also waits for the others, as the library need not do.
+        known = {name for names in ranks.gather(list(own)) for name in names}
 
         def records() -> dict[str, FileRecord]:
             if failure is not None:
                 raise failure
             share, shares = ranks.share
             written = sorted(path for path in folder.rglob("*") if path.is_file())
-            for path in written[share::shares]:
+            others = [path for path in written if path.relative_to(folder).as_posix() not in known]
+            for path in others[share::shares]:
                 sync_file(path)
-            return {path.relative_to(folder).as_posix(): record_of(path) for path in written[share::shares]}
+            return own | {path.relative_to(folder).as_posix(): record_of(path) for path in others[share::shares]}
 
         return records
 
