@@ -134,15 +134,19 @@ void bind_comm(py::module_& module) {
   module.def(
       "create_backend",
       [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout,
-         milliseconds warn_after) {
-        return make_backend(connect_within_host(store, rank, size, Deadline::after(timeout), wait_hooks(warn_after)),
-                            timeout);
+         milliseconds warn_after, std::vector<int> numbers) {
+        if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
+          throw InvalidArgument("create_backend: expected a number for each of " + std::to_string(size) +
+                                " ranks, found " + std::to_string(numbers.size()));
+        }
+        comm::WaitHooks hooks = wait_hooks(warn_after);
+        hooks.numbers = std::move(numbers);
+        return make_backend(connect_within_host(store, rank, size, Deadline::after(timeout), hooks), timeout);
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-      py::arg("warn_after") = milliseconds(30000), release,
+      py::arg("warn_after") = milliseconds(30000), py::arg("numbers") = std::vector<int>(), release,
       "Collective: connects the ranks that share `store`, all on this host, and returns the backend. Waits are "
-      "reported "
-      "after `warn_after`; 0 means never.");
+      "reported after `warn_after`; 0 means never. Messages call ranks by their `numbers`, if there are any.");
   module.def("time_waited", &comm::time_waited,
              "How long the calling thread has waited for other ranks in all, over all communicators of this package.");
   module.def("reduce_instruction_set", &comm::reduce_instruction_set,

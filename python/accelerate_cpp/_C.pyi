@@ -110,7 +110,12 @@ def known_statistics(parameters: list[torch.Tensor]) -> list[tuple[float, int] |
 def known_device_statistics(parameters: list[torch.Tensor]) -> list[torch.Tensor | None]: ...
 def measure_gradients(gradients: list[torch.Tensor]) -> list[tuple[float, int]]: ...
 def create_backend(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, warn_after: timedelta = timedelta(seconds=30)
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    warn_after: timedelta = timedelta(seconds=30),
+    numbers: list[int] = [],
 ) -> C10dBackend: ...
 def create_hierarchical_backend(
     store: dist.Store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -144,6 +145,48 @@ def test_a_living_child_does_not_hide_that_its_rank_was_killed() -> None:
     [(kind, message)] = survivors(start_processes(killed_with_a_child, 2), died=1)
     assert kind == "PeerLost"
     assert "rank 1 has ended" in message
+
+
+def killed_in_a_part(operation: str) -> Error:
+    """The ranks 1 and 3 are a group, in which they have the numbers 0 and 1."""
+    import torch
+
+    dist, rank = connect()
+    part = dist.new_group([1, 3])
+    if rank in (0, 2):
+        return "nothing", "was raised"
+    dist.barrier(part)
+    if rank == 3:
+        die()
+    if operation == "recv":
+        return error_of(lambda: dist.recv(torch.ones(4), src=3, group=part))
+    return error_of(lambda: dist.all_reduce(torch.ones(4), group=part))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+def test_a_rank_killed_in_a_part_of_all_is_named_by_its_number_among_all(operation: str) -> None:
+    kind, message = survivors(start_processes(killed_in_a_part, 4, operation), died=3)[1]
+    assert kind == "PeerLost"
+    assert "rank 3 has ended" in message
+    assert "on rank 1" in message
+    assert set(re.findall(r"rank (\d)", message)) == {"1", "3"}, message
+
+
+def different_in_a_part() -> Error:
+    import torch
+
+    dist, rank = connect()
+    part = dist.new_group([1, 2])
+    if rank == 0:
+        return "nothing", "was raised"
+    return error_of(lambda: dist.all_reduce(torch.ones(4) if rank == 1 else torch.ones(5), group=part))
+
+
+def test_calls_of_a_part_of_all_are_told_by_the_numbers_among_all() -> None:
+    _, *differing = run_processes(different_in_a_part, 3)
+    for kind, message in differing:
+        assert kind == "MismatchedCollective"
+        assert re.findall(r"^  rank (\d)", message, re.MULTILINE) == ["1", "2"], message
 
 
 def raises_in_backward(late: bool) -> Error:

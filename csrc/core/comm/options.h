@@ -2,9 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace accelerate_cpp::comm {
 
@@ -34,6 +36,12 @@ struct WaitHooks {
   // Takes one sentence when a wait has lasted for `warn_after`.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
   std::chrono::milliseconds warn_after{30000};
+
+  // By which numbers messages call the ranks of a group that is a part of another; empty: by those in the group.
+  std::vector<int> numbers;
+
+  int number_of(int rank) const { return numbers.empty() ? rank : numbers.at(static_cast<std::size_t>(rank)); }
+  std::string name_of(int rank) const { return "rank " + std::to_string(number_of(rank)); }
 };
 
 }  // namespace accelerate_cpp::comm

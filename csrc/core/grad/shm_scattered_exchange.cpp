@@ -128,7 +128,7 @@ void ShmScatteredExchange::wait_for_turn() const {
 void ShmScatteredExchange::check_not_interrupted() const {
   if (group_->interruptions() != interruptions_) {
     throw MismatchedCollective(
-        "rank " + std::to_string(group_->rank()) +
+        group_->hooks().name_of(group_->rank()) +
         ": an error that all ranks share ended another collective within this backward pass, and the pass with it");
   }
 }

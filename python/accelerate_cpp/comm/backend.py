@@ -6,8 +6,9 @@ import neither torch nor the C++ module before a process group is really created
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -15,12 +16,16 @@ if TYPE_CHECKING:
 BACKEND_NAME = "shm"
 
 
-def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Backend:
+def _create(asked: Any, options: object) -> dist.Backend:
+    """What ``torch.distributed`` asks for, a group of its own or all ranks; there are no ``options``."""
     from accelerate_cpp.comm.hosts import create_backend
     from accelerate_cpp.config import env_table
 
     warn_after = timedelta(seconds=env_table.SLOW_WAIT_SECONDS.get())
-    backend: dist.Backend = create_backend(store, rank, world_size, timeout, warn_after)
+    members: Sequence[int] = asked.global_ranks_in_group  # none for the group of all
+    backend: dist.Backend = create_backend(
+        asked.store, asked.group_rank, asked.group_size, asked.timeout, warn_after, members
+    )
     return backend
 
 
@@ -29,4 +34,4 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND_NAME, _create, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])

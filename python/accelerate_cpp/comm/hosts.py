@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,12 @@ def gloo_connector(address: str | None, timeout: timedelta) -> Connect:
 
 
 def create_backend(
-    store: dist.Store, rank: int, world_size: int, timeout: timedelta, warn_after: timedelta = timedelta(seconds=30)
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    warn_after: timedelta = timedelta(seconds=30),
+    numbers: Sequence[int] = (),
 ) -> dist.Backend:
     """Collective: the backend over shared memory for the ranks that share ``store``, wherever they are.
 
@@ -170,13 +175,14 @@ def create_backend(
     Args:
         timeout: of every collective, and of connecting.
         warn_after: how long a wait may last before it is reported; 0 for never.
+        numbers: by which messages call ranks of one host that are a part of all; empty: by their ranks here.
     """
     from accelerate_cpp import _native
 
     hosts = find_hosts(store, rank, world_size)
     backend: dist.Backend
     if len(set(hosts)) == 1:
-        backend = _native.create_backend(store, rank, world_size, timeout, warn_after)
+        backend = _native.create_backend(store, rank, world_size, timeout, warn_after, list(numbers))
     else:
         connect = gloo_connector(choose_gloo_address(store, rank, hosts), timeout)
         backend = _native.create_hierarchical_backend(store, rank, world_size, hosts, timeout, connect, warn_after)

@@ -127,7 +127,7 @@ bool Group::usable() const {
 
 void Group::throw_unusable(const std::string& what) const {
   if (forked()) {
-    throw communicator_of_parent(what, "rank " + std::to_string(rank_));
+    throw communicator_of_parent(what, hooks_.name_of(rank_));
   }
   throw group_failed(what, rank_, control(rank_).failure_text());
 }
@@ -205,7 +205,7 @@ void Group::Loss::raise(const std::string& wait) const {
 
 Group::Loss Group::loss_of(int peer, bool look_closely) {
   const RankControl& control = this->control(peer);
-  const std::string who = "rank " + std::to_string(peer);
+  const std::string who = hooks_.name_of(peer);
   bool ended = false;
   if (look_closely) {
     arena_->poll();
@@ -283,12 +283,12 @@ std::shared_ptr<Segment> Group::peer_segment(int peer, std::uint32_t id, const D
       if (std::shared_ptr<Segment> segment = arena_->of_peer(peer, id)) {
         return segment;
       }
-      throw PeerLost("rank " + std::to_string(rank_) + " waited for shared memory of rank " + std::to_string(peer) +
+      throw PeerLost(hooks_.name_of(rank_) + " waited for shared memory of " + hooks_.name_of(peer) +
                      ", which has ended");
     }
     hooks_.probe();
     if (deadline.expired()) {
-      throw Timeout("rank " + std::to_string(rank_) + " waited for shared memory of rank " + std::to_string(peer) +
+      throw Timeout(hooks_.name_of(rank_) + " waited for shared memory of " + hooks_.name_of(peer) +
                     "; nothing came for " + std::to_string(deadline.waited().count()) + " ms");
     }
   }
@@ -310,8 +310,7 @@ void Group::check_withdrawals() {
     const auto& withdrawal = control(peer).withdrawals[sequence_ & 1];
     if (peer != rank_ && withdrawal.is_of(sequence_)) {
       publish_place();
-      throw PeerWithdrew(describe_wait(peer) + "rank " + std::to_string(peer) +
-                         " withdrew: " + std::string(withdrawal.read()));
+      throw PeerWithdrew(describe_wait(peer) + hooks_.name_of(peer) + " withdrew: " + std::string(withdrawal.read()));
     }
   }
 }

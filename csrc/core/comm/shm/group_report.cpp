@@ -72,7 +72,7 @@ void Group::throw_mismatch() {
   std::string table = "ranks called different collectives as operation #" + std::to_string(sequence_) + ":";
   for (int rank = 0; rank < size_; ++rank) {
     const CallSite site = site_of(control(rank), sequence_);
-    table += "\n  rank " + std::to_string(rank) + ": " +
+    table += "\n  " + hooks_.name_of(rank) + ": " +
              site.name(announced(rank).signature.describe() + describe_counts(rank)) + site.suffix();
   }
   throw MismatchedCollective(
@@ -97,13 +97,13 @@ std::string Group::describe_wait(int peer) const {
   const std::string own = meets ? own_place() : "";
   const CallSite site = meets ? CallSite(own) : site_of(control(rank_), number_);
   const std::string number = meets ? "" : " (operation #" + std::to_string(number_) + ")";
-  return site.name(current_.signature.describe()) + number + site.suffix() + " on rank " + std::to_string(rank_) +
-         " waited for rank " + std::to_string(peer) + ": ";
+  return site.name(current_.signature.describe()) + number + site.suffix() + " on " + hooks_.name_of(rank_) +
+         " waited for " + hooks_.name_of(peer) + ": ";
 }
 
 std::string Group::standing(int peer) const {
   RankControl& control = this->control(peer);
-  const std::string who = "rank " + std::to_string(peer);
+  const std::string who = hooks_.name_of(peer);
   Operation operation{{CallKind::kBarrier}};
   std::uint64_t reached = 0;
   do {  // the peer may go on and overwrite the description while it is copied

@@ -129,7 +129,8 @@ class Forming {
     for (std::size_t peer = 0; peer < channels.size(); ++peer) {
       // No rank leaves before all have come, so one that does has failed.
       if (channels[peer] && channels[peer]->hung_up()) {
-        throw PeerLost(describe(missing) + "; rank " + std::to_string(peer) + " has ended or given up meanwhile");
+        throw PeerLost(describe(missing) + "; " + hooks_.name_of(static_cast<int>(peer)) +
+                       " has ended or given up meanwhile");
       }
     }
     if (deadline_.expired()) {
@@ -146,12 +147,15 @@ class Forming {
     return Deadline::after(std::min(deadline_.remaining(), std::chrono::milliseconds(kPollMilliseconds)));
   }
 
+  std::string name_of(int peer) const { return hooks_.name_of(peer); }
+  int number_of(int peer) const { return hooks_.number_of(peer); }
+
   std::vector<std::unique_ptr<Channel>> channels;
 
  private:
   std::string describe(const std::string& missing) const {
-    return "forming a group of " + std::to_string(channels.size()) + " ranks: rank " + std::to_string(rank_) +
-           " waited " + std::to_string(deadline_.waited().count()) + " ms for " + missing;
+    return "forming a group of " + std::to_string(channels.size()) + " ranks: " + hooks_.name_of(rank_) + " waited " +
+           std::to_string(deadline_.waited().count()) + " ms for " + missing;
   }
 
   const int rank_;
@@ -160,16 +164,12 @@ class Forming {
   bool warned_ = false;
 };
 
-std::string name_of(int peer) {
-  return "rank " + std::to_string(peer);
-}
-
 std::string await_address(Store& store, int peer, Forming& forming) {
   while (true) {
     try {
       return store.get(address_key(peer), forming.slice());
     } catch (const Timeout&) {
-      forming.check(name_of(peer));
+      forming.check(forming.name_of(peer));
     }
   }
 }
@@ -184,20 +184,20 @@ void connect_socket(int socket, const std::string& name, int peer, Forming& form
   const socklen_t length = fill_address(name, &address);
   while (::connect(socket, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     if (errno == ECONNREFUSED) {
-      throw PeerLost("connecting to rank " + std::to_string(peer) +
+      throw PeerLost("connecting to " + forming.name_of(peer) +
                      " on this host: it has ended, or runs in another network namespace");
     }
     if (errno != EINTR && errno != EAGAIN) {
-      throw SystemFailure("connecting to rank " + std::to_string(peer) + " on this host", errno);
+      throw SystemFailure("connecting to " + forming.name_of(peer) + " on this host", errno);
     }
-    forming.check(name_of(peer));
+    forming.check(forming.name_of(peer));
   }
 }
 
 std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Forming& forming) {
   const std::string published = await_address(store, peer, forming);
   if (published.size() <= kTokenBytes) {
-    throw InvalidArgument("the store holds no shared memory address for rank " + std::to_string(peer));
+    throw InvalidArgument("the store holds no shared memory address for " + forming.name_of(peer));
   }
   Greeting greeting{};
   std::memcpy(greeting.token.data(), published.data(), kTokenBytes);
@@ -205,10 +205,10 @@ std::unique_ptr<Channel> connect_to(Store& store, int rank, int peer, Forming& f
   Socket socket(make_socket());
   connect_socket(socket.get(), published.substr(kTokenBytes), peer, forming);
   if (!same_user(socket.get())) {
-    throw SystemFailure("connecting to rank " + std::to_string(peer) + ", which runs as another user", EPERM);
+    throw SystemFailure("connecting to " + forming.name_of(peer) + ", which runs as another user", EPERM);
   }
   if (::send(socket.get(), &greeting, sizeof(greeting), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting))) {
-    throw SystemFailure("greeting rank " + std::to_string(peer), errno);
+    throw SystemFailure("greeting " + forming.name_of(peer), errno);
   }
   return socket.to_channel();
 }
@@ -243,12 +243,12 @@ class Acceptor {
   }
 
   // The ranks that have not come yet, for messages: "ranks 1, 3"; empty when all have.
-  std::string missing() const {
+  std::string missing(const Forming& forming) const {
     std::string text;
     int count = 0;
     for (std::size_t peer = static_cast<std::size_t>(rank_) + 1; peer < channels_.size(); ++peer) {
       if (!channels_[peer]) {
-        text += (count++ == 0 ? "" : ", ") + std::to_string(peer);
+        text += (count++ == 0 ? "" : ", ") + std::to_string(forming.number_of(static_cast<int>(peer)));
       }
     }
     return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + text;
@@ -317,9 +317,9 @@ std::vector<std::unique_ptr<Channel>> connect_mesh(Store& store, int rank, int s
     forming.channels[static_cast<std::size_t>(peer)] = connect_to(store, rank, peer, forming);
   }
   Acceptor acceptor(listener.get(), token, rank, forming.channels);
-  while (!acceptor.missing().empty()) {
+  while (!acceptor.missing(forming).empty()) {
     acceptor.serve();
-    if (const std::string missing = acceptor.missing(); !missing.empty()) {
+    if (const std::string missing = acceptor.missing(forming); !missing.empty()) {
       forming.check(missing);
     }
   }

@@ -131,9 +131,9 @@ std::optional<std::string> OutgoingMessages::take_refusals(int rank) {
   for (const Page& page : destination.pages) {
     for (Message& message : page.box->messages) {
       if (message.state.load(std::memory_order_acquire) == MessageState::kRefused) {
-        text += std::string(text.empty() ? "" : "; ") + "rank " + std::to_string(group_->rank()) + " sent " +
+        text += std::string(text.empty() ? "" : "; ") + group_->hooks().name_of(group_->rank()) + " sent " +
                 std::to_string(message.count) + " " + accelerate_cpp::name(message.dtype) + " with tag " +
-                std::to_string(message.tag) + ", but rank " + std::to_string(rank) + " received " +
+                std::to_string(message.tag) + ", but " + group_->hooks().name_of(rank) + " received " +
                 std::to_string(message.expected_count) + " " + accelerate_cpp::name(message.expected_dtype);
         pool_.reclaim();
         message.state.store(MessageState::kFree, std::memory_order_relaxed);

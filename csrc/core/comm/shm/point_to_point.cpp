@@ -357,7 +357,10 @@ void PointToPoint::fail(Posted& posted, std::exception_ptr error) {
 }
 
 TransferText PointToPoint::text_of(const Posted& posted) const {
-  return {posted.is_send, posted.count, posted.dtype, posted.peer, posted.tag, group_->rank(), posted.location};
+  const WaitHooks& hooks = group_->hooks();
+  const int peer = posted.peer == Communicator::kAnySource ? posted.peer : hooks.number_of(posted.peer);
+  return {posted.is_send, posted.count, posted.dtype, peer, posted.tag, hooks.number_of(group_->rank()),
+          posted.location};
 }
 
 }  // namespace accelerate_cpp::comm

@@ -274,7 +274,9 @@ std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const C
     return nullptr;
   }
   try {
-    return connect(store, store.new_rank(), store.new_size(), call.deadline, group_->hooks());
+    WaitHooks hooks = group_->hooks();
+    hooks.numbers.clear();  // they are of this group
+    return connect(store, store.new_rank(), store.new_size(), call.deadline, std::move(hooks));
   } catch (const std::exception& error) {
     abort(std::string("splitting the group failed: ") + error.what());
     throw;
