@@ -23,9 +23,11 @@ _HEAD = (
 Row = dict[str, Any]
 
 
-def _is_quick(row: Row) -> bool:
-    """Whether the cause was named within 2 s of the moment at which somebody could know of it."""
-    return bool(row["named"]) and row["seconds_to_name"] - row["seconds_of_silence"] <= 2
+def _quick(due: Sequence[Row]) -> str:
+    """In how many runs the cause was named within 2 s of the moment at which somebody could know of it."""
+    timed = [row for row in due if row["seconds_of_silence"] is not None]
+    quick = sum(row["named"] and row["seconds_to_name"] - row["seconds_of_silence"] <= 2 for row in timed)
+    return f"{quick} of {len(timed)}"
 
 
 def _share(rows: Sequence[Row], failure: str) -> str:
@@ -41,7 +43,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[str]:
         str(len(rows)),
         *(_share(rows, failure) for failure in ("hung", "status", "left", "checkpoint")),
         f"{sum(row['named'] for row in due)} of {len(due)}",
-        str(sum(map(_is_quick, due))),
+        _quick(due),
         f"{median(seconds):.2f}" if seconds else "",
         f"{max(seconds):.2f}" if seconds else "",
     ]
@@ -63,10 +65,9 @@ def summary(rows: Sequence[Row]) -> str:
     done = [row for row in rows if "skipped" not in row]
     held = sum(not row["failures"] for row in done)
     due = [row for row in done if row["named"] is not None]
-    quick = sum(map(_is_quick, due))
     named = sum(row["named"] for row in due)
     skipped = f", {len(rows) - len(done)} skipped" if len(rows) > len(done) else ""
     return (
         f"{held} of {len(done)} as promised, {_share(done, 'hung')} ended, "
-        f"{named} of {len(due)} named, {quick} within 2 s{skipped}"
+        f"{named} of {len(due)} named, {_quick(due)} within 2 s{skipped}"
     )

@@ -90,9 +90,11 @@ def test_the_table_counts_what_held() -> None:
     silent = late | {"seconds_of_silence": 15.0}
     bad = good | {"failures": ["hung", "left: a file"], "named": False, "seconds_to_name": None}
     last = table([good, good, bad]).splitlines()[-1]
-    assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 2 | 0.50 | 0.50 |"
-    assert summary([good, bad]) == "1 of 2 as promised, 1 ended, 1 of 2 named, 1 within 2 s"
-    assert summary([good, late, silent]) == "3 of 3 as promised, 3 ended, 3 of 3 named, 2 within 2 s"
+    assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 2 of 3 | 0.50 | 0.50 |"
+    assert summary([good, bad]) == "1 of 2 as promised, 1 ended, 1 of 2 named, 1 of 2 within 2 s"
+    unknown = late | {"seconds_of_silence": None}
+    several = [good, late, silent, unknown]
+    assert summary(several) == "4 of 4 as promised, 4 ended, 4 of 4 named, 2 of 3 within 2 s"
 
 
 @pytest.mark.long
