@@ -95,7 +95,7 @@ def remove_unfinished(target: Path) -> None:
 
 def _unused(target: Path) -> Path:
     """The name of a temporary folder of ``target`` that nobody else uses."""
-    return temporary_folder(target, uuid.uuid4().hex)
+    return temporary_folder(target, uuid.uuid4().hex[:8])
 
 
 def commit(temporary: Path, target: Path) -> None:
