@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <string>
 
 #include "core/base/round_up.h"
 
@@ -63,6 +65,26 @@ void BlockCollective::set_counts() {
   group_.set_counts(given, blocks_.taken);
 }
 
+void BlockCollective::read_counts() {
+  const auto ranks = static_cast<std::size_t>(group_.size());
+  // No sum of blocks, each rounded up to lines, exceeds what a size can be.
+  const std::uint64_t most = std::numeric_limits<std::size_t>::max() / 2 / ranks / element_bytes_;
+  bytes_.reserve(ranks * ranks);
+  for (int giver = 0; giver < group_.size(); ++giver) {
+    for (int taker = 0; taker < group_.size(); ++taker) {
+      const std::uint64_t count = group_.given(giver, taker);
+      const bool own = taker == group_.rank();
+      const std::uint64_t limit = own ? blocks_.taken[static_cast<std::size_t>(giver)] : most;
+      if (own ? count != limit : count > limit) {
+        throw damaged_memory("rank " + std::to_string(giver) + " gives " + std::to_string(count) +
+                             " elements to rank " + std::to_string(taker) + ", expected " + (own ? "" : "at most ") +
+                             std::to_string(limit));
+      }
+      bytes_.push_back(static_cast<std::size_t>(count) * element_bytes_);
+    }
+  }
+}
+
 void BlockCollective::run() {
   set_counts();
   if (!operation_.in_arena) {
@@ -70,6 +92,7 @@ void BlockCollective::run() {
   }
   group_.announce();
   group_.await_announcements(deadline_);
+  read_counts();
   if (all_small()) {
     consume_small();
   } else if (all_in_arena()) {
@@ -164,7 +187,7 @@ void BlockCollective::consume_in_place() {
     if (length > 0 && r == group_.rank()) {
       source = own_block(0);
     } else if (length > 0) {
-      source = group_.operand(r, deadline_) + offset(r, group_.rank(), 1);
+      source = group_.operand(r, offset(r, group_.rank(), 1), length, deadline_);
     }
   }
   if (longest > 0) {

@@ -49,8 +49,11 @@ class BlockCollective {
 
   void run();
   void set_counts();
+  // Copies what all have announced to give, once: a peer whose memory is damaged may change it. Throws SystemFailure
+  // unless this rank is given what it takes, and the rest is possible.
+  void read_counts();
   std::size_t bytes(int giver, int taker) const {
-    return static_cast<std::size_t>(group_.given(giver, taker)) * element_bytes_;
+    return bytes_[static_cast<std::size_t>(giver * group_.size() + taker)];
   }
   // Bytes before the block for `taker` among the blocks of `giver`, each rounded up to `alignment`.
   std::size_t offset(int giver, int taker, std::size_t alignment) const;
@@ -75,6 +78,7 @@ class BlockCollective {
   const std::size_t element_bytes_;
   const bool one_block_;
   std::vector<const void*> sources_;
+  std::vector<std::size_t> bytes_;  // by giver and taker
   // While staged:
   std::uint64_t first_ = 0;
   std::size_t piece_bytes_ = 0;

@@ -258,11 +258,12 @@ void Group::check_wait(int peer, const Deadline& deadline) {
   }
 }
 
-std::byte* Group::operand(int peer, const Deadline& deadline) {
-  const Operation& operation = announced(peer);
-  const std::shared_ptr<Segment> segment = peer_segment(peer, operation.segment, deadline);
-  require_bytes(*segment, operation.offset_bytes, 0, peer);
-  return segment->data() + operation.offset_bytes;
+std::byte* Group::operand(int peer, std::size_t begin_bytes, std::size_t size_bytes, const Deadline& deadline) {
+  const std::uint64_t offset_bytes = read_once(announced(peer).offset_bytes);
+  const std::shared_ptr<Segment> segment = peer_segment(peer, read_once(announced(peer).segment), deadline);
+  require_bytes(*segment, offset_bytes, begin_bytes, peer);
+  require_bytes(*segment, offset_bytes + begin_bytes, size_bytes, peer);
+  return segment->data() + offset_bytes + begin_bytes;
 }
 
 void Group::take_in_segments() {

@@ -115,11 +115,12 @@ class Group {
   void await_announcements(const Deadline& deadline);
   const Operation& announced(int rank) const { return control(rank).operations[sequence_ & 1]; }
   // What `rank` gives to `to`, in elements.
-  std::uint64_t given(int rank, int to) const { return counts(rank, sequence_)[to]; }
+  std::uint64_t given(int rank, int to) const { return read_once(counts(rank, sequence_)[to]); }
   std::uint64_t expected(int rank, int from) const { return counts(rank, sequence_)[size_ + from]; }
 
-  // The operand that `peer` has announced to lie in its arena.
-  std::byte* operand(int peer, const Deadline& deadline);
+  // Bytes [begin_bytes, begin_bytes + size_bytes) of the operand that `peer` has announced to lie in its arena. Throws
+  // SystemFailure when the segment that it names ends before.
+  std::byte* operand(int peer, std::size_t begin_bytes, std::size_t size_bytes, const Deadline& deadline);
 
   // Waits until `condition`, which depends on what `peer` has published, holds.
   template <class Condition>

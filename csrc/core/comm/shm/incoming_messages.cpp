@@ -1,5 +1,7 @@
 #include "core/comm/shm/incoming_messages.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace accelerate_cpp::comm {
@@ -16,6 +18,10 @@ bool IncomingMessages::open_page(Source& source, int rank) {
     return false;
   }
   require_bytes(*segment, 0, outbox_bytes(first ? group_->size() : 1), rank);
+  if (std::find(source.segments.begin(), source.segments.end(), segment) != source.segments.end()) {
+    throw damaged_memory("rank " + std::to_string(rank) + " names segment " + std::to_string(number - 1) +
+                         " twice as a page of its messages, expected another one");
+  }
   source.pages.push_back(&mailbox(segment->data(), first ? group_->rank() : 0));
   source.segments.push_back(std::move(segment));
   return true;

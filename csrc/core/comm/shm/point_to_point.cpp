@@ -161,12 +161,13 @@ bool PointToPoint::copy_out(Posted& receive) {
   const std::size_t written =
       std::min<std::size_t>(message.written.load(std::memory_order_acquire), receive.size_bytes);
   if (written > receive.copied_bytes) {
-    const std::shared_ptr<Segment> segment = group_->arena()->of_peer(receive.source, message.segment);
+    const std::uint64_t offset_bytes = read_once(message.offset_bytes);
+    const std::shared_ptr<Segment> segment = group_->arena()->of_peer(receive.source, read_once(message.segment));
     if (!segment) {
       return false;
     }
-    require_bytes(*segment, message.offset_bytes, written, receive.source);
-    std::memcpy(receive.data + receive.copied_bytes, segment->data() + message.offset_bytes + receive.copied_bytes,
+    require_bytes(*segment, offset_bytes, written, receive.source);
+    std::memcpy(receive.data + receive.copied_bytes, segment->data() + offset_bytes + receive.copied_bytes,
                 written - receive.copied_bytes);
     receive.copied_bytes = written;
   }

@@ -239,13 +239,15 @@ void Segment::discard() {
 void require_bytes(const Segment& segment, std::size_t offset_bytes, std::size_t size_bytes, int peer) {
   const std::size_t size = segment.size_bytes();
   if (offset_bytes > size || size_bytes > size - offset_bytes) {
-    throw SystemFailure("rank " + std::to_string(peer) + " shares " + std::to_string(size) +
-                            " bytes of memory, expected " + std::to_string(size_bytes) + " bytes at " +
-                            std::to_string(offset_bytes) +
-                            "; its memory is damaged, or it runs another version: see that all ranks run the same "
-                            "installation",
-                        EPROTO);
+    throw damaged_memory("rank " + std::to_string(peer) + " shares " + std::to_string(size) +
+                         " bytes of memory, expected " + std::to_string(size_bytes) + " bytes at " +
+                         std::to_string(offset_bytes));
   }
+}
+
+SystemFailure damaged_memory(const std::string& what) {
+  return {what + "; its memory is damaged, or it runs another version: see that all ranks run the same installation",
+          EPROTO};
 }
 
 Segment::~Segment() {

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
+
 namespace accelerate_cpp::comm {
 
 // The system's ways to make files in memory; tests refuse some of them, as sandboxes do. The functions that open a file
@@ -80,5 +82,15 @@ class Segment {
 // Throws SystemFailure unless `segment`, which rank `peer` shares, has `size_bytes` from `offset_bytes` on: what a peer
 // writes about its memory may be damaged, and must not lead out of it.
 void require_bytes(const Segment& segment, std::size_t offset_bytes, std::size_t size_bytes, int peer);
+
+// What require_bytes() throws, for the other things that a peer writes. `what` says who, what was found and expected.
+SystemFailure damaged_memory(const std::string& what);
+
+// The value of a field in a peer's memory, read once: a peer whose memory is damaged may change it between a check and
+// a use, so both have to look at a copy.
+template <class T>
+T read_once(const T& field) {
+  return static_cast<const volatile T&>(field);
+}
 
 }  // namespace accelerate_cpp::comm

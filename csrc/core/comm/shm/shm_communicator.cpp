@@ -96,7 +96,7 @@ void ShmCommunicator::reduce_in_arena(MemoryView data, const Reduction& reductio
   const Slices slices(data.count, element_size(data.dtype), size());
   const std::size_t begin_bytes = slices.begin(rank()) * element_size(data.dtype);
   for (int r = 0; r < size(); ++r) {
-    std::byte* const operand = r == rank() ? data.bytes() : group_->operand(r, deadline);
+    std::byte* const operand = r == rank() ? data.bytes() : group_->operand(r, 0, data.size_bytes(), deadline);
     sources_[static_cast<std::size_t>(r)] = destinations_[static_cast<std::size_t>(r)] = operand + begin_bytes;
   }
   comm::reduce(data.dtype, reduction.op,
