@@ -1,13 +1,19 @@
 // What may stand in the shared memory of a peer whose memory is damaged: its control block (the first 8 KB of the
 // input, but for the first byte) and its outbox (the rest). Operations end, or are refused by an error of this package;
-// none reads outside of the segments.
+// none reads or writes outside of the segments.
+//
+// The first byte chooses the operation. With kIsDamage, the control block is that of a rank which takes part in it as
+// it should, and the input says which bits of it are damaged; with kIsInArena, operands lie in shared memory.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +30,9 @@ namespace accelerate_cpp::comm {
 namespace {
 
 constexpr std::size_t kControlBytes = 8192;
+constexpr std::uint8_t kIsDamage = 8;
+constexpr std::uint8_t kIsInArena = 16;
+constexpr std::size_t kCount = 4096;              // elements that a rank gives; enough to be used where they lie
 constexpr off_t kSegmentBytes = off_t{16} << 20;  // enough for what follows the control block; nothing of it is used
 
 Deadline soon() {
@@ -42,10 +51,53 @@ int file_with(const std::uint8_t* data, std::size_t size, off_t size_bytes) {
   return file;
 }
 
-template <class Operation>
-void attempt(const Operation& operation) {
+enum class Choice : std::uint8_t { kAllReduce, kBroadcast, kBarrier, kAllToAll, kMessages };
+
+Choice operation_of(std::uint8_t choice) {
+  return static_cast<Choice>(std::min(choice % 8 % 6, 4));
+}
+
+// The control block of a peer that has announced `choice` and done its part of it.
+std::vector<std::uint8_t> sound_control(std::uint8_t choice) {
+  std::vector<std::uint8_t> bytes(kControlBytes);
+  auto& control = *reinterpret_cast<RankControl*>(bytes.data());
+  control.announced = 1;
+  control.staged = control.consumed = 1000;
+  control.outbox = 2;
+  Operation operation{{CallKind::kBarrier}};
+  const auto set = [&](CallKind kind, std::uint64_t count, bool has_counts) {
+    operation = {{kind, DType::kFloat32}};
+    operation.signature.count = count;
+    operation.has_counts = has_counts;
+    operation.in_arena = (choice & kIsInArena) != 0;
+    operation.segment = 1;
+  };
+  std::array<std::uint64_t, 4> counts{};  // given to rank 0 and 1, expected of rank 0 and 1
+  switch (operation_of(choice)) {
+    case Choice::kAllReduce:
+      set(CallKind::kAllReduce, kCount, false);
+      break;
+    case Choice::kBroadcast:
+      set(CallKind::kBroadcast, kCount, false);
+      operation.signature.root = 1;
+      counts = {kCount, 0, 0, 0};
+      break;
+    case Choice::kAllToAll:
+      set(CallKind::kAllToAll, 2 * kCount, true);
+      counts = {kCount, kCount, kCount, kCount};
+      break;
+    default:
+      break;
+  }
+  control.operations[1] = operation;  // the first one is number 1
+  std::memcpy(bytes.data() + 4096 + sizeof counts, counts.data(), sizeof counts);
+  return bytes;
+}
+
+template <class Action>
+void attempt(const Action& action) {
   try {
-    operation();
+    action();
   } catch (const Error&) {
   } catch (const InternalError&) {
   }
@@ -56,7 +108,12 @@ void run(const std::uint8_t* data, std::size_t size) {
   const std::uint8_t* const begin = size > 0 ? data + 1 : data;
   const std::size_t rest = size > 0 ? size - 1 : 0;
   const std::size_t in_control = std::min(rest, kControlBytes);
-  const int control = file_with(begin, in_control, choice % 8 == 7 ? 4096 : kSegmentBytes);
+  std::vector<std::uint8_t> block = (choice & kIsDamage) != 0 ? sound_control(choice) : std::vector<std::uint8_t>();
+  block.resize(std::max(block.size(), in_control));
+  for (std::size_t i = 0; i < in_control; ++i) {
+    block[i] ^= begin[i];
+  }
+  const int control = file_with(block.data(), block.size(), choice % 8 == 7 ? 4096 : kSegmentBytes);
   const int outbox = file_with(begin + in_control, rest - in_control, choice % 8 == 6 ? 4096 : kSegmentBytes);
 
   MemoryStore store;
@@ -71,26 +128,32 @@ void run(const std::uint8_t* data, std::size_t size) {
   attempt([&] { rank = ShmCommunicator::connect(store, 0, 2, soon(), {}); });
   peer.join();
   if (rank != nullptr) {
-    std::vector<float> values(4096);
-    const MemoryView view{values.data(), values.size(), DType::kFloat32};
+    std::vector<float> values(4 * kCount);
+    std::shared_ptr<Buffer> shared;
+    attempt([&] { shared = (choice & kIsInArena) != 0 ? rank->allocate(values.size() * sizeof(float)) : nullptr; });
+    auto* const first = shared ? static_cast<float*>(shared->data()) : values.data();
+    const auto part = [&](std::size_t number) { return MemoryView{first + number * kCount, kCount, DType::kFloat32}; };
     const auto received = [&](std::size_t count, std::uint64_t tag) {
       attempt([&] {
         rank->receive(MemoryView{values.data(), count, DType::kFloat32}, 1, tag, {at_once()})->wait(at_once());
       });
     };
-    switch (choice % 8 % 6) {  // one each, as an operation that fails is the last one
-      case 0:
-        attempt([&] { rank->all_reduce(view, ReduceOp::kSum, {at_once()}); });
+    switch (operation_of(choice)) {  // one each, as an operation that fails is the last one
+      case Choice::kAllReduce:
+        attempt([&] { rank->all_reduce(part(0), ReduceOp::kSum, {at_once()}); });
         break;
-      case 1:
-        attempt([&] { rank->broadcast(view, 1, {at_once()}); });
+      case Choice::kBroadcast:
+        attempt([&] { rank->broadcast(part(0), 1, {at_once()}); });
         break;
-      case 2:
+      case Choice::kBarrier:
         attempt([&] { rank->barrier({at_once()}); });
         break;
-      default:
+      case Choice::kAllToAll:
+        attempt([&] { rank->all_to_all({part(0), part(1)}, {part(2), part(3)}, {at_once()}); });
+        break;
+      case Choice::kMessages:
         received(4, 0);
-        received(values.size(), 1);
+        received(kCount, 1);
         attempt([&] { rank->someone_has_left(); });
     }
   }
