@@ -21,7 +21,7 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
         CheckpointError: the name is absolute or points outside ``folder``, or it is a link that does, except to a blob
             of the hub's cache.
     """
-    _require_possible(folder, name, source)
+    _require_possible(folder, name, f"{source} names")
     named = PurePath(name)
     if named.is_absolute() or ".." in named.parts:
         raise CheckpointError(
@@ -31,33 +31,37 @@ def path_within(folder: Path, name: str, source: Path) -> Path:
     return _not_outside(folder, name, f", which {source.name} names,")
 
 
-def _require_possible(folder: Path, name: Any, source: Path) -> None:
-    """Raises ``CheckpointError`` unless ``name`` can be the name of a file."""
+def why_impossible(path: Any) -> str:
+    """Why no file can have this path; ``""`` if one can."""
     try:
-        os.lstat(folder / name)
-    except TypeError as error:
-        raise _impossible(name, source, "it is no text") from error
+        os.lstat(path)
+    except TypeError:
+        return "it is no text"
     except ValueError as error:  # a zero byte, or half a character
-        raise _impossible(name, source, str(error)) from error
+        return str(error)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise _impossible(name, source, "too long") from error
+        return "too long" if error.errno == errno.ENAMETOOLONG else ""
+    return ""
 
 
-def _impossible(name: Any, source: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{source} names {shortened(name)}: expected the name of a file, but no file can have that ({reason}): load "
-        "another checkpoint"
-    )
+def _require_possible(folder: Path, name: Any, who: str) -> None:
+    """Raises ``CheckpointError`` unless ``name``, which ``who`` says ("… names"), can be the name of a file."""
+    reason = why_impossible(folder / name if isinstance(name, str) else name)
+    if reason:
+        raise CheckpointError(
+            f"{who} {shortened(name)}: expected the name of a file, but no file can have that ({reason}): load another "
+            "checkpoint"
+        )
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """The path of the file or folder of a checkpoint that has a fixed ``name`` in it. It may be missing.
+    """The path of the file or folder of a checkpoint that has this ``name`` in it. It may be missing.
 
     Raises:
-        CheckpointError: it is a link, or in a folder that is one, which points outside ``folder``, except to a blob of
-            the hub's cache.
+        CheckpointError: no file can have that name, or it is a link, or in a folder that is one, which points outside
+            ``folder``, except to a blob of the hub's cache.
     """
+    _require_possible(folder, name, f"{folder} should contain")
     return _not_outside(folder, name, "")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerate_cpp.checkpoint.containment import own_file
+from accelerate_cpp.checkpoint.containment import own_file, why_impossible
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
 from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
@@ -137,14 +137,10 @@ def _check_entry(path: Path, name: str, entry: Any) -> None:
     file = entry.get("safetensors_file") if isinstance(entry, dict) else None
     if isinstance(file, str):
         folder = Path(os.path.realpath(path.parent))
-        try:
-            is_inside = Path(os.path.realpath(file)).is_relative_to(folder)
-        except ValueError:  # a zero byte, or half a character
-            is_inside = False
-        if not is_inside:
+        if why_impossible(file) or not Path(os.path.realpath(file)).is_relative_to(folder):
             raise CheckpointError(
-                f"{path} says that {name!r} is in {file!r}: expected a file in {path.parent}. Nothing was read; pass "
-                "an index of your own as offload_index, or offload again"
+                f"{path} says that {name!r} is in {shortened(file)}: expected a file in {path.parent}. Nothing was "
+                "read; pass an index of your own as offload_index, or offload again"
             )
         return
     shape = entry.get("shape") if isinstance(entry, dict) else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_cpp.checkpoint.containment import own_file, path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within, why_impossible
 from accelerate_cpp.errors import CheckpointError
 
 
@@ -100,3 +100,12 @@ def test_what_can_be_the_name_of_no_file_is_refused(folder: Path, name: Any) -> 
         CheckpointError, match=r"index\.json names .*: expected the name of a file, but no file can have"
     ):
         path_within(folder, name, folder / "index.json")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300])
+def test_what_can_be_no_name_is_no_name_of_an_own_file_either(folder: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"should contain .*: expected the name of a file, but no file can have"):
+        own_file(folder, name)
+    assert why_impossible(name)
+    assert why_impossible(folder / name)
+    assert why_impossible(folder / "missing" / "one") == ""
