@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -201,6 +202,11 @@ def require_file(path: Path, holds: str) -> None:
             f"{path} is missing; it should contain {holds}. The checkpoint is incomplete, or was saved by a program "
             "that prepared other objects: load another one, or prepare the objects that it was saved with"
         )
+
+
+def can_be_mapped(path: Path) -> bool:
+    """Whether ``torch.load`` can map the file: torch's old format is no archive."""
+    return path.is_file() and zipfile.is_zipfile(path)  # opening a pipe would wait for whoever writes to it
 
 
 def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence[type] = (), **load_kwargs: Any) -> Any:

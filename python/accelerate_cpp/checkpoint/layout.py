@@ -6,7 +6,6 @@ import copy
 import logging
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import own_file
-from accelerate_cpp.checkpoint.files import FileRecord, read_pickle
+from accelerate_cpp.checkpoint.files import FileRecord, can_be_mapped, read_pickle
 from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
 from accelerate_cpp.checkpoint.memory import off_the_file
 from accelerate_cpp.checkpoint.names import (
@@ -362,7 +361,7 @@ def read_optimizer(
             read_optimizer_shards(shards, optimizer, names_of(optimizer, models), elsewhere_in(models))
         )
     path = own_file(folder, numbered_name(OPTIMIZER_FILE, index))
-    is_mapped = map_location == "cpu" and _can_be_mapped(path)
+    is_mapped = map_location == "cpu" and can_be_mapped(path)
     options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
     state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
     if is_named(state):
@@ -403,7 +402,7 @@ def read_model(folder: Path, index: int, model: torch.nn.Module | None = None) -
         return _read_model_shards(path, {} if model is None else fitted_names(model))
     if path.suffix == ".safetensors":
         return read_safetensors(path, holds)
-    state = dict(_mapping_in(path, holds, **({"mmap": True} if _can_be_mapped(path) else {})))
+    state = dict(_mapping_in(path, holds, **({"mmap": True} if can_be_mapped(path) else {})))
     foreign = next((name for name in state if not isinstance(name, str)), None)
     if foreign is not None:
         raise CheckpointError(
@@ -477,11 +476,6 @@ def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int
     missing = [f"{own.name} is missing (the random states of rank {rank})"]
     step = _mapping_in(first, "the random states of rank 0").get("step") if first.is_file() else None
     return {}, step, missing
-
-
-def _can_be_mapped(path: Path) -> bool:
-    """Whether ``torch.load`` can map the file: torch's old format is no archive."""
-    return path.is_file() and zipfile.is_zipfile(path)  # opening a pipe would wait for whoever writes to it
 
 
 def _mapping_in(path: Path, holds: str, **load_kwargs: Any) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ Files are mapped, so that a tensor takes memory only when it is copied or conver
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accelerate_cpp.checkpoint.containment import own_file, path_within
-from accelerate_cpp.checkpoint.files import read_pickle
+from accelerate_cpp.checkpoint.files import can_be_mapped, read_pickle
 from accelerate_cpp.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
 from accelerate_cpp.config.text import parsed_json
@@ -48,8 +47,7 @@ class CheckpointFile:
                 raise InvalidArgument(f"{path}: expected tensors of torch (format 'pt'), found format {library!r}")
             self._names = list(self._reader.keys())
         else:
-            mapped = path.is_file() and zipfile.is_zipfile(path)  # what older versions of torch wrote cannot be
-            content = read_pickle(path, "a state dict", map_location="cpu", mmap=mapped)
+            content = read_pickle(path, "a state dict", map_location="cpu", mmap=can_be_mapped(path))
             if not isinstance(content, Mapping):
                 raise CheckpointError(f"{path}: expected a state dict, found a {type(content).__name__}")
             foreign = next((name for name in content if not isinstance(name, str)), None)
@@ -124,8 +122,8 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, Path]]:
 
 
 def _in_folder(folder: Path) -> Path:
-    for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
-        if own_file(folder, name).is_file():
+    for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):  # links may lead anywhere: the program names folder and file
+        if (folder / name).is_file():
             return folder / name
     indices = sorted(folder.glob(f"*{_INDEX_SUFFIX}"))
     if len(indices) == 1:
@@ -138,6 +136,11 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _of_index(path: Path) -> tuple[list[Path], dict[str, Path]]:
+    if not path.is_file():  # reading a named pipe would wait for whoever writes to it
+        raise CheckpointError(
+            f"{path}: expected the index of a checkpoint in several files, found a folder, a pipe, a device or a link "
+            "to nothing: load another checkpoint"
+        )
     try:
         content = parsed_json(path.read_text(encoding="utf-8"))
         named = content.get("weight_map", content)

@@ -20,6 +20,7 @@ from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.files import (
     ChecksummedFile,
     FileRecord,
+    can_be_mapped,
     parse_size,
     read_pickle,
     record_of,
@@ -27,6 +28,13 @@ from accelerate_cpp.checkpoint.files import (
     write_bytes,
 )
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
+
+
+def test_archives_of_torch_can_be_mapped_and_nothing_else(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "new")
+    torch.save({}, tmp_path / "old", _use_new_zipfile_serialization=False)
+    os.mkfifo(tmp_path / "pipe")
+    assert [name for name in ("new", "old", "pipe", "missing") if can_be_mapped(tmp_path / name)] == ["new"]
 
 
 def test_the_record_is_that_of_the_bytes_on_the_disk(tmp_path: Path) -> None:
