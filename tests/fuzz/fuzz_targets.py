@@ -28,6 +28,9 @@ from safetensors.torch import save_file
 
 from accelerate_cpp.checkpoint import manifest
 from accelerate_cpp.checkpoint.files import read_pickle
+from accelerate_cpp.checkpoint.fitting import check_optimizer
+from accelerate_cpp.checkpoint.layout import read_models, read_optimizer, sharded_folder_name
+from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SHARDED_MODEL_NAME
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
 from accelerate_cpp.comm.joining import MESSAGE
@@ -50,6 +53,7 @@ from accelerate_cpp.placement.checkpoint_reading import CheckpointFile, open_che
 from accelerate_cpp.placement.offload import INDEX_NAME, OffloadedWeightsLoader
 from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.runtime.progress_board import Board
+from make_seeds import shards_file
 
 CANARY = 1234567.0
 """The value of every element in files outside of the folder that is parsed."""
@@ -175,12 +179,39 @@ def _pickle(data: bytes, folder: Path) -> None:
 
 
 def _shards_index(data: bytes, folder: Path) -> None:
+    """As ``load_state`` reads it: for a model and its optimizer, and as a whole."""
     (folder / INDEX).write_bytes(data)
-    torch.save(torch.ones(4), folder / "__0_0.distcp")
-    for prefix in ("model", "optimizer"):
-        saved = SavedShards(folder, prefix)
-        saved.shapes()
-        _look([saved.read(lambda _, shape, dtype: torch.empty(shape, dtype=dtype))])
+    (folder / "__0_0.distcp").write_bytes(shards_file())
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for name in (SHARDED_MODEL_NAME, OPTIMIZER_NAME):
+        (folder / sharded_folder_name(name, 0)).symlink_to(".")
+    refused = []
+    for read in (
+        lambda: read_models(folder, [model]),
+        lambda: check_optimizer(_optimizer(folder, model, optimizer), optimizer, str(folder)),
+        lambda: _read_shards(folder, "model"),
+        lambda: _read_shards(folder, "optimizer"),
+    ):
+        try:
+            _look([read()])
+        except AccelerateError as error:  # each gets its turn
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def _optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    state = read_optimizer(folder, 0, optimizer, [list(model.named_parameters())]).content
+    _look(state)
+    return state
+
+
+def _read_shards(folder: Path, prefix: str) -> Any:
+    saved = SavedShards(folder, prefix)
+    saved.shapes()
+    return saved.read(lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
 
 
 def _manifest(data: bytes, folder: Path) -> None:

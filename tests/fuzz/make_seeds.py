@@ -38,22 +38,28 @@ def calling(module: str, name: str, argument: str) -> bytes:
     return f"c{module}\n{name}\n(V{argument}\ntR.".encode()
 
 
+def shards_file() -> bytes:
+    """The file ``__0_0.distcp`` to which :func:`shards_index` belongs."""
+    torch.save(torch.ones(4), file := io.BytesIO())
+    return file.getvalue()
+
+
 def shards_index(
     path: str = "__0_0.distcp", size: tuple[int, ...] = (4,), steps: tuple[Any, ...] = ("model", "a")
 ) -> bytes:
     """The index of a state in shards: where the values are, how large a tensor is, and its place in the state."""
-    key = MetadataIndex("model.a", torch.Size([0]))
+    name = ".".join(map(str, steps))
     return pickle.dumps(
         Metadata(
             {
-                "model.a": TensorStorageMetadata(
+                name: TensorStorageMetadata(
                     TensorProperties(torch.float32),
                     torch.Size(size),
                     [ChunkStorageMetadata(torch.Size([0] * len(size)), torch.Size(size))],
                 ),
             },
-            {"model.a": steps},
-            {key: _StorageInfo(path, 0, 100)},
+            {name: steps},
+            {MetadataIndex(name, torch.Size([0] * len(size))): _StorageInfo(path, 0, len(shards_file()))},
         )
     )
 
@@ -107,6 +113,9 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "offload_index", "negative", b'{"a": {"dtype": "float32", "shape": [-4]}}'
     yield "offload_index", "no-shape", b'{"a": {"dtype": "float32"}}'
     yield "offload_index", "no-dtype", b'{"a": {"dtype": "load", "shape": [4]}}'
+    yield "offload_index", "half-character-dat", b'{"\\ud800": {"dtype": "float32", "shape": [4]}}'
+    yield "offload_index", "long-dat", json.dumps({"a" * 300: {"dtype": "float32", "shape": [4]}}).encode()
+    yield "offload_index", "long-file", json.dumps({"a": {"safetensors_file": "a" * 300}}).encode()
     yield "offload_index", "entries-of-other-types", b'{"a": 1, "b": [], "c": "x"}'
     buffer = io.BytesIO()
     torch.save({"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"params": [0]}]}, buffer)
@@ -120,7 +129,12 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "pickle", "inner-deep", b"a\x80\x02" + b"]" * 3000 + b"a" * 2999 + b"."
     yield "pickle", "inner-memo", b"a\x80\x02]r\xff\xff\xff\x7f."
     yield "pickle", "cut", b"f" + buffer.getvalue()[:100]
-    yield "shards_index", "sound-empty-lists", shards_index(steps=("model", 3))
+    yield "shards_index", "sound-empty-lists", shards_index(steps=("model", "a", 3))
+    yield "shards_index", "state-is-a-list", shards_index(steps=("model", 3))
+    yield "shards_index", "no-place", shards_index(steps=("optimizer",))
+    yield "shards_index", "state-is-a-value", shards_index(steps=("optimizer", "state"))
+    yield "shards_index", "groups-are-values", shards_index(steps=("optimizer", "param_groups", 1))
+    yield "shards_index", "many-lists", shards_index(steps=("model", "a", *[99999] * 200))
     yield "shards_index", "endless-list", shards_index(steps=("model", 1 << 40))
     yield "shards_index", "negative-list", shards_index(steps=("model", "a", -1, 2))
     yield "shards_index", "negative-tensor", shards_index(size=(-4,))
@@ -287,6 +301,21 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "cpp_shared_memory", "short-outbox", b"\6" + bytes(control)
     control[8:12] = struct.pack("=I", 1)
     yield "cpp_shared_memory", "failed", b"\0" + bytes(control)
+    # Damage to a sound control block, whose operation 1 begins at 256 and has its offset at 120.
+    for number, name in enumerate(("all-reduce", "broadcast", "barrier", "all-to-all", "messages")):
+        yield "cpp_shared_memory", f"sound-{name}", bytes([8 + number])
+        yield "cpp_shared_memory", f"sound-{name}-in-arena", bytes([24 + number])
+    for number, name in ((0, "all-reduce"), (1, "broadcast"), (3, "all-to-all")):
+        for place, offset in {"at-the-end": (16 << 20) - 8, "odd": 1, "beyond": (1 << 64) - 8}.items():
+            damage = struct.pack("=Q", offset).rjust(256 + 128, b"\0")
+            yield "cpp_shared_memory", f"{name}-{place}", bytes([24 + number]) + damage
+    given = struct.pack("=4Q", 1 << 20, 0, 0, 0).rjust(4096 + 64, b"\0")
+    for number, name in ((1, "broadcast"), (3, "all-to-all")):
+        yield "cpp_shared_memory", f"{name}-of-more", bytes([8 + number]) + given
+        yield "cpp_shared_memory", f"{name}-of-more-in-arena", bytes([24 + number]) + given
+    pages = bytearray(8192 + 24)
+    pages[8192:] = struct.pack("=QQII", 1, 0, 0, 2)
+    yield "cpp_shared_memory", "endless-pages", b"\x0c" + bytes(pages)
 
 
 def main() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,10 @@ from accelerate_cpp import Accelerator, load_checkpoint_in_model
 from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.placement.offload import OffloadedWeightsLoader, offload_state_dict
 from accelerate_cpp.utils import merge_fsdp_weights
-from make_seeds import shards_index
+from make_seeds import shards_file, shards_index
 
 OUTSIDE = r"(link to|points outside|expected a file in).*"
 ITS_FILES = ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "accelerate_cpp.json"]
@@ -71,6 +73,13 @@ def test_load_state_does_not_wait_for_a_pipe(saved: tuple[Accelerator, Path], na
         accelerator.load_state(folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors"])
+def test_reading_weights_does_not_wait_for_a_pipe(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((CheckpointError, InvalidArgument), match=r"found (a folder, a pipe|none of them)"):
+        load_checkpoint_in_model(nn.Linear(2, 1), tmp_path)
+
+
 def test_links_inside_a_checkpoint_and_to_the_whole_of_it_are_followed(saved: tuple[Accelerator, Path]) -> None:
     accelerator, folder = saved
     (folder / "elsewhere").mkdir()
@@ -80,20 +89,34 @@ def test_links_inside_a_checkpoint_and_to_the_whole_of_it_are_followed(saved: tu
     accelerator.load_state(folder.parent / "newest")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "a.safetensors.index.json"])
-def test_weights_are_read_from_no_file_outside_of_the_folder(tmp_path: Path, name: str) -> None:
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
     save_file({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a.safetensors.index.json", "part.safetensors"])
+def test_weights_are_read_from_no_file_outside_of_the_folder_that_an_index_names(weights: Path, name: str) -> None:
+    (weights / "model.safetensors").rename(weights / "part.safetensors")
+    where = dict.fromkeys(("weight", "bias"), "part.safetensors")
+    (weights / "a.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    load_checkpoint_in_model(nn.Linear(2, 1), weights)
+    moved_out(weights / name)
+    with pytest.raises(CheckpointError, match=rf"{name}.*{OUTSIDE}"):
+        load_checkpoint_in_model(nn.Linear(2, 1), weights)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_the_weights_in_a_folder_that_the_program_names_may_be_a_link_to_anywhere(weights: Path, name: str) -> None:
     if name.endswith(".bin"):
-        (folder / "model.safetensors").unlink()
-        torch.save({"weight": torch.ones(1, 2)}, folder / name)
-    elif name.endswith(".json"):
-        (folder / "model.safetensors").rename(folder / "part")
-        (folder / name).write_text(json.dumps({"weight_map": {"weight": "part", "bias": "part"}}))
-    moved_out(folder / name)
-    with pytest.raises(CheckpointError, match=rf"{name} {OUTSIDE}is a link|{OUTSIDE}"):
-        load_checkpoint_in_model(nn.Linear(2, 1), folder)
+        (weights / "model.safetensors").unlink()
+        torch.save({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, weights / name)
+    moved_out(weights / name)
+    model = nn.Linear(2, 1)
+    load_checkpoint_in_model(model, weights)
+    assert model.weight.tolist() == [[1, 1]]
 
 
 def test_an_offload_folder_leads_nowhere_else(tmp_path: Path) -> None:
@@ -116,6 +139,17 @@ def test_an_offload_folder_may_name_its_own_safetensors_files(tmp_path: Path) ->
     save_file({"a": torch.ones(2)}, tmp_path / "b.safetensors")
     (tmp_path / "index.json").write_text(json.dumps({"a": {"safetensors_file": str(tmp_path / "b.safetensors")}}))
     assert OffloadedWeightsLoader(save_folder=tmp_path)["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("key", ["\ud800", "a" * 300])
+def test_a_tensor_that_no_file_can_be_named_after_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "index.json").write_text(json.dumps({key: {"dtype": "float32", "shape": [2]}}))
+    with pytest.raises(CheckpointError, match="expected the name of a file, but no file can have that"):
+        OffloadedWeightsLoader(save_folder=tmp_path)[key]
+    entry = {"safetensors_file": str(tmp_path / key)}
+    (tmp_path / "index.json").write_text(json.dumps({"a": entry}))
+    with pytest.raises(CheckpointError, match=r"index\.json says that 'a' is in .* expected a file in"):
+        OffloadedWeightsLoader(save_folder=tmp_path)["a"]
 
 
 def test_the_folder_of_a_state_in_shards_may_be_no_link_either(saved: tuple[Accelerator, Path]) -> None:
@@ -143,18 +177,63 @@ def test_the_index_of_a_state_in_shards_leads_nowhere_else(
         read(folder)
 
 
+@contextmanager
+def at_most(more_bytes: int) -> Iterator[None]:
+    """This process may take so much more memory."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + more_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def test_an_index_of_a_few_bytes_takes_little_memory(tmp_path: Path) -> None:
-    torch.save(torch.ones(4), tmp_path / "__0_0.distcp")
+    (tmp_path / "__0_0.distcp").write_bytes(shards_file())
 
     def refusal(content: bytes) -> str:
         (tmp_path / INDEX).write_bytes(content)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError) as caught, at_most(256 << 20):
             SavedShards(tmp_path, "model").read(lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
         return str(caught.value)
 
     assert "place 2147483647 of a table" in refusal(b"\x80\x04]r\xff\xff\xff\x7f.")
     assert "expected files with the" in refusal(shards_index(size=(1 << 40, 1 << 20)))
-    assert "of a list, in an index of 1 values" in refusal(shards_index(steps=("model", "x", 1 << 40)))
+    assert "place 1099511627776 of a list, with room for" in refusal(shards_index(steps=("model", "x", 1 << 40)))
+    # Each of these lists would be small enough.
+    assert "place 99999 of a list, with room for" in refusal(shards_index(steps=("model", "x", *[99999] * 1000)))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("model",),
+        ("model", 0),
+        ("model", None),
+        ("model", ("weight",)),
+        ("model", "weight", -1),
+        ("optimizer",),
+        ("optimizer", 0),
+        ("optimizer", "state"),
+        ("optimizer", "state", 0),
+        ("optimizer", "state", ["weight"]),
+        ("optimizer", "param_groups"),
+        ("optimizer", "param_groups", 0, "params"),
+    ],
+)
+def test_a_place_that_no_state_has_is_told_as_damage(
+    saved: tuple[Accelerator, Path], steps: tuple[object, ...]
+) -> None:
+    accelerator, folder = saved
+    for name in ("accelerate_cpp.json", "optimizer.bin" if steps[0] == "optimizer" else "model.safetensors"):
+        (folder / name).unlink()
+    shards = folder / ("optimizer_0" if steps[0] == "optimizer" else "pytorch_model_fsdp_0")
+    shards.mkdir()
+    (shards / "__0_0.distcp").write_bytes(shards_file())
+    (shards / INDEX).write_bytes(shards_index(steps=steps))
+    with pytest.raises(CheckpointError, match=rf"{shards.name}"):
+        accelerator.load_state(folder)
 
 
 def test_an_engine_of_deepspeed_reads_its_files_only(tmp_path: Path) -> None:

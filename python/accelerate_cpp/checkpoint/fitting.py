@@ -62,7 +62,7 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     _ask(inner, state)
     if type(inner).load_state_dict is not torch.optim.Optimizer.load_state_dict or _has_hooks(inner):
         return
-    _require_form_of_optimizer(state, source)
+    require_form_of_optimizer(state, source)
     sizes = [len(group["params"]) for group in inner.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if saved != sizes:
@@ -89,7 +89,8 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
         _try_on_a_double(inner, state, source)
 
 
-def _require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:
+def require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:
+    """Raises ``CheckpointError`` unless ``state`` has a dict of states, and a list of groups of parameters."""
     _require_entries(state, ("state", "param_groups"), source)
     groups = state["param_groups"]
     is_sound = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.checkpoint.fitting import require_form_of_optimizer
 from accelerate_cpp.errors import CheckpointError
 
 _WRAPPERS = re.compile(r"(?:_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
@@ -99,8 +100,9 @@ def numbered(
         elsewhere: names that are left out, as the optimizers of other processes have them.
 
     Raises:
-        CheckpointError: the names are others.
+        CheckpointError: the names are others, or ``state`` is none of an optimizer.
     """
+    require_form_of_optimizer(state, source)
     numbers = {name: number for number, name in enumerate(names)}
     here = [
         [one for one in group["params"] if one in numbers or one not in elsewhere] for group in state["param_groups"]
@@ -116,7 +118,7 @@ def numbered(
             "was saved with; nothing has been changed"
         )
     return {
-        "state": {numbers[name]: value for name, value in state.get("state", {}).items() if name in numbers},
+        "state": {numbers[name]: value for name, value in state["state"].items() if name in numbers},
         "param_groups": [
             {**group, "params": sorted(numbers[name] for name in own)}  # as the optimizer has them
             for group, own in zip(state["param_groups"], here, strict=True)

@@ -24,6 +24,7 @@ from accelerate_cpp.checkpoint.archive import write_archive
 from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import SAFE_GLOBALS, ChecksummedFile, FileRecord
 from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import CheckpointError
 
@@ -120,7 +121,7 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
     )
 
 
-_EMPTY_PLACES = 100_000  # that lists may have: nothing is stored for empty dicts in them
+_EMPTY_PLACES = 100_000  # that all lists of a state may have: nothing is stored for empty dicts in them
 _MEMO_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
@@ -145,6 +146,18 @@ def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
     raise CheckpointError(
         f"{path}: expected shapes and dtypes of tensors, found something else ({reason}): load another checkpoint"
     )
+
+
+def _place(steps: Any) -> tuple[Any, ...]:
+    """``steps``, as an index has them: the name of the state, a name in it, and names and numbers that lead on.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    place = tuple(steps)
+    if len(place) < 2 or not isinstance(place[1], str) or not all(isinstance(step, (str, int)) for step in place):
+        raise ValueError(f"{shortened(steps)} leads to no place in a state")
+    return place
 
 
 class _IndexReader(pickle.Unpickler):
@@ -177,7 +190,7 @@ class SavedShards:
             self._index = _index_in(path.read_bytes())
             places = {place.relative_path for place in self._index.storage_data.values()}
             self.entries: dict[tuple[Any, ...], Any] = {
-                tuple(steps): self._index.state_dict_metadata[key]
+                _place(steps): self._index.state_dict_metadata[key]
                 for key, steps in self._index.planner_data.items()
                 if steps[0] == prefix
             }
@@ -217,7 +230,8 @@ class SavedShards:
 
         Args:
             target_for: called with the place, shape and dtype of each tensor, the memory to read it into.
-            is_wanted: called with each place, whether what is there is read at all.
+            is_wanted: called with each place, whether what is there is read at all. What these two raise for places
+                that no state has (``IndexError``, ``TypeError`` and the like) is told as damage of the index.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -225,17 +239,18 @@ class SavedShards:
         from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
         state: dict[Any, Any] = {}
+        room = sum(map(len, self.entries)) + _EMPTY_PLACES
         for steps, entry in self.entries.items():
-            if not is_wanted(steps):
-                continue
-            is_bytes = isinstance(entry, BytesStorageMetadata)
-            value = None if is_bytes else target_for(steps, entry.size, entry.properties.dtype)
             try:
-                _put(state, steps, value, len(self.entries))
+                if not is_wanted(steps):
+                    continue
+                is_bytes = isinstance(entry, BytesStorageMetadata)
+                value = None if is_bytes else target_for(steps, entry.size, entry.properties.dtype)
+                room = _put(state, steps, value, room)
             except (TypeError, ValueError, IndexError, AttributeError) as error:
                 raise CheckpointError(
-                    f"{self.folder / INDEX}: expected places in nested dicts and lists, found {steps!r} ({error}): "
-                    "load another checkpoint"
+                    f"{self.folder / INDEX}: expected places of values in nested dicts and lists, found "
+                    f"{shortened(steps)} ({error}): load another checkpoint"
                 ) from error
         self._fill(state)
         return dict(state[self._prefix]) if state else {}
@@ -257,25 +272,36 @@ class SavedShards:
             ) from error
 
 
-def _put(state: dict[Any, Any], steps: Sequence[Any], value: Any, most: int) -> None:
+def _put(state: dict[Any, Any], steps: Sequence[Any], value: Any, room: int) -> int:
     """Puts ``value`` into nested dicts and lists, which steps that are strings and numbers lead through.
 
+    Args:
+        room: for so many more places in lists; an index of a few bytes must not take much memory.
+
+    Returns:
+        The room that is left.
+
     Raises:
-        ValueError: a list would have far more places than there are values, ``most``.
+        ValueError: there is too little room, or the steps lead through another value.
     """
     container: Any = state
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(container, list):
-            if not 0 <= step < most + _EMPTY_PLACES:
-                raise ValueError(f"place {step} of a list, in an index of {most} values")
-            container.extend([None] * (step + 1 - len(container)))
+            added = max(step + 1 - len(container), 0)
+            if step < 0 or added > room:
+                raise ValueError(f"place {step} of a list, with room for {room} more places in the lists of the state")
+            container.extend([None] * added)
+            room -= added
+        elif not isinstance(container, dict):
+            raise ValueError(f"{step!r} is to be in what is no dict or list")
         if following is None:
             container[step] = value
-            return
+            return room
         missing = container[step] is None if isinstance(container, list) else step not in container
         if missing:
             container[step] = [] if isinstance(following, int) else {}
         container = container[step]
+    return room
 
 
 def _reader(folder: Path, index: Any) -> Any:
@@ -298,7 +324,7 @@ def _planner() -> Any:
             self.state_dict[read_item.dest_index.fqn] = loaded
             if self.flatten_state_dict:
                 steps = self.mappings[read_item.dest_index.fqn]
-                _put(self.original_state_dict, steps, loaded, len(self.mappings))
+                _put(self.original_state_dict, steps, loaded, room=0)  # the places are there
 
     return Planner()
 
