@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Iterable
@@ -123,6 +124,9 @@ def _carry_over(old: Path, new: Path) -> None:
     def link(source: str, copy: str) -> None:
         if os.path.lexists(copy) or source in replaced:
             return
+        if not stat.S_ISREG(os.lstat(source).st_mode):  # copytree itself makes links and folders
+            _log.warning("%s is a pipe, a socket or a device: it is not carried over into the new checkpoint", source)
+            return
         try:
             os.link(source, copy, follow_symlinks=False)
         except OSError:
@@ -148,7 +152,7 @@ def _sync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)
-            if not os.path.islink(path):
+            if stat.S_ISREG(os.lstat(path).st_mode):  # opening a pipe would wait for whoever writes to it
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     os.fsync(descriptor)

@@ -53,6 +53,19 @@ def test_another_save_into_a_folder_replaces_its_files_and_keeps_those_of_others
     assert os.listdir(tmp_path) == ["c"]
 
 
+def test_another_save_does_not_wait_for_a_pipe_in_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = checkpoint(tmp_path / "c", {"a": "old"})
+    (target / "sub").mkdir()
+    os.mkfifo(target / "sub" / "pipe")
+    (target / "link").symlink_to("a")
+    new = checkpoint(folder.temporary_folder(target, "2"), {"a": "new"})
+    os.mkfifo(new / "of-a-hook")
+    folder.commit(new, target)
+    assert sorted(os.listdir(target)) == ["a", MANIFEST_NAME, "link", "of-a-hook", "sub"]
+    assert os.listdir(target / "sub") == []
+    assert f"{target / 'sub' / 'pipe'} is a pipe, a socket or a device: it is not carried over" in caplog.text
+
+
 def test_leftovers_of_the_same_name_go_and_nothing_else(tmp_path: Path) -> None:
     for name in (".checkpoint_3.tmp-aa", ".checkpoint_4.tmp-bb", "checkpoint_2", ".other.tmp-aa", "checkpoint_3.tmp-x"):
         (tmp_path / name).mkdir()
