@@ -182,3 +182,29 @@ def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[lis
                 files.append((target, mode))
     assert files != []
     assert {mode for _, mode in files} == {0o600}, files
+
+
+def test_a_stranger_at_the_port_of_an_elastic_run_leads_no_launcher_that_has_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        flags = ["--cpu", "--num_processes", "2", "--num_machines", "1:2", "--main_process_ip", "127.0.0.1"]
+        flags += ["--main_process_port", str(port)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_cpp.commands.launch", *flags, "train.py"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "ACCELERATE_CPP_RUN_SECRET": "open sesame"},
+        )
+        listener.settimeout(240)
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b'{"do": "prove", "challenge": "c"}\n')
+            place = b'"address": "127.0.0.1", "port": %d' % port
+            connection.sendall(b'{"do": "start", "round": 1, "rank": 0, "count": 1, %s}\n' % place)
+            text, _ = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert f"port {port}, has not shown that it knows the run's secret: expected the same ACCELERATE_CPP" in text
+    assert "ran" not in text.split()

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-from accelerate_cpp.launch.elastic.messages import Channel, Misunderstood, is_proof
+from accelerate_cpp.launch.elastic.messages import COORDINATOR, Channel, Misunderstood, Unproved, text_in
 from accelerate_cpp.launch.elastic.rounds import Rounds, Terms
 
 PULSES = 5
@@ -129,13 +129,15 @@ class Coordinator:
             for message in messages:
                 if connection.is_known:
                     self._rounds.hear(number, message, time.monotonic())
-                elif is_proof(self._secret, connection.challenge, message.get("proof")):
+                elif not connection.channel.is_sealed:
+                    challenges = connection.challenge, text_in(message, "challenge")
+                    connection.channel.seal(self._secret, COORDINATOR, challenges)
+                else:
                     self._rounds.join(number, message, self._seen_address(connection), time.monotonic())
                     connection.is_known = True
-                else:
-                    self._send(number, {"do": "end", "status": 1, "reason": "it does not know the run's secret"})
-                    self._close(number)
-                    return
+        except Unproved:  # a launcher with another secret finds that of this message wrong, too, and says so
+            self._send(number, {"do": "end", "status": 1, "reason": "it does not know the run's secret"})
+            self._close(number)
         except (Misunderstood, OSError):
             self._close(number)
 

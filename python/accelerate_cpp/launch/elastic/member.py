@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import select
 import socket
 import threading
@@ -12,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic.coordinator import PULSES
-from accelerate_cpp.launch.elastic.messages import Channel, Message, Misunderstood, number_in, proof, text_in
+from accelerate_cpp.launch.elastic.messages import MEMBER, Channel, Message, Misunderstood, Unproved, number_in, text_in
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
@@ -52,8 +54,8 @@ class Interrupted:
 class Member:
     """Tells the coordinator how this launcher's rounds end, and is told when they begin and have to end.
 
-    A thread reads what the coordinator says. Each :meth:`begin` makes a descriptor whose end says that its round has to
-    end.
+    A thread reads what the coordinator says, and obeys only one that knows the secret of the run. Each :meth:`begin`
+    makes a descriptor whose end says that its round has to end.
 
     Args:
         order: launchers are numbered by it, those with the same one in the order in which they came.
@@ -68,6 +70,7 @@ class Member:
         self._lock = threading.Lock()
         self._round = 0
         self._is_over = False
+        self._is_led = False  # the coordinator has taken this launcher into the run
         self._stop_writer: int | None = None
         self.stop_reason: str | None = None
         """Why the round in progress has to end, if it has to; empty where a failure of its own has told."""
@@ -78,14 +81,13 @@ class Member:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        channel: Channel | None = getattr(self, "_channel", None)
-        if channel is not None:
-            with suppress(OSError):
-                channel.socket.shutdown(socket.SHUT_RDWR)
+        if hasattr(self, "_channel"):
             self._closed.set()
+            with suppress(OSError):
+                self._channel.socket.shutdown(socket.SHUT_RDWR)
             self._reader.join()
             self._pulse.join()
-            channel.socket.close()
+            self._channel.socket.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -98,13 +100,13 @@ class Member:
         Raises:
             InvalidArgument: nobody listens there in the time that the run waits for launchers.
         """
-        deadline = time.monotonic() + self._terms.join
+        self._deadline = time.monotonic() + self._terms.join
         while True:
             try:
                 connection = socket.create_connection(self._place, timeout=_CONNECT_SECONDS)
                 break
             except OSError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() > self._deadline:
                     address, port = self._place
                     raise InvalidArgument(
                         f"no launcher of the run listens at {address}, port {port} ({error}); start the one of that "
@@ -112,14 +114,17 @@ class Member:
                     ) from None
             if (interrupted := self._interrupt(_RETRY_SECONDS)) is not None:
                 return interrupted
-        connection.settimeout(self._terms.silence)
-        self._channel = Channel(connection)
+        self._channel = self._channel_of(connection)
         self._closed = threading.Event()
         self._reader = threading.Thread(target=self._read, name="accelerate-cpp-member", daemon=True)
         self._pulse = threading.Thread(target=self._say_alive, name="accelerate-cpp-pulse", daemon=True)
         self._reader.start()
         self._pulse.start()
         return None
+
+    def _channel_of(self, connection: socket.socket) -> Channel:
+        connection.settimeout(self._terms.silence)
+        return Channel(connection)
 
     def next_order(self) -> Start | End | Interrupted:
         """Waits for the next round, the end of the run, or a signal."""
@@ -174,7 +179,8 @@ class Member:
 
     def _say(self, message: Message) -> None:
         with self._lock, suppress(OSError):  # the reader notices that the coordinator has gone
-            self._channel.send(message)
+            if self._channel.is_sealed:  # else it has not greeted yet, and would not be understood
+                self._channel.send(message)
 
     def _say_alive(self) -> None:
         while not self._closed.wait(self._terms.silence / PULSES):
@@ -183,22 +189,69 @@ class Member:
     def _read(self) -> None:
         address, port = self._place
         gone = f"the launcher at {address}, port {port}, which leads the run, "
+        advice = "start the run again: it continues from its last checkpoint"
         try:
-            for message in self._channel.messages():
-                self._obey(message)
-            reason = gone + "has gone"
+            reason: str | None = None
+            while reason is None:
+                with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
+                    for message in self._channel.messages():
+                        self._obey(message)
+                reason = gone + "has gone" if self._is_led else self._reconnect(gone)
         except TimeoutError:
             reason = gone + f"has said nothing for {self._terms.silence:g} s"
+        except Unproved:
+            reason = (
+                f"the program that listens at {address}, port {port}, has not shown that it knows the run's secret: "
+                f"expected the same {env_table.RUN_SECRET.name} as here, where it is "
+                f"{'set' if self._secret else 'not set'}, found another one or none"
+            )
+            advice = (
+                "set the same on all machines, or, if that is a program of others, pass another --main_process_port "
+                "on all machines"
+            )
         except Exception as error:  # whatever it is, nobody obeys any more
             reason = gone + f"cannot be understood any more: {type(error).__name__}: {error}"
-        self._order_end(End(1, f"{reason}; start the run again: it continues from its last checkpoint"))
+        self._order_end(End(1, f"{reason}; {advice}"))
+
+    def _reconnect(self, gone: str) -> str | None:
+        """Connects again to a coordinator that took this launcher for a stranger, as it does in a crowd of them.
+
+        Returns:
+            Why that is not possible; ``None`` if it was.
+        """
+        while not self._closed.wait(_RETRY_SECONDS):
+            if time.monotonic() > self._deadline:
+                return gone + f"has not let this launcher in for {self._terms.join:g} s"
+            try:
+                connection = socket.create_connection(self._place, timeout=_CONNECT_SECONDS)
+            except ConnectionRefusedError:
+                break
+            except OSError:  # its queue may be full
+                continue
+            with self._lock:
+                self._channel.socket.close()
+                self._channel = self._channel_of(connection)
+                if not self._closed.is_set():
+                    return None
+        return gone + "has gone"
+
+    def _greet(self, message: Message) -> None:
+        """Answers what a coordinator says first; from here on, both sides have to show that they know the secret."""
+        if message.get("do") != "prove":
+            raise Misunderstood(f"'do': expected prove, found {message.get('do')!r:.80}")
+        challenges = text_in(message, "challenge"), secrets.token_hex(32)
+        with self._lock:
+            self._channel.send({"say": "challenge", "challenge": challenges[1]})
+            self._channel.seal(self._secret, MEMBER, challenges)
+            self._channel.send({"say": "hello", "name": socket.gethostname(), "order": self._order})
 
     def _obey(self, message: Message) -> None:
+        if not self._channel.is_sealed:
+            self._greet(message)
+            return
+        self._is_led = True
         do = message.get("do")
-        if do == "prove":
-            shown = proof(self._secret, text_in(message, "challenge"))
-            self._say({"say": "hello", "proof": shown, "name": socket.gethostname(), "order": self._order})
-        elif do == "offer":
+        if do == "offer":
             self._say({"say": "port", "round": number_in(message, "round"), "port": free_port()})
         elif do == "start":
             number, rank, count = (number_in(message, name) for name in ("round", "rank", "count"))
@@ -210,7 +263,7 @@ class Member:
         elif do == "end":
             self._order_end(End(number_in(message, "status", 0, 255), text_in(message, "reason")))
         elif do != "alive":
-            raise Misunderstood(f"'do': expected prove, offer, start, stop, end or alive, found {do!r:.80}")
+            raise Misunderstood(f"'do': expected offer, start, stop, end or alive, found {do!r:.80}")
 
     def _order_end(self, end: End) -> None:
         with self._lock:
