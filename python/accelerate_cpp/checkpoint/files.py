@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -66,16 +67,18 @@ def failure_of(error: OSError, doing: str, known: str = "") -> SystemFailure:
 _LOOK = "look after the disk, or choose another folder"
 _ROOM = "make room or choose another folder"
 _RIGHTS = "make the folder one that this user may write, or choose another"
+_LINK = "remove the link, or choose another folder"
 _GONE = "see whether the file system is still mounted and nobody removes its folders, or choose another folder"
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _ROOM),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _RIGHTS),
+    errno.ELOOP: _LINK,
     **dict.fromkeys((errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ENODEV), _GONE),
 }
 
 
 class ChecksummedFile:
-    """A file that is written from beginning to end.
+    """A file that is written from beginning to end. A link at its place is not followed.
 
     :meth:`finish` has to be called for the data to survive a power failure. Errors of the system raise
     ``SystemFailure`` with the path.
@@ -84,7 +87,8 @@ class ChecksummedFile:
     def __init__(self, path: Path) -> None:
         self._path, self._bytes, self._digest = path, 0, xxhash.xxh3_64()
         self._begun = 0
-        self._descriptor = self._ask(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = self._ask(os.open, path, flags, 0o666)
 
     def write(self, data: Any, observe: Callable[[memoryview], object] | None = None) -> int:
         """Appends all of ``data``, anything with a buffer, and returns its length in bytes.
@@ -151,10 +155,15 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
         return file.finish()
 
 
+def waiting_name(path: Path) -> Path:
+    """A name next to ``path`` for what is to replace it, which others who may write there cannot have a link at."""
+    return path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a name next to ``path`` to write to; the file then replaces ``path`` in one step."""
-    waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    waiting = waiting_name(path)
     try:
         yield waiting
         os.replace(waiting, path)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.archive import write_pickle
-from accelerate_cpp.checkpoint.files import parse_size, sync_folder, write_bytes
+from accelerate_cpp.checkpoint.files import parse_size, sync_folder, waiting_name, write_bytes
 from accelerate_cpp.checkpoint.names import MODEL_NAME, SAFE_MODEL_NAME
 from accelerate_cpp.checkpoint.safetensors_file import place_of, without_duplicates, write_safetensors
 
@@ -73,13 +73,13 @@ def save_in_shards(
     if count == 1:
         names = [f"{stem}.{suffix}"]
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = {name: folder / f".{name}.tmp-{os.getpid()}" for name in names}
+    waiting = {name: waiting_name(folder / name) for name in names}
     index_name = f"{stem}.{suffix}.index.json"
     try:
         for name, shard in zip(names, shards, strict=True):
             (write_safetensors if safe_serialization else write_pickle)(waiting[name], shard)
         if count > 1:
-            waiting[index_name] = folder / f".{index_name}.tmp-{os.getpid()}"
+            waiting[index_name] = waiting_name(folder / index_name)
             write_bytes(waiting[index_name], _index(names, shards).encode())
         for name, path in waiting.items():
             os.replace(path, folder / name)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from accelerate_cpp.checkpoint.containment import own_file, why_impossible
+from accelerate_cpp.checkpoint.files import waiting_name
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
 from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
@@ -373,9 +374,9 @@ def _bytes_of(path: Path, tensor: Tensor) -> Tensor:
 
 def _write(path: Path, data: bytes | memoryview) -> None:
     """Writes a file beside its place and moves it there, so that whoever has mapped an older one keeps that one."""
-    waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    waiting = waiting_name(path)
     try:
-        with waiting.open("wb", buffering=0) as file:
+        with waiting.open("xb", buffering=0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) :]

@@ -19,7 +19,7 @@ from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint import sharded_states
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import path_within
-from accelerate_cpp.checkpoint.files import read_pickle, replacing
+from accelerate_cpp.checkpoint.files import read_pickle, replacing, waiting_name
 from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SAFE_WEIGHTS_NAME, SHARDED_MODEL_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.optimizer_names import without_wrappers
 from accelerate_cpp.checkpoint.participants import Participants
@@ -302,7 +302,7 @@ def _folder_of_shards(folder: Path) -> Path:
 
 def _merge(source: Path, target: Path, safe_serialization: bool) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    whole = target / f"merging-{os.getpid()}.tmp"
+    whole = waiting_name(target / WEIGHTS_NAME)
     try:
         try:
             stored = FileSystemReader(source).read_metadata().storage_data or {}

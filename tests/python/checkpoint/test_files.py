@@ -149,6 +149,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_pickle(tmp_path / "scaler.pt", "a scale")
 
 
+def test_a_link_at_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / "f").symlink_to(tmp_path / "victim")
+    with pytest.raises(SystemFailure, match=r"writing .*f, after 0 bytes.*; remove the link, or choose another folder"):
+        write_bytes(tmp_path / "f", b"new")
+    with replacing(tmp_path / "f") as waiting:
+        waiting.write_text("new")
+    assert (tmp_path / "f").read_text() == "new"
+    assert (tmp_path / "victim").read_text() == "kept"
+
+
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("old")
