@@ -38,6 +38,12 @@ def calling(module: str, name: str, argument: str) -> bytes:
     return f"c{module}\n{name}\n(V{argument}\ntR.".encode()
 
 
+def doubled(times: int) -> bytes:
+    """The opcodes of a dict whose key is a tuple of two references to a tuple of two references, and so on."""
+    pairs = b"".join(b"h%ch%c\x86q%c" % (one - 1, one - 1, one) for one in range(1, times + 1))
+    return b"(K\0\x85q\0" + pairs + b"}h%cK\1st" % times
+
+
 def shards_file() -> bytes:
     """The file ``__0_0.distcp`` to which :func:`shards_index` belongs."""
     torch.save(torch.ones(4), file := io.BytesIO())
@@ -128,6 +134,9 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
             yield "pickle", f"{kind}-calls-{module}-{name}", begin + b"\x80\x02" + calling(module, name, "true")
     yield "pickle", "inner-deep", b"a\x80\x02" + b"]" * 3000 + b"a" * 2999 + b"."
     yield "pickle", "inner-memo", b"a\x80\x02]r\xff\xff\xff\x7f."
+    yield "pickle", "inner-doubled", b"a\x80\x02" + doubled(50) + b"."
+    yield "pickle", "inner-bytearray", b"a\x80\x02](" + b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R" * 50 + b"e."
+    yield "pickle", "inner-endless", b"a\x80\x02]q\0h\0a."
     yield "pickle", "cut", b"f" + buffer.getvalue()[:100]
     yield "shards_index", "sound-empty-lists", shards_index(steps=("model", "a", 3))
     yield "shards_index", "state-is-a-list", shards_index(steps=("model", 3))
@@ -141,6 +150,9 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "shards_index", "huge-tensor", shards_index(size=(1 << 40, 1 << 20))
     yield "shards_index", "overflowing-tensor", shards_index(size=(1 << 62, 1 << 62))
     yield "shards_index", "memo", b"\x80\x04]r\xff\xff\xff\x7f."
+    yield "shards_index", "doubled", b"\x80\x02" + doubled(50) + b"."
+    changed = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\nN}X\x08\0\0\0__hash__Ns\x86b."
+    yield "shards_index", "changes-a-class", b"\x80\x02" + changed
     yield "shards_index", "calls", b"\x80\x02" + calling("fuzz_targets", "call", "x")
     yield "shards_index", "calls-torch-load", b"\x80\x02" + calling("torch", "load", "/etc/passwd")
     yield "shards_index", "a-list", pickle.dumps([1, 2])

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
+from accelerate_cpp.checkpoint.pickle_weight import check_saved_file
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
@@ -221,16 +222,20 @@ def can_be_mapped(path: Path) -> bool:
 def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence[type] = (), **load_kwargs: Any) -> Any:
     """``torch.load`` with ``weights_only=True`` unless ``load_kwargs`` say otherwise.
 
+    Before it is read, what the pickle stands for is weighed (:mod:`.pickle_weight`), unless it is trusted.
+
     Args:
         holds: what should be in the file, for errors.
         also: classes that may be in it besides tensors and plain values; none of them runs code.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or would run code.
+        CheckpointError: the file is missing, damaged, would run code, or stands for more values than its bytes do.
     """
     require_file(path, holds)
     options = {"weights_only": True, **load_kwargs}
     try:
+        if options["weights_only"] in (None, True):
+            check_saved_file(path)
         with torch.serialization.safe_globals([*SAFE_GLOBALS, *also]):
             return torch.load(path, map_location=map_location, **options)
     except (MemoryError, torch.OutOfMemoryError):

@@ -8,12 +8,10 @@ collective.
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickle
-import pickletools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from accelerate_cpp.checkpoint.archive import write_archive
 from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import SAFE_GLOBALS, ChecksummedFile, FileRecord
 from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.checkpoint.pickle_weight import check_index, check_saved
 from accelerate_cpp.config.text import shortened
 from accelerate_cpp.devices.shards import is_sharded_tensor
 from accelerate_cpp.errors import CheckpointError
@@ -122,15 +121,11 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
 
 
 _EMPTY_PLACES = 100_000  # that all lists of a state may have: nothing is stored for empty dicts in them
-_MEMO_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
 def _index_in(data: bytes) -> Any:
     """The index in a pickle; whatever exception unpickling raises."""
-    for opcode, argument, _ in pickletools.genops(data):
-        # The unpickler takes memory for all places before this one.
-        if opcode.name in _MEMO_OPCODES and isinstance(argument, int) and argument > len(data):
-            raise pickle.UnpicklingError(f"it uses place {argument} of a table with at most {len(data)}")
+    check_index(data)
     return _IndexReader(io.BytesIO(data)).load()
 
 
@@ -138,14 +133,25 @@ def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
     """The bytes of all tensors in the index ``path``; ``CheckpointError`` if one has no shape that tensors have."""
     tensors = [entry for entry in entries.values() if hasattr(entry, "properties")]
     try:
-        if all(size >= 0 for tensor in tensors for size in tensor.size):
-            return sum(math.prod(tensor.size) * int(tensor.properties.dtype.itemsize) for tensor in tensors)
-        reason = "a negative size"
-    except (TypeError, ValueError, AttributeError) as error:
-        reason = str(error)
-    raise CheckpointError(
-        f"{path}: expected shapes and dtypes of tensors, found something else ({reason}): load another checkpoint"
-    )
+        return sum(torch.empty(one.size, dtype=one.properties.dtype, device="meta").nbytes for one in tensors)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: expected shapes and dtypes of tensors, found something else ({error}): load another checkpoint"
+        ) from error
+
+
+def _bytes_at(path: Path, places: Collection[Any]) -> int:
+    """How many bytes of files the index ``path`` says to read; ``CheckpointError`` if it says so of none or less."""
+    if any(getattr(place, "transform_descriptors", None) for place in places):
+        raise CheckpointError(
+            f"{path}: expected parts as torch.distributed.checkpoint writes them by itself, found parts that an "
+            "extension has compressed or changed (transform_descriptors): save without extensions, or load another "
+            "checkpoint"
+        )
+    lengths = [place.length for place in places]
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise CheckpointError(f"{path}: expected lengths of parts, found something else: load another checkpoint")
+    return sum(lengths)
 
 
 def _place(steps: Any) -> tuple[Any, ...]:
@@ -188,7 +194,8 @@ class SavedShards:
             raise CheckpointError(f"{path} is missing: the checkpoint is incomplete; load another one")
         try:
             self._index = _index_in(path.read_bytes())
-            places = {place.relative_path for place in self._index.storage_data.values()}
+            places = list(self._index.storage_data.values())
+            names = {place.relative_path for place in places}
             self.entries: dict[tuple[Any, ...], Any] = {
                 _place(steps): self._index.state_dict_metadata[key]
                 for key, steps in self._index.planner_data.items()
@@ -199,17 +206,15 @@ class SavedShards:
                 f"{path}: expected the index of a state in shards, which cannot be read ({error}); it is damaged, or "
                 "not from torch.distributed.checkpoint: load another checkpoint"
             ) from error
-        for name in places:
+        for name in names:
             if not path_within(folder, name, path).is_file():
                 raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
-        claimed = _bytes_of(path, self.entries)
-        found = sum((folder / name).stat().st_size for name in places)
-        is_compressed = any(
-            getattr(place, "transform_descriptors", None) for place in self._index.storage_data.values()
-        )
-        if claimed > found and not is_compressed:
+        # Parts are written one after the other, so that none is read twice.
+        claimed = max(_bytes_of(path, self.entries), _bytes_at(path, places))
+        found = sum((folder / name).stat().st_size for name in names)
+        if claimed > found:
             raise CheckpointError(
-                f"{path}: expected files with the {claimed} bytes of its tensors, found {found} bytes; a file is cut "
+                f"{path}: expected files with the {claimed} bytes of its values, found {found} bytes; a file is cut "
                 "short, or the index is damaged: load another checkpoint"
             )
 
@@ -310,6 +315,11 @@ def _reader(folder: Path, index: Any) -> Any:
     class Reader(FileSystemReader):
         def read_metadata(self, *_args: Any, **_kwargs: Any) -> Any:
             return index
+
+        def _slice_file(self, file: Any, place: Any) -> Any:
+            part = super()._slice_file(file, place)  # which torch.load reads then
+            check_saved(part)
+            return part
 
     return Reader(os.fspath(folder))
 

@@ -1,0 +1,316 @@
+"""How much a pickle would build, found out from its opcodes before anything is built.
+
+A few hundred bytes can stand for more values than any memory holds: a list of two references to a list of two
+references, and so on. Whatever hashes, copies or walks through such a value takes each reference for a value of its
+own, and never ends. Functions that may be called can take memory for a number, and records of an archive can be
+compressed. What sound files contain costs as much as their bytes, within a factor; the rest is refused here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+import re
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+__all__ = ["check_index", "check_saved", "check_saved_file"]
+
+_MOST_VALUES = 10_000_000  # that a small pickle may stand for, as often as they are put into something
+_VALUES_PER_BYTE = 10  # of a larger one in addition: a value is in a tensor's place, a dict, a list and so on
+_DEEPEST = 500  # containers inside each other; what goes through them calls itself
+_ARCHIVE = b"PK\3\4"
+_PICKLES = 5  # in a file of torch's old format, before the bytes of tensors
+
+_ENCODE = "_codecs.encode"
+_LATIN = ("latin1", "latin-1")  # the only encodings that pickles of bytes name
+_OF_NUMBERS = re.compile(r"[<>=|]?[biufcSUVmM?]\d{0,9}")  # names of NumPy's dtypes whose elements are no objects
+_REBUILD = ("torch._utils._rebuild", "torch._tensor._rebuild")  # of tensors, in which nothing looks for values
+_ENUMS = ("ZeroStageEnum", "_MEM_FORMAT_ENCODING")  # a process has one of each value, for all
+
+
+class _Name:
+    """Stands for the class or function that a pickle names."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, module: str, name: str) -> None:
+        self.name = f"{module}.{name}".replace("__builtin__.", "builtins.", 1)
+
+
+class _Made:
+    """Stands for a value with others in it, or the result of a call.
+
+    Attributes:
+        kind: "tuple", "list", "dict", "set", or "result" of a call.
+        weight: how many values it has if every reference is replaced by what it stands for.
+        depth: of the containers in it.
+        parts: of a tuple; of what `codecs.encode` gave, its arguments.
+        of: the name of what was called.
+        is_shared: a reference to it has been taken: it may not grow any more, as its weight has been told.
+    """
+
+    __slots__ = ("depth", "is_shared", "kind", "of", "parts", "weight")
+
+    def __init__(self, kind: str, weight: int = 1, depth: int = 1, parts: Sequence[Any] = (), of: str = "") -> None:
+        self.kind, self.weight, self.depth, self.parts, self.of = kind, weight, depth, parts, of
+        self.is_shared = False
+
+
+def check_saved_file(path: Path) -> None:
+    """Raises ``UnpicklingError``, or what damage leads to, unless ``torch.load`` can read the file without the cost of
+    more than what is in it.
+    """
+    if os.fspath(path).endswith(".safetensors"):
+        return  # torch.load reads no pickle then
+    with path.open("rb") as file:
+        check_saved(file)
+
+
+def check_saved(file: IO[bytes]) -> None:
+    """:func:`check_saved_file` of a file that is open, from its beginning; leaves it there."""
+    file.seek(0)
+    if file.read(len(_ARCHIVE)) == _ARCHIVE:
+        _check_records(file)
+        file.seek(0)
+        # The reader that torch.load uses: another one could find another pickle.
+        _check(torch._C.PyTorchFileReader(file).get_record("data.pkl"), is_index=False)
+    else:
+        file.seek(0)
+        for _ in range(_PICKLES):
+            _check(file, is_index=False)
+            if not file.read(1):  # the reader will tell what is missing
+                break
+            file.seek(-1, os.SEEK_CUR)
+    file.seek(0)
+
+
+def check_index(data: bytes) -> None:
+    """Raises ``UnpicklingError``, or what damage leads to, unless the index of a state in shards can be unpickled
+    without the cost of more than what is in it, and changes nothing but what it makes.
+    """
+    _check(data, is_index=True)
+
+
+def _check_records(file: IO[bytes]) -> None:
+    """Raises ``UnpicklingError`` unless the records of an archive lie in it as they are, beside each other.
+
+    Archives that can be taken for two different ones, depending on where a reader looks for their directory, are
+    refused.
+    """
+    file.seek(0, os.SEEK_END)  # what it returns is no place in a part of a file, as torch opens one
+    size = file.tell()
+    file.seek(max(size - 98, 0))
+    tail = file.read()
+    signature, _, _, _, count, length, place, comment = struct.unpack("<4s4H2IH", tail[-22:].rjust(22))
+    ends = size - 22
+    if tail[-42:-38] == b"PK\6\7":
+        ends = size - 98
+        (known,) = struct.unpack("<Q", tail[-34:-26])
+        wide, _, _, _, _, _, _, count, length, place = struct.unpack("<4sQ2H2I4Q", tail[-98:-42].rjust(56))
+        signature = signature if known == ends and wide == b"PK\6\6" else b""
+    if signature != b"PK\5\6" or comment or place + length != ends:
+        raise pickle.UnpicklingError("it is no whole archive as torch.save writes it")
+    file.seek(place)
+    directory, begin, total = file.read(length), 0, 0
+    for _ in range(count):
+        found, _, _, flags, method, _, _, _, stored, whole, name, extra, remark, *_ = struct.unpack_from(
+            "<4s6H3I5H2I", directory, begin
+        )
+        begin += 46 + name + extra + remark
+        if found != b"PK\1\2" or method or flags & 1:
+            raise pickle.UnpicklingError("a record of it is compressed, as torch.save never does")
+        if stored == whole == 0xFFFFFFFF:
+            stored, whole = _wide_sizes(directory[begin - extra - remark : begin - remark])
+        total += whole
+        if stored != whole or total > size:
+            raise pickle.UnpicklingError(f"its records claim more than its {size} bytes")
+
+
+def _wide_sizes(extra: bytes) -> tuple[int, int]:
+    """Both sizes of a record, as it is and as it is stored, that take fields of 64 bits."""
+    while extra:
+        kind, length = struct.unpack_from("<2H", extra)
+        if kind == 1:
+            whole, stored = struct.unpack_from("<2Q", extra, 4)
+            return stored, whole
+        extra = extra[4 + length :]
+    raise pickle.UnpicklingError("a record of it has no size")
+
+
+def _check(source: bytes | IO[bytes], is_index: bool) -> None:
+    machine = _Machine(is_index)
+    steps: dict[str, Callable[[Any], None]] = machine.steps
+    for opcode, argument, place in pickletools.genops(source):
+        machine.place = place or 0
+        step = steps.get(opcode.name)
+        if step is None:
+            raise pickle.UnpicklingError(f"Unsupported operand {opcode.name}, which no state contains")
+        step(argument)
+
+
+class _Machine:
+    """Does what opcodes say, with stand-ins for values."""
+
+    def __init__(self, is_index: bool) -> None:
+        self._is_index = is_index
+        self.place = 0  # of the opcode, in the pickle or in the file
+        self._written = 0
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stack before each mark
+        self._memo: dict[int, Any] = {}
+        plain = (
+            *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+            *("INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+            *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+            *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        )
+        self.steps: dict[str, Callable[[Any], None]] = {
+            **dict.fromkeys(plain, self._push),
+            **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
+            **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._put),
+            **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self._get),
+            "MEMOIZE": lambda _: self._put(len(self._memo)),
+            "MARK": self._mark,
+            "EMPTY_TUPLE": lambda _: self._push(_Made("tuple")),
+            "EMPTY_LIST": lambda _: self._push(_Made("list")),
+            "EMPTY_DICT": lambda _: self._push(_Made("dict")),
+            "EMPTY_SET": lambda _: self._push(_Made("set")),
+            "TUPLE": lambda _: self._tuple(self._from_mark()),
+            "TUPLE1": lambda _: self._tuple(self._last(1)),
+            "TUPLE2": lambda _: self._tuple(self._last(2)),
+            "TUPLE3": lambda _: self._tuple(self._last(3)),
+            "APPEND": lambda _: self._grow(self._last(1)),
+            "SETITEM": lambda _: self._grow(self._last(2)),
+            **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), lambda _: self._grow(self._from_mark())),
+            "GLOBAL": lambda names: self._push(_Name(*names.partition(" ")[::2])),
+            "STACK_GLOBAL": lambda _: self._push(_Name(*map(str, self._last(2)))),
+            **dict.fromkeys(("REDUCE", "NEWOBJ"), self._call),
+            "BUILD": self._build,
+            "BINPERSID": self._storage,
+            "STOP": self._stop,
+        }
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _last(self, count: int) -> list[Any]:
+        """Takes so many values from the stack."""
+        taken = self._stack[-count:]
+        if len(taken) < count:
+            raise pickle.UnpicklingError("its stack is empty")
+        del self._stack[-count:]
+        return taken
+
+    def _mark(self, _: Any) -> None:
+        self._below.append(self._stack)
+        self._stack = []
+
+    def _from_mark(self) -> list[Any]:
+        taken, self._stack = self._stack, self._below.pop()
+        return taken
+
+    def _put(self, number: int) -> None:
+        if number > self.place:  # the unpickler takes memory for all places before this one
+            raise pickle.UnpicklingError(f"it uses place {number} of a table with at most {self.place}")
+        self._memo[number] = self._stack[-1]
+
+    def _get(self, number: int) -> None:
+        value = self._memo[number]
+        if type(value) is _Made:
+            value.is_shared = True
+        self._stack.append(value)
+
+    def _into(self, values: Sequence[Any]) -> tuple[int, int]:
+        """The weight of values that are put into another one, and the depth of that."""
+        weight, depth = 0, 0
+        for value in values:
+            if type(value) is _Made:
+                weight += value.weight
+                depth = max(depth, value.depth)
+            else:
+                weight += 1
+        self._pay(weight)
+        if depth >= _DEEPEST:
+            raise pickle.UnpicklingError(f"its values are nested more than {_DEEPEST} times")
+        return weight, depth + 1
+
+    def _pay(self, cost: int) -> None:
+        self._written += cost
+        most = _MOST_VALUES + _VALUES_PER_BYTE * self.place
+        if self._written > most:
+            raise pickle.UnpicklingError(f"with its references written out it has more than {most} values")
+
+    def _tuple(self, parts: Sequence[Any]) -> None:
+        weight, depth = self._into(parts)
+        self._stack.append(_Made("tuple", 1 + weight, depth, parts))
+
+    def _own(self) -> _Made:
+        """What is on the stack and may still grow."""
+        target = self._stack[-1]
+        if type(target) is not _Made or target.kind == "tuple":
+            raise pickle.UnpicklingError("it changes what it has not made")
+        if target.is_shared:
+            raise pickle.UnpicklingError("it changes what it has used already, or a value in it contains itself")
+        return target
+
+    def _grow(self, values: Sequence[Any]) -> None:
+        weight, depth = self._into(values)
+        target = self._own()
+        target.weight += weight
+        target.depth = max(target.depth, depth)
+
+    def _call(self, _: Any) -> None:
+        function, arguments = self._last(2)
+        parts = arguments.parts if type(arguments) is _Made and arguments.kind == "tuple" else None
+        name = function.name if type(function) is _Name else ""
+        if parts is None or not self._may_be_called(name, parts):
+            raise pickle.UnpicklingError(f"it calls {name or 'a value'} with arguments that no state has")
+        weight, depth = self._into([arguments])
+        if name.startswith(_REBUILD):
+            weight, depth = 0, 1
+        self._stack.append(_Made("result", 1 + weight, depth, parts if name == _ENCODE else (), name))
+
+    def _may_be_called(self, name: str, parts: Sequence[Any]) -> bool:
+        """Whether the call takes no more memory than its arguments."""
+        if not parts:
+            return True
+        if name in ("builtins.bytearray", _ENCODE):
+            text, *encoding = parts
+            if type(text) is _Made and text.of == _ENCODE:
+                (text, *_) = text.parts
+            if not isinstance(text, (str, bytes)):  # a number of bytes
+                return False
+            self._pay(len(text))
+            return all(one in _LATIN for one in encoding)
+        if name.endswith(".multiarray._reconstruct"):  # an array of NumPy, which gets its shape with its bytes
+            shape = parts[1] if len(parts) == 3 else None
+            return type(shape) is _Made and list(shape.parts) == [0]
+        if name == "numpy.dtype":
+            return isinstance(parts[0], str) and _OF_NUMBERS.fullmatch(parts[0]) is not None
+        return not (name == "numpy.ndarray" or (name.startswith("torch.") and name.endswith(("Tensor", "Storage"))))
+
+    def _build(self, _: Any) -> None:
+        (state,) = self._last(1)
+        weight, depth = self._into([state])
+        target = self._own()
+        is_plain = type(state) is _Made and state.kind == "dict"
+        if target.kind != "result" or target.of.endswith(_ENUMS):
+            raise pickle.UnpicklingError(f"it changes {target.of or 'a container'}, which is not its own")
+        if self._is_index and not is_plain and not target.of.endswith(".TensorProperties"):
+            raise pickle.UnpicklingError(f"it gives a {target.of} a state that is no dict")
+        target.weight += weight
+        target.depth = max(target.depth, depth)
+
+    def _storage(self, _: Any) -> None:
+        self._last(1)
+        self._stack.append(None)
+
+    def _stop(self, _: Any) -> None:
+        if len(self._stack) != 1 or self._below:
+            raise pickle.UnpicklingError("it has more values than one")

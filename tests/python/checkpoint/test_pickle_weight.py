@@ -1,0 +1,261 @@
+"""Pickles of a few bytes take little time and memory, and sound ones of any size and kind are read as before."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from accelerate_cpp.checkpoint.files import read_pickle
+from accelerate_cpp.checkpoint.pickle_weight import check_index, check_saved, check_saved_file
+from accelerate_cpp.errors import CheckpointError
+
+# 2 ** 26 values, which any machine can make in a second or two; 2 ** 50 take as few bytes.
+DOUBLINGS = range(1, 27)
+NUMBER = b"J\0\0\x10\0"  # 1 << 20
+
+
+def word(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text)) + text.encode()
+
+
+def call(name: str, arguments: bytes) -> bytes:
+    """The opcodes for ``name(*arguments)``."""
+    module, _, function = name.rpartition(".")
+    return f"c{module}\n{function}\n(".encode() + arguments + b"tR"
+
+
+def tuples() -> bytes:
+    """Tuples of two references to the one before; the last is number 26."""
+    return b"K\0\x85q\0" + b"".join(b"h%ch%c\x86q%c" % (one - 1, one - 1, one) for one in DOUBLINGS)
+
+
+def lists() -> bytes:
+    return b"]K\0aq\0" + b"".join(b"](h%ch%ceq%c" % (one - 1, one - 1, one) for one in DOUBLINGS)
+
+
+def lists_from_above() -> bytes:
+    """The same, where each list is empty when it is referred to, and filled later."""
+    made = b"".join(b"]q%c" % one for one in DOUBLINGS)
+    filled = b"".join(b"h%c(h%ch%ce" % (one, one + 1, one + 1) for one in DOUBLINGS[:-1])
+    return b"(" + made + filled + b"t"
+
+
+HOSTILE = {
+    "tuples-as-a-key": b"(" + tuples() + b"}h\x1aK\1st",
+    "lists": b"(" + lists() + b"t",
+    "lists-from-above": lists_from_above(),
+    "many-keys": b"]("
+    + b"K\0\x85q\0"
+    + b"".join(b"h%ch%c\x86q%c" % (n - 1, n - 1, n) for n in range(1, 21))
+    + b"}h\x14K\1s" * 20
+    + b"e",
+    "left-over": b"K\1K\2",
+    "a-list-in-itself": b"]q\0h\0a",
+    "deep": b"}K\0" + b"\x85" * 1000 + b"K\1s",
+    "bytearray": call("builtins.bytearray", NUMBER),
+    "bytearray-of-python-2": call("__builtin__.bytearray", NUMBER),
+    "new-bytearray": b"cbuiltins\nbytearray\n" + NUMBER + b"\x85\x81",
+    "copies": b"]("
+    + word("x" * 1_000_000)
+    + b"q\0"
+    + b"".join(call("_codecs.encode", b"h\0" + word("latin1")) for _ in range(50))
+    + b"e",
+    "slow-codec": call("_codecs.encode", word("x") + word("punycode")),
+    "array": call(
+        f"{np.core.multiarray.__name__ if not hasattr(np, '_core') else 'numpy._core.multiarray'}._reconstruct",
+        b"cnumpy\nndarray\n" + NUMBER + b"\x85" + word("b"),
+    ),
+    "new-array": b"cnumpy\nndarray\n" + NUMBER + b"\x85\x85\x81",
+    "objects": call("numpy.dtype", word("O8") + b"\x89\x88"),
+    "tensor": call("torch.FloatTensor", NUMBER),
+}
+
+
+def archive(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("archive/data.pkl", content)
+        file.writestr("archive/version", b"3\n")
+    return path
+
+
+def old_format(path: Path, content: bytes) -> Path:
+    torch.save(1, buffer := io.BytesIO(), _use_new_zipfile_serialization=False)
+    whole, one = buffer.getvalue(), pickle.dumps(1, 2)
+    assert whole.count(one) == 1
+    path.write_bytes(whole.replace(one, content))
+    return path
+
+
+@pytest.mark.parametrize("write", [archive, old_format])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_pickle_that_stands_for_more_than_its_bytes_is_refused(tmp_path: Path, name: str, write: Any) -> None:
+    path = write(tmp_path / "optimizer.bin", b"\x80\x02" + HOSTILE[name] + b".")
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin: expected the state of optimizer 0, .* cannot be read"):
+        read_pickle(path, "the state of optimizer 0")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_so_is_the_index_of_a_state_in_shards(name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        check_index(b"\x80\x02" + HOSTILE[name] + b".")
+
+
+def test_the_refusal_says_how_many_values_there_may_be(tmp_path: Path) -> None:
+    path = archive(tmp_path / "optimizer.bin", b"\x80\x02" + HOSTILE["lists"] + b".")
+    with pytest.raises(CheckpointError, match=r"with its references written out it has more than \d+ values"):
+        read_pickle(path, "a state")
+
+
+SOUND = {
+    "state of NumPy": np.random.get_state(),
+    "array": np.arange(6, dtype=np.uint32).reshape(2, 3),
+    "module": torch.nn.Linear(2, 2).state_dict(),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "views": [torch.ones(3)[1:], torch.eye(3).t()],
+    "sparse": torch.eye(3).to_sparse(),
+    "bytes": [b"abc", bytearray(), bytearray(b"xyz"), bytes(range(256))],
+    "containers": [{1, 2}, Counter("abba"), OrderedDict(a=(1, 2)), torch.Size([1, 2]), (), [[[]]]],
+    "values": [None, True, 1.5, 1j, -1, 1 << 200, "é", torch.device("cpu"), torch.float8_e4m3fn],
+    "shared": [[1, 2]] * 1000,
+}
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_values_are_read(tmp_path: Path, name: str, is_archive: bool) -> None:
+    torch.save(SOUND[name], tmp_path / "f", _use_new_zipfile_serialization=is_archive)
+    found = read_pickle(tmp_path / "f", "a value")
+    expected = torch.load(tmp_path / "f", weights_only=False)
+    assert pickle.dumps(found) == pickle.dumps(expected) or repr(found) == repr(expected)
+
+
+def test_large_states_are_read(tmp_path: Path) -> None:
+    names = [f"model.layers.{index}.weight" for index in range(20_000)]
+    state = {
+        "state": {name: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)} for name in names},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "params": names}],
+        "order": list(range(1_000_000)),
+        "labels": ["the same text for many"] * 1_000_000,
+    }
+    torch.save(state, tmp_path / "f")
+    check_saved_file(tmp_path / "f")
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    content = pickle.dumps([0] * 100_000, 2)
+    assert len(read_pickle(archive(tmp_path / "f", content), "a list")) == 100_000
+    archive(tmp_path / "f", content, zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="a record of it is compressed"):
+        read_pickle(tmp_path / "f", "a list")
+
+
+@pytest.mark.parametrize("name", ["sound", "lists"])
+def test_a_part_of_a_file_is_weighed_by_itself(tmp_path: Path, name: str) -> None:
+    content = pickle.dumps(1, 2) if name == "sound" else b"\x80\x02" + HOSTILE[name] + b"."
+    whole = archive(tmp_path / "f", content).read_bytes()
+    part = _create_file_view(io.BytesIO(bytes(100) + whole + bytes(100)), 100, len(whole))
+    if name == "sound":
+        check_saved(part)
+        assert torch.load(part, weights_only=True) == 1
+    else:
+        with pytest.raises(pickle.UnpicklingError, match="more than"):
+            check_saved(part)
+
+
+def test_records_that_lie_on_each_other_are_refused(tmp_path: Path) -> None:
+    archive(tmp_path / "f", bytes(10_000))
+    whole = (tmp_path / "f").read_bytes()
+    begin, end = whole.index(b"PK\1\2"), whole.index(b"PK\5\6")
+    entry = whole[begin : whole.index(b"PK\1\2", begin + 1)]
+    directory = entry * 50 + whole[begin + len(entry) : end]
+    tail = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 51, 51, len(directory), begin, 0)
+    with pytest.raises(pickle.UnpicklingError, match=r"its records claim more than its \d+ bytes"):
+        check_saved(io.BytesIO(whole[:begin] + directory + tail))
+
+
+@pytest.mark.parametrize("damage", ["comment", "behind", "before", "directory"])
+def test_an_archive_that_two_readers_could_take_for_different_ones_is_refused(tmp_path: Path, damage: str) -> None:
+    content = pickle.dumps(1, 2)
+    whole = archive(tmp_path / "f", content).read_bytes()
+    if damage == "comment":
+        whole = whole[:-2] + b"\3\0abc"
+    elif damage == "behind":
+        whole += b"abc"
+    elif damage == "before":
+        whole = b"PK\3\4" + whole
+    else:
+        whole = whole[:-22] + bytes(10) + whole[-22:]
+    with pytest.raises(pickle.UnpicklingError, match=r"it is no whole archive as torch.save writes it"):
+        check_saved(io.BytesIO(whole))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_record_of_more_than_4_gb_is_measured(tmp_path: Path, is_whole: bool) -> None:
+    size, wide = 5 << 30, 0xFFFFFFFF
+    whole = archive(tmp_path / "f", pickle.dumps(1, 2)).read_bytes()
+    begin, end = whole.index(b"PK\1\2"), whole.index(b"PK\5\6")
+    path, extra = b"archive/data/0", struct.pack("<2H3Q", 1, 24, size, size, begin)
+    entry = [b"PK\1\2", *[0] * 7, wide, wide, len(path), len(extra), 0, 0, 0, 0, wide]
+    directory = whole[begin:end] + struct.pack("<4s6H3I5H2I", *entry) + path + extra
+    with (tmp_path / "f").open("r+b") as file:
+        place = file.seek(size if is_whole else size - 1000)
+        file.write(directory)
+        file.write(struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 0, 45, 0, 0, 3, 3, len(directory), place))
+        file.write(struct.pack("<4sIQI", b"PK\6\7", 0, place + len(directory), 1))
+        file.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 3, 3, wide, wide, 0))
+    assert zipfile.ZipFile(tmp_path / "f").getinfo("archive/data/0").file_size == size
+    if is_whole:
+        check_saved_file(tmp_path / "f")
+    else:
+        with pytest.raises(pickle.UnpicklingError, match="its records claim more than its 5368"):
+            check_saved_file(tmp_path / "f")
+
+
+def index(**others: Any) -> Metadata:
+    tensor = TensorStorageMetadata(
+        TensorProperties(torch.float32), torch.Size([4]), [ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))]
+    )
+    return Metadata({"a": tensor}, {"a": ("model", "a")}, {MetadataIndex("a", torch.Size([0])): "place"}, **others)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_sound_index_is_accepted(protocol: int) -> None:
+    check_index(pickle.dumps(index(), protocol))
+
+
+OF_INDEX = "torch.distributed.checkpoint.metadata"
+CHANGES = {
+    "a-class": f"c{OF_INDEX}\nMetadataIndex\n".encode() + b"N}" + word("__hash__") + b"Ns\x86b",
+    "a-class-by-a-dict": f"c{OF_INDEX}\nMetadataIndex\n".encode() + b"}" + word("__hash__") + b"Nsb",
+    "an-object-by-attributes": f"c{OF_INDEX}\nMetadataIndex\n)\x81".encode("latin1") + b"N}" + word("fqn") + b"Ns\x86b",
+    "a-value-that-all-have": call(f"{OF_INDEX}._MEM_FORMAT_ENCODING", b"K\0") + b"}" + word("_value_") + b"K\7sb",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_index_changes_nothing_but_what_it_makes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate_cpp.checkpoint.sharded_folder import _index_in
+
+    monkeypatch.setattr(MetadataIndex, "__hash__", MetadataIndex.__hash__)  # undone, should it be changed
+    with pytest.raises(pickle.UnpicklingError, match=r"it (changes|gives) "):
+        _index_in(b"\x80\x02" + CHANGES[name] + b".")
+    assert hash(MetadataIndex("a")) == hash(MetadataIndex("a"))
+    assert _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT.value == 0
