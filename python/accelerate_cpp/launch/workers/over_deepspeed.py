@@ -37,6 +37,10 @@ _OF_THIS_MACHINE = re.compile(
     "_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|HOST|HOSTNAME|TERM|COLUMNS|LINES|DISPLAY|LS_COLORS|"
     "(SSH|XDG|DBUS|PDSH)_.*|DS_ENV_FILE"
 )
+# What DeepSpeed's launcher passes on without being told, for all kinds of devices that it knows.
+_EXPORTED = re.compile(
+    "MLFLOW|PYTHON|MV2|UCX|NCCL|LD_LIBRARY|PATH|ASCEND|HCCL|NEUWARE_HOME|CNCL|BKCL|XPU|XMLIR|BCCL|BIREN|SUPA"
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,14 @@ def passed_variables(environment: Mapping[str, str], way: str, by_user: Sequence
     Args:
         by_user: lines of the same form, which come before those of the result.
     """
-    if way in (ON_EACH_MACHINE, THROUGH_SLURM):  # they get the whole environment anyway
+    if way == ON_EACH_MACHINE:  # it starts workers of its own machine only, which have the whole environment
         return Passed(tuple(by_user))
     lines, secret, unfit = [], [], []
     for name, text in sorted(environment.items()):
         if text == "" or _OF_THIS_MACHINE.fullmatch(name):
+            continue
+        if way == THROUGH_SLURM:  # Slurm passes on the whole environment, and the launcher needs no file for it
+            secret += [name] if _is_exported_secret(name, text) else []
             continue
         written = _written(text, way)
         if is_secret(name, text):
@@ -89,6 +96,17 @@ def passed_variables(environment: Mapping[str, str], way: str, by_user: Sequence
     said = {line.partition("=")[0].strip() for line in by_user}
     left_out = [tuple(name for name in names if name not in said) for names in (secret, unfit)]
     return Passed((*by_user, *lines), *left_out)
+
+
+def environment_of_runner(environment: Mapping[str, str], way: str) -> dict[str, str]:
+    """``environment`` without the secrets that DeepSpeed's launcher would put on a command line, and into its log."""
+    if way == ON_EACH_MACHINE:
+        return dict(environment)
+    return {name: text for name, text in environment.items() if not _is_exported_secret(name, text)}
+
+
+def _is_exported_secret(name: str, text: str) -> bool:
+    return _EXPORTED.match(name) is not None and is_secret(name, text)
 
 
 def _written(text: str, way: str) -> str | None:
@@ -138,7 +156,8 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
             0,
             ChildSetup(),
             {},
-            environment=environment | {_ENVIRONMENT_FILE: f"/proc/self/fd/{variables}"},
+            environment=environment_of_runner(environment, launcher.way)
+            | {_ENVIRONMENT_FILE: f"/proc/self/fd/{variables}"},
             stdin=None if lifeline is None else subprocess.DEVNULL,
             inherited=[variables],
         )

@@ -33,8 +33,13 @@ _SECRET = re.compile(
     "(^|_)[A-Z]*(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIES?)(_|[0-9]|$)",
     re.IGNORECASE,
 )
+# A whole word, such as of DB_PASS, but not of BYPASS; PWD by itself is a folder.
+_SECRET_WORD = re.compile(
+    "(_PWD|(^|_)(PASS|PAT|DSN|CREDS?|JWT|WEBHOOKS?|CONNECTION_STRINGS?))(_|[0-9]|$)", re.IGNORECASE
+)
 _NAMES_A_FILE = re.compile("_(PATH|FILE|DIR)$", re.IGNORECASE)
-_PASSWORD_IN_ADDRESS = re.compile("://[^/@\\s]*:[^/@\\s]+@")
+# Also without a colon, as of a token, and behind a slash, which passwords may have.
+_SECRET_IN_ADDRESS = re.compile("://\\S*@")
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -50,10 +55,11 @@ def is_secret(name: str, text: str = "") -> bool:
     """Whether the environment variable ``name`` holds what other users of a machine must not see.
 
     Args:
-        text: its value, which may be an address with a password in it.
+        text: its value, which may be an address with a password or a token in it.
     """
-    by_name = _SECRET.search(name) is not None and _NAMES_A_FILE.search(name) is None
-    return by_name or _PASSWORD_IN_ADDRESS.search(text) is not None
+    has_word = _SECRET.search(name) is not None or _SECRET_WORD.search(name) is not None
+    by_name = has_word and _NAMES_A_FILE.search(name) is None
+    return by_name or _SECRET_IN_ADDRESS.search(text) is not None
 
 
 @dataclass(frozen=True)

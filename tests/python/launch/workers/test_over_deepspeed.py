@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.launch.workers.over_deepspeed import Passed, passed_variables, users_lines
+from accelerate_cpp.launch.workers.over_deepspeed import (
+    Passed,
+    environment_of_runner,
+    passed_variables,
+    users_lines,
+)
 
 PATIENCE_SECONDS = 60
 
@@ -68,6 +73,33 @@ def test_where_the_whole_environment_arrives_nothing_is_passed(way: str) -> None
     assert passed_variables({"HF_TOKEN": "s", "A": "x\ny"}, way) == Passed(())
 
 
+EXPORTED = {  # by DeepSpeed's launcher, without being told: on the command line of pdsh, mpirun or srun
+    "MLFLOW_TRACKING_TOKEN": "s",
+    "PYTHON_COOKIE": "s",
+    "MV2_KEY": "s",
+    "UCX_PASS": "s",
+    "NCCL_AUTH": "s",
+    "HCCL_AUTH": "s",
+    "PYTHON_INDEX": "https://s@host",
+}
+
+
+@pytest.mark.parametrize("way", ["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"])
+def test_deepspeeds_launcher_does_not_see_the_secrets_that_it_would_export(way: str) -> None:
+    kept = {"HF_TOKEN": "s", "SSH_AUTH_SOCK": "/x", "MLFLOW_EXPERIMENT_NAME": "a", "PYTHONPATH": "/y", "PATH": "/bin"}
+    assert environment_of_runner(EXPORTED | kept, way) == kept
+    assert set(EXPORTED) <= set(passed_variables(EXPORTED | kept, way).secret)
+
+
+def test_through_slurm_only_what_would_be_on_the_command_line_is_missing() -> None:
+    found = passed_variables(EXPORTED | {"HF_TOKEN": "s", "A": "1"}, "slurm", ["NCCL_AUTH=s\n"])
+    assert (found.lines, set(found.secret)) == (("NCCL_AUTH=s\n",), set(EXPORTED) - {"NCCL_AUTH"})
+
+
+def test_a_launcher_of_one_machine_keeps_the_whole_environment() -> None:
+    assert environment_of_runner(EXPORTED, "nossh") == EXPORTED
+
+
 def test_the_files_of_the_user_come_first(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
@@ -85,7 +117,7 @@ from pathlib import Path
 name = os.environ["DS_ENV_FILE"]
 first, again = (Path(name).read_text() for _ in range(2))
 try:
-    print(json.dumps([sys.argv[1:], os.path.isfile(name), first, again, os.getpid()]), flush=True)
+    print(json.dumps([sys.argv[1:], os.path.isfile(name), first, again, sorted(os.environ), os.getpid()]), flush=True)
     if "waits" in sys.argv:
         time.sleep(600)
 except KeyboardInterrupt:
@@ -122,9 +154,9 @@ def started(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str
 
 def test_deepspeeds_launcher_gets_its_command_and_a_file_in_memory(folder: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
-    with started(folder, "--zero_stage", "3", "train.py", "x", TRICKY='a "b"', HF_TOKEN="s") as process:
+    with started(folder, "--zero_stage", "3", "train.py", "x", TRICKY='a "b"', HF_TOKEN="s", NCCL_AUTH="s") as process:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    arguments, is_file, text, again, _ = json.loads(out)
+    arguments, is_file, text, again, names, _ = json.loads(out)
     assert process.returncode == 0, err
     tail = "--no_local_rank --launcher pdsh --master_port 29500 train.py x"
     assert " ".join(arguments) == f"--hostfile hosts {tail}"
@@ -132,7 +164,8 @@ def test_deepspeeds_launcher_gets_its_command_and_a_file_in_memory(folder: Path)
     first, *lines = text.splitlines()
     assert first == "OWN=1"
     assert {'TRICKY=a \\"b\\"', "ACCELERATE_DEEPSPEED_ZERO_STAGE=3", "DS_ACCELERATOR=cpu"} <= set(lines)
-    assert "do not get HF_TOKEN" in err
+    assert "do not get HF_TOKEN, NCCL_AUTH" in err
+    assert ("TRICKY" in names, "NCCL_AUTH" in names) == (True, False)
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
