@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,12 @@ def _section(value: Any) -> dict[str, Any]:
     return value
 
 
-def _several(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _texts(value: Any) -> list[str]:
+    texts = value if isinstance(value, list) else [value]
+    other = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
+    if other is not None:
+        raise ValueError(f"expected a text or a list of texts, found {other}: write each in quotes, on one line")
+    return texts
 
 
 def _one_of(*choices: str) -> Callable[[Any], str]:
@@ -77,11 +82,16 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the file: how its value is checked, what it is where the file does not say, and what it means."""
+    """One key of the file: how its value is checked, what it is where the file does not say, and what it means.
+
+    Attributes:
+        may_hold_secrets: the value is in no message.
+    """
 
     check: Callable[[Any], Any]
     default: Any
     doc: str
+    may_hold_secrets: bool = False
 
 
 KEYS: Mapping[str, Key] = {
@@ -112,9 +122,9 @@ KEYS: Mapping[str, Key] = {
     "tpu_use_cluster": Key(_truth, False, "TPUs"),
     "tpu_use_sudo": Key(_truth, False, "TPUs"),
     "command_file": Key(_text, None, "TPUs"),
-    "commands": Key(_several, None, "TPUs"),
-    "tpu_vm": Key(_several, None, "TPUs"),
-    "tpu_env": Key(_several, None, "TPUs"),
+    "commands": Key(_texts, None, "what tpu-config runs on the machines of a pod", may_hold_secrets=True),
+    "tpu_vm": Key(_texts, None, "TPUs"),
+    "tpu_env": Key(_texts, None, "variables NAME=VALUE for the machines of a pod", may_hold_secrets=True),
     "dynamo_config": Key(_section, None, "options of torch.compile"),
 }
 
@@ -236,7 +246,8 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         try:
             given[name] = None if value is None else KEYS[name].check(value)
         except ValueError as error:
-            raise InvalidArgument(f"{path}: {name}: {shortened(value)}: {error}; it means: {KEYS[name].doc}") from None
+            shown = "" if KEYS[name].may_hold_secrets else f"{shortened(value)}: "
+            raise InvalidArgument(f"{path}: {name}: {shown}{error}; it means: {KEYS[name].doc}") from None
     if given.get("distributed_type") is None:
         raise InvalidArgument(f"{path}: the key distributed_type is missing; expected one of {', '.join(_TYPES)}")
     return given
@@ -264,9 +275,12 @@ def save(path: Path, values: Mapping[str, Any]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Puts a file with ``text`` in the place of ``path``, in one step. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    # In a folder of several users, another one could put a link at a name that he can guess.
+    waiting = path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
+    descriptor = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        waiting.write_text(text, encoding="utf-8")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(waiting, path)
     finally:
         waiting.unlink(missing_ok=True)

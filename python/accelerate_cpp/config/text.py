@@ -39,6 +39,10 @@ def parsed_yaml(text: str) -> Any:
         return value
     except RecursionError:
         raise _too_deep() from None
+    except yaml.MarkedYAMLError as error:  # without the line itself, which may hold a secret
+        said = " ".join(" ".join(part for part in (error.context, error.problem) if part).split())
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(said if mark is None else f"{said} (line {mark.line + 1}, column {mark.column + 1})") from None
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except ValueError as error:

@@ -46,3 +46,27 @@ def test_programs_get_what_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     found = env.env_command(env.env_command_parser().parse_args([]))
     assert found["`accelerate` bash location"] == "Not found"
     assert f"- torch: {found['torch']}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("tpu_env: [LEVEL=7, 'DEBUG=True', RATE=-0.5]", "tpu_env=['LEVEL=7', 'DEBUG=True', 'RATE=-0.5']"),
+        ("tpu_env: 'LEVEL=7,HF_TOKEN=abc'", "tpu_env=['LEVEL=…']"),
+        (
+            "tpu_env: [HF_TOKEN=abc, HF_TOKEN=1, NAME=abc, HF_TOKEN abc]",
+            "tpu_env=['HF_TOKEN=…', 'HF_TOKEN=…', 'NAME=…', '…']",
+        ),
+        (
+            "commands: [export HF_TOKEN=abc, HF_TOKEN=abc ls, ./run.sh, '']",
+            "commands=['export …', '… …', './run.sh', '']",
+        ),
+        ("commands: pip install git+https://abc@host", "commands=['pip …']"),
+    ],
+)
+def test_of_the_lines_for_a_pod_only_what_is_harmless_is_shown(tmp_path: Path, line: str, shown: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"distributed_type: XLA\n{line}\n")
+    configuration = facts(str(path))["configuration"]
+    assert shown in configuration
+    assert "abc" not in configuration

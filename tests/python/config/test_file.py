@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,42 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
         file.replace_text(path, json.dumps({}))
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("name", ["tpu_env", "commands"])
+@pytest.mark.parametrize("value", ["{HF_TOKEN: s3cr3t}", "[A=1, {HF_TOKEN: s3cr3t}]", "[[s3cr3t]]", "[A=1, 7]", "true"])
+def test_lines_for_a_pod_are_texts_and_refused_without_them(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        file.load(written(tmp_path, f"distributed_type: XLA\n{name}: {value}\n"))
+    assert f"config.yaml: {name}: expected a text or a list of texts, found " in str(refused.value)
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_one_line_for_a_pod_is_a_list_of_one(tmp_path: Path) -> None:
+    given = file.load(written(tmp_path, "distributed_type: XLA\ntpu_env: A=1\ncommands: [ls, pwd]\n")).given
+    assert (given["tpu_env"], given["commands"]) == (["A=1"], ["ls", "pwd"])
+
+
+def test_a_link_at_the_name_of_a_file_that_is_being_written_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "report.json", tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / f".report.json.tmp-{os.getpid()}").symlink_to(target)  # which others can guess
+    file.replace_text(path, "new")
+    assert (path.read_text(), path.is_symlink(), target.read_text()) == ("new", False, "kept")
+    monkeypatch.setattr(file.secrets, "token_hex", lambda size: "known")
+    (tmp_path / ".report.json.tmp-known").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        file.replace_text(path, "newer")
+    assert (path.read_text(), target.read_text()) == ("new", "kept")
+
+
+def test_a_written_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        file.replace_text(tmp_path / "a.json", "ä")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "a.json").read_bytes() == "ä".encode()

@@ -73,3 +73,10 @@ def test_values_in_messages_are_short() -> None:
     assert shortened("x") == "'x'"
     assert shortened([1, "a"]) == "[1, 'a']"
     assert len(shortened({str(number): "x" * 10_000 for number in range(1000)})) < 2000
+
+
+@pytest.mark.parametrize("text", ["a: 1\ntpu_env: [HF_TOKEN=s3cr3t\n", "a: 1\nHF_TOKEN: 's3cr3t", "a: b: s3cr3t"])
+def test_a_line_that_cannot_be_read_is_named_without_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\(line \d, column \d+\)") as refused:
+        parsed_yaml(text)
+    assert "s3cr3t" not in str(refused.value)

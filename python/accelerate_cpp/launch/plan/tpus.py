@@ -79,17 +79,24 @@ def tpu_launch(options: Any, settings: Mapping[str, Any], group: WorkerGroup) ->
         options.module,
         alone=settings["num_processes"].source == "--num_processes" and said["num_processes"] == 1,
         # Of flags, False is as good as none elsewhere; here it is --no_tpu_cluster.
-        pod=_pod(said) if said["tpu_use_cluster"] and options.tpu_use_cluster is not False else None,
+        pod=_pod(said, "--env" if options.tpu_env else settings["tpu_env"].source)
+        if said["tpu_use_cluster"] and options.tpu_use_cluster is not False
+        else None,
     )
 
 
-def _pod(said: Mapping[str, Any]) -> Pod:
+def _pod(said: Mapping[str, Any], source_of_variables: str) -> Pod:
     for name in ("tpu_name", "tpu_zone"):
         if not said[name]:
             raise InvalidArgument(f"--tpu_cluster: {name} is unknown: pass --{name}, or write it into the file")
-    for text in said["tpu_env"] or ():
-        if not text.partition("=")[0].isidentifier() or "=" not in text:
-            raise InvalidArgument(f"--env {text}: expected NAME=VALUE")
+    for number, text in enumerate(said["tpu_env"] or (), 1):
+        name, equals, _ = text.partition("=")
+        if not equals or not name.isidentifier():  # what follows the name may be a secret
+            found = f"the name {name[:200]!r}" if equals else 'a text without "="'
+            raise InvalidArgument(
+                f"variable {number} for the machines of the pod ({source_of_variables}): expected NAME=VALUE, found "
+                f"{found}: correct it, or leave it out"
+            )
     return Pod(said["tpu_name"], said["tpu_zone"], tuple(said["tpu_env"] or ()), said["tpu_use_sudo"])
 
 

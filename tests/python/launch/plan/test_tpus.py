@@ -85,3 +85,19 @@ def test_what_torch_xla_does_not_start_is_refused(script: str) -> None:
     plan = planned(script, tpu=True)
     with pytest.raises(InvalidArgument, match="--no_python"):
         tpu_launch(LaunchOptions(script, tpu=True, no_python=True), plan.settings, plan.group)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"tpu_env": ["A=1", "s3cr3t"]}, r"variable 2 for .* \(--env\): .* found a text without \"=\": correct it"),
+        ({"tpu_env": ["A-B=s3cr3t"]}, r"variable 1 for .* \(--env\): .* found the name 'A-B': correct it"),
+        ({}, r"variable 1 for .* \(.*c.yaml: tpu_env\): .* found the name '1'"),
+    ],
+)
+def test_a_variable_for_a_pod_that_is_none_is_refused_without_its_text(
+    script: str, said: dict[str, list[str]], words: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=words) as refused:
+        planned(script, POD.replace("A=1", "1=s3cr3t"), **said)
+    assert "s3cr3t" not in str(refused.value)
