@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,6 +294,53 @@ def a_damaged_checkpoint_changes_nothing_and_one_that_would_run_code_is_refused(
         with pytest.raises(CheckpointError, match="would call functions that the file names"):
             run.load_state(folder)
         assert not (folder / "ran").exists()
+
+
+@scenario
+def a_universal_checkpoint_is_read_without_running_code() -> None:
+    import torch
+
+    from accelerate_cpp.errors import CheckpointError
+
+    if stage() == 0:
+        return  # it has none
+    run = accelerator(config=configuration(zero_allow_untested_optimizer=True))
+    model, optimizer = prepared(run)
+    with common_folder(run) as folder:
+        sharded(run, model, optimizer, first=STEPS - 3)
+        run.save_state(folder)
+        if run.is_main_process:
+            make_universal(folder / "pytorch_model")
+            (folder / "accelerate_cpp.json").unlink()
+        run.wait_for_everyone()
+        expected = sharded(run, model, optimizer)[0]
+
+        universal = configuration(zero_allow_untested_optimizer=True, checkpoint={"load_universal": True})
+        again = accelerator(config=universal)
+        other, stepping = prepared(again, seed=7)
+        again.load_state(folder)
+        same(sharded(again, other, stepping)[0], expected, rtol=1e-5)
+        before = plain_weights(again, other)
+        again.wait_for_everyone()
+        if again.is_main_process:
+            torch.save({"param_groups": Malicious(folder)}, folder / "pytorch_model" / "zero" / "optimizer_state.pt")
+        again.wait_for_everyone()
+        with pytest.raises(CheckpointError, match=r"optimizer_state\.pt: .* would call functions that the file names"):
+            again.load_state(folder)
+        assert not (folder / "ran").exists()
+        assert all(torch.equal(value, before[name]) for name, value in plain_weights(again, other).items())
+
+
+def make_universal(tag: Path) -> None:
+    """Turns the files of an engine into those that any number of processes can read, by DeepSpeed's own script."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    made = tag.with_name("universal")
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    folders = {"input_folder": str(tag), "output_folder": str(made)}
+    ds_to_universal.main(argparse.Namespace(**folders, **options, inject_missing_state=True))
+    shutil.rmtree(tag)
+    made.rename(tag)
 
 
 @scenario

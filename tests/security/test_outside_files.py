@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import resource
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +16,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from accelerate_cpp import Accelerator, load_checkpoint_in_model
 from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
+from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.placement.offload import OffloadedWeightsLoader, offload_state_dict
-from accelerate_cpp.utils import merge_fsdp_weights
+from accelerate_cpp.utils import merge_fsdp_weights, save
 from make_seeds import shards_file, shards_index
 
 OUTSIDE = r"(link to|points outside|expected a file in).*"
@@ -205,6 +211,55 @@ def test_an_index_of_a_few_bytes_takes_little_memory(tmp_path: Path) -> None:
     assert "place 99999 of a list, with room for" in refusal(shards_index(steps=("model", "x", *[99999] * 1000)))
 
 
+def refusal_of(folder: Path, index: Metadata) -> str:
+    (folder / INDEX).write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        SavedShards(folder, "model").read(lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
+    return str(caught.value)
+
+
+def test_parts_that_an_extension_has_compressed_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(shards_file())
+    index = pickle.loads(shards_index(size=(1 << 40,)))
+    (place,) = index.storage_data.values()
+    place.transform_descriptors = ["zstd"]
+    assert "(transform_descriptors): save without extensions" in refusal_of(tmp_path, index)
+
+
+def test_a_part_is_not_read_for_many_values(tmp_path: Path) -> None:
+    torch.save(bytearray(100_000), tmp_path / "__0_0.distcp")
+    length = (tmp_path / "__0_0.distcp").stat().st_size
+
+    def index(count: int) -> Metadata:
+        names = [f"model.{number}" for number in range(count)]
+        return Metadata(
+            {name: BytesStorageMetadata() for name in names},
+            {name: ("model", name.removeprefix("model.")) for name in names},
+            {MetadataIndex(name): _StorageInfo("__0_0.distcp", 0, length) for name in names},
+        )
+
+    (tmp_path / INDEX).write_bytes(pickle.dumps(index(1)))
+    assert SavedShards(tmp_path, "model").read(torch.empty) == {"0": bytearray(100_000)}
+    refused = rf"expected files with the {2 * length} bytes of its values, found {length} bytes"
+    assert re.search(refused, refusal_of(tmp_path, index(2)))
+
+
+@pytest.mark.parametrize("size", [(0, 1 << 62, 4), (1 << 62, 1 << 62), (-1,)])
+def test_a_shape_that_no_tensor_has_is_told_as_damage(tmp_path: Path, size: tuple[int, ...]) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(shards_file())
+    assert "expected shapes and dtypes of tensors" in refusal_of(tmp_path, pickle.loads(shards_index(size=size)))
+
+
+def test_a_part_of_a_state_in_shards_is_weighed_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "__0_0.distcp", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", pickle.dumps([0] * 100_000, 2))
+        file.writestr("archive/version", b"3\n")
+    index = pickle.loads(shards_index(size=()))
+    (place,) = index.storage_data.values()
+    place.length = (tmp_path / "__0_0.distcp").stat().st_size
+    assert "a record of it is compressed" in refusal_of(tmp_path, index)
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -253,6 +308,70 @@ def test_an_engine_of_deepspeed_reads_its_files_only(tmp_path: Path) -> None:
 
     EngineStates(Engines(), [], {}).read(folder)  # type: ignore[arg-type]
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("name", ["rank0/link", "rank0/pipe", "folder", "zero"])
+def test_an_engine_of_deepspeed_gets_no_folder_with_other_than_its_files(tmp_path: Path, name: str) -> None:
+    tag = tmp_path / "checkpoint" / "pytorch_model"
+    (tag / "offloaded_tensors" / "rank0").mkdir(parents=True)
+    (tag / "offloaded_tensors" / "rank0" / "a.swp").write_bytes(b"1234")
+    (tag / "offloaded_tensors" / "b.swp").symlink_to("rank0/a.swp")
+    loaded: list[object] = []
+
+    class Engines:
+        def load_engines(self, models: object, *_: object) -> None:
+            loaded.append(models)
+
+    states = EngineStates(Engines(), [None], {})  # type: ignore[arg-type]
+    states.read(tag.parent)
+    path = tag / "offloaded_tensors" / name
+    if name.endswith("pipe"):
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"rank0/link": "/etc/hostname", "folder": "../offloaded_tensors", "zero": "/dev/zero"}[name])
+    with pytest.raises(CheckpointError, match=rf"{name}.*(outside the folder|found a link to a folder, a pipe)"):
+        states.read(tag.parent)
+    assert loaded == [[None]]
+
+
+def write_offloaded(folder: Path) -> None:
+    offload_state_dict(folder, {"a": torch.ones(1)})
+
+
+def write_shards(folder: Path) -> None:
+    save_in_shards({"a": torch.ones(1), "b": torch.ones(1)}, folder, max_shard_size=4)
+
+
+def write_object(folder: Path) -> None:
+    save({"a": torch.ones(1)}, folder / "object.bin")
+
+
+def write_merged(folder: Path) -> None:
+    (folder / "shards").mkdir()
+    (folder / "shards" / INDEX).write_bytes(shards_index())
+    (folder / "shards" / "__0_0.distcp").write_bytes(shards_file())
+    merge_fsdp_weights(folder / "shards", folder)
+
+
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [
+        (write_offloaded, ["a.dat", "index.json"]),
+        (write_shards, ["model-00001-of-00002.safetensors", "model.safetensors.index.json"]),
+        (write_object, ["object.bin"]),
+        (write_merged, ["model.safetensors"]),
+    ],
+)
+def test_a_link_that_waits_for_a_save_leads_it_to_no_other_file(
+    tmp_path: Path, write: Callable[[Path], object], names: list[str]
+) -> None:
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    for name in (f"merging-{os.getpid()}.tmp", *(f".{name}.tmp-{os.getpid()}" for name in names)):
+        (tmp_path / "folder" / name).symlink_to(tmp_path / "victim")
+    write(tmp_path / "folder")
+    assert (tmp_path / "victim").read_text() == "kept"
+    assert all((tmp_path / "folder" / name).is_file() for name in names)
 
 
 def test_a_safetensors_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_cpp.checkpoint.archive import write_pickle
-from accelerate_cpp.checkpoint.containment import path_within
+from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, record_of, sync_file
 from accelerate_cpp.checkpoint.names import MODEL_NAME
 from accelerate_cpp.checkpoint.participants import Participants
+from accelerate_cpp.errors import CheckpointError
 from accelerate_cpp.parallel.strategy import Strategy
 
 __all__ = ["EngineStates"]
@@ -69,11 +70,27 @@ class EngineStates:
         """Loads all from ``folder``. A collective.
 
         Raises:
-            CheckpointError: a file is missing, would run code, or does not fit.
+            CheckpointError: a file is missing, would run code, is no file, or does not fit.
         """
+        for tag in self.tags:
+            _require_files(folder, tag)
 
         def read(path: Path, where: Any, classes: Sequence[type]) -> Any:
             inside = path_within(folder, os.path.relpath(path, folder), folder)
             return read_pickle(inside, "the state of an engine of DeepSpeed", where, classes)
 
         self.strategy.load_engines(self.models, folder, self.tags, read, **self.options)
+
+
+def _require_files(folder: Path, tag: str) -> None:
+    """Raises ``CheckpointError`` unless all in ``folder / tag``, which DeepSpeed copies and opens by itself, are files
+    and folders, and links to files in ``folder``.
+    """
+    for parent, folders, files in os.walk(own_file(folder, tag)):
+        for name in (*folders, *files):
+            path = own_file(folder, os.path.relpath(os.path.join(parent, name), folder))
+            if not path.is_file() and (path.is_symlink() or not path.is_dir()):
+                raise CheckpointError(
+                    f"{path}: expected a file of an engine of DeepSpeed, found a link to a folder, a pipe or a device. "
+                    "Nothing was read; remove it, or load another checkpoint"
+                )

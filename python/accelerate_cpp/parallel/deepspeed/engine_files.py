@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from accelerate_cpp.errors import CheckpointError
 
@@ -77,6 +81,29 @@ def _with(target: Any, functions: Mapping[str, Any]) -> Iterator[None]:
             vars(target).pop(name, None)
 
 
+@contextmanager
+def _reading(folder: Path, read: Callable[..., Any]) -> Iterator[None]:
+    """``torch.load`` of this thread reads files in ``folder`` by ``read``.
+
+    DeepSpeed calls it in many places, those of universal checkpoints among them, and asks it to run what a pickle says.
+    """
+    classes = [getattr(importlib.import_module(module), name) for module, names in _HELD.items() for name in names]
+    load, thread, inside = torch.load, threading.get_ident(), os.path.abspath(folder)
+
+    def safe_load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not kwargs.get("weights_only") and isinstance(f, (str, os.PathLike)):
+            path = Path(os.path.abspath(f))
+            if path.is_relative_to(inside):
+                return read(path, map_location, classes)
+        return load(f, map_location, *args, **kwargs)
+
+    torch.load = safe_load
+    try:
+        yield
+    finally:
+        torch.load = load
+
+
 def load_engine(engine: Any, folder: Path, tag: str, read: Callable[..., Any], **options: Any) -> None:
     """Reads what :func:`save_engine`, or the original, has written. A collective.
 
@@ -87,12 +114,9 @@ def load_engine(engine: Any, folder: Path, tag: str, read: Callable[..., Any], *
     Raises:
         CheckpointError: DeepSpeed cannot read the files, or finds none.
     """
-    files = engine.checkpoint_engine
-    if type(files).__name__ == _OF_TORCH:  # others have formats of their own
-        classes = [getattr(importlib.import_module(module), name) for module, names in _HELD.items() for name in names]
-        files.load = lambda path, map_location=None: read(Path(path), map_location, classes)
     try:
-        found, _ = engine.load_checkpoint(str(folder), tag, **options)
+        with _reading(folder, read):
+            found, _ = engine.load_checkpoint(str(folder), tag, **options)
     except CheckpointError:
         raise
     except Exception as error:
@@ -101,8 +125,6 @@ def load_engine(engine: Any, folder: Path, tag: str, read: Callable[..., Any], *
             "of processes and the same stage of ZeRO, or make one file of weights of it by zero_to_fp32.py, which is "
             f"in {folder}"
         ) from error
-    finally:
-        vars(files).pop("load", None)
     if found is None:
         raise CheckpointError(
             f"{folder / tag} has no checkpoint of DeepSpeed; load a folder that save_state wrote in a run with "
