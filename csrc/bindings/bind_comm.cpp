@@ -135,12 +135,7 @@ void bind_comm(py::module_& module) {
       "create_backend",
       [](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, milliseconds timeout,
          milliseconds warn_after, std::vector<int> numbers) {
-        if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
-          throw InvalidArgument("create_backend: expected a number for each of " + std::to_string(size) +
-                                " ranks, found " + std::to_string(numbers.size()));
-        }
-        comm::WaitHooks hooks = wait_hooks(warn_after);
-        hooks.numbers = std::move(numbers);
+        const comm::WaitHooks hooks = with_numbers(wait_hooks(warn_after), std::move(numbers), size);
         return make_backend(connect_within_host(store, rank, size, Deadline::after(timeout), hooks), timeout);
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),

@@ -149,6 +149,15 @@ void leave_at_exit() {
 
 }  // namespace
 
+comm::WaitHooks with_numbers(comm::WaitHooks hooks, std::vector<int> numbers, int size) {
+  if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
+    throw InvalidArgument("expected a number for each of " + std::to_string(size) + " ranks, found " +
+                          std::to_string(numbers.size()));
+  }
+  hooks.numbers = std::move(numbers);
+  return hooks;
+}
+
 comm::WaitHooks wait_hooks(milliseconds warn_after) {
   comm::WaitHooks hooks;
   hooks.probe = [probe = interrupt_probe()] {

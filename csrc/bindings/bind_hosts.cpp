@@ -36,11 +36,12 @@ std::shared_ptr<Communicator> connect_inside(const StorePointer& store, const Ho
 
 std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank, const std::vector<int>& hosts,
                                             milliseconds timeout, milliseconds warn_after,
-                                            const C10dEngine::Connect& connect) {
+                                            const C10dEngine::Connect& connect, std::vector<int> numbers) {
   const HostLayout layout(hosts);
-  const comm::WaitHooks hooks = wait_hooks(warn_after);
+  const comm::WaitHooks hooks = wait_hooks(warn_after);  // inside and between the hosts, ranks have other numbers
+  const comm::WaitHooks of_all = with_numbers(hooks, std::move(numbers), layout.size());
   const auto connect_far = [&](const std::string& name, int own_rank, int size) {
-    const C10dEngine::Place place{name, own_rank, size, rank};
+    const C10dEngine::Place place{name, own_rank, size, of_all.number_of(rank)};
     // Hierarchical has compared the calls of all ranks before it gets here.
     return std::make_shared<C10dCommunicator>(std::make_shared<C10dEngine>(connect, store, place, hooks), false);
   };
@@ -53,7 +54,7 @@ std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank,
     const std::string name = "rail" + std::to_string(layout.index_within_host(rank));
     parts.rail = connect_far(name, layout.host_of(rank), layout.num_hosts());
   }
-  return std::make_shared<comm::Hierarchical>(layout, std::move(parts), hooks);
+  return std::make_shared<comm::Hierarchical>(layout, std::move(parts), of_all);
 }
 
 // `connect` for threads that do not hold the interpreter lock. Never released: an owner may drop it while the
@@ -72,19 +73,21 @@ void bind_hosts(py::module_& module) {
   module.def(
       "create_hierarchical_backend",
       [](const StorePointer& store, int rank, int size, const std::vector<int>& hosts, milliseconds timeout,
-         const py::function& connect, milliseconds warn_after) {
+         const py::function& connect, milliseconds warn_after, std::vector<int> numbers) {
         if (static_cast<std::size_t>(size) != hosts.size()) {
           throw InvalidArgument("expected the host of each of " + std::to_string(size) + " ranks, found " +
                                 std::to_string(hosts.size()));
         }
         const C10dEngine::Connect connect_engine = without_lock(connect);
         const py::gil_scoped_release release;
-        return make_backend(connect_hosts(store, rank, hosts, timeout, warn_after, connect_engine), timeout);
+        return make_backend(connect_hosts(store, rank, hosts, timeout, warn_after, connect_engine, std::move(numbers)),
+                            timeout);
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("hosts"), py::arg("timeout"), py::arg("connect"),
-      py::arg("warn_after") = milliseconds(30000),
+      py::arg("warn_after") = milliseconds(30000), py::arg("numbers") = std::vector<int>(),
       "Collective: connects the ranks that share `store`, rank r on host hosts[r], through shared memory within each "
-      "host and through what connect(store, rank, size) returns, a torch backend, between them.");
+      "host and through what connect(store, rank, size) returns, a torch backend, between them. Messages call ranks by "
+      "their `numbers`, if there are any.");
 }
 
 }  // namespace accelerate_cpp::bindings

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/comm/options.h"
@@ -46,6 +47,10 @@ void rethrow_for_autograd();
 // reported after `warn_after`; never, when that is 0. All of it may be called in any thread, and while the interpreter
 // ends.
 comm::WaitHooks wait_hooks(std::chrono::milliseconds warn_after);
+
+// `hooks` of a group of `size` ranks, which messages call by `numbers`, if there are any. Throws InvalidArgument unless
+// there is one for each.
+comm::WaitHooks with_numbers(comm::WaitHooks hooks, std::vector<int> numbers, int size);
 
 // Collective: connects `size` ranks of this host that share `store`. Throws InvalidArgument where there is no shared
 // memory, and what ShmCommunicator::connect throws.

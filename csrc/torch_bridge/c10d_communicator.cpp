@@ -27,7 +27,7 @@ C10dCommunicator::C10dCommunicator(std::shared_ptr<C10dEngine> engine, bool chec
       check_calls_(check_calls),
       rank_(engine_->rank()),
       size_(engine_->size()),
-      check_(rank_, engine_->hooks().call_site),
+      check_(rank_, engine_->hooks()),
       port_(C10dPort::make(engine_)) {
   std::vector<std::shared_ptr<MessageMatcher::Port>> ports(static_cast<std::size_t>(size_), port_);
   messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes);

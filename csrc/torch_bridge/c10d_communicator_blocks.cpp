@@ -136,8 +136,8 @@ void C10dCommunicator::leave() noexcept {
   left_ = true;
   try {
     if (!port_->flush(Deadline::after(kLinger))) {
-      engine_->hooks().warn("rank " + std::to_string(rank_) + " leaves although messages that it has sent were not " +
-                            "received; they are lost");
+      engine_->hooks().warn(engine_->who() +
+                            " leaves although messages that it has sent were not received; they are lost");
     }
   } catch (const std::exception&) {  // what a hook throws is no reason to stay
   }

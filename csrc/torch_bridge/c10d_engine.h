@@ -93,6 +93,8 @@ class C10dEngine {
   void wait_in_background(::c10d::Work& work, const std::function<bool()>& stopped) const;
 
   bool is_usable() const;
+  // What messages call this rank.
+  std::string who() const { return "rank " + std::to_string(known_as_); }
   // Throws PeerLost once this group has failed, InvalidArgument in a forked child; `operation` was about to run.
   void check_usable(const std::string& operation) const;
   // Looks at everything that may end a wait that began with `deadline`; each wait calls it every 50 ms or so.
@@ -116,7 +118,6 @@ class C10dEngine {
   void pause(::c10d::Work& work) const;
   template <class Post>
   WorkPointer posted(const std::string& operation, const Post& post);
-  std::string who() const { return "rank " + std::to_string(known_as_); }
 
   const Connect connect_;
   const StorePointer store_;

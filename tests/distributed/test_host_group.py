@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from network_namespaces import ADDRESSES, Host
-from processes import files_in_shared_memory, run_processes
+from processes import files_in_shared_memory, run_processes, start_processes
 from scenarios import outlive_the_others
 
 
@@ -62,6 +63,36 @@ def share_with_some() -> None:
 
 def test_each_group_has_its_own() -> None:
     run_processes(share_with_some, 4)
+
+
+def killed_in_a_pair() -> str:
+    import signal
+
+    import torch.distributed as dist
+
+    from accelerate_cpp import PartialState
+    from accelerate_cpp.comm.host_group import HostGroup
+    from accelerate_cpp.errors import PeerLost
+
+    state = PartialState(cpu=True)
+    rank = state.process_index
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = HostGroup(pairs[rank // 2])
+    state.wait_for_everyone()  # rank 0 has the store
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank < 2:
+        return ""
+    with pytest.raises(PeerLost) as caught:
+        group.barrier()
+    return str(caught.value)
+
+
+def test_a_lost_one_is_named_by_its_number_among_all() -> None:
+    message = start_processes(killed_in_a_pair, 4)[2].value
+    assert message is not None
+    assert set(re.findall(r"rank (\d)", message)) == {"2", "3"}, message
+    assert "rank 3 has ended" in message
 
 
 def ask_for_too_much() -> None:

@@ -221,6 +221,26 @@ def a_mismatch_raises_on_every_rank_with_a_table(ranks: Ranks) -> None:
 
 
 @scenario
+def ranks_of_a_part_of_all_are_called_by_their_numbers_among_all(ranks: Ranks) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from accelerate_cpp.errors import MismatchedCollective
+
+    group = dist.new_group([1, 2, 3], backend="shm")
+    if ranks.rank == 0:
+        return
+    with pytest.raises(MismatchedCollective) as caught:
+        dist.all_reduce(torch.ones(4 if ranks.rank == 3 else 5), group=group)
+    assert re.findall(r"^  rank (\d)", str(caught.value), re.MULTILINE) == ["1", "2", "3"]
+    if ranks.rank == 1:
+        dist.send(torch.ones(4), 3, group)
+    if ranks.rank == 3:
+        with pytest.raises(MismatchedCollective, match=r"^rank 1 sent 4 float32 .* from rank 1 .* on rank 3"):
+            dist.recv(torch.ones(5), 1, group)
+
+
+@scenario
 def an_all_reduce_crosses_the_network_once_in_each_direction(ranks: Ranks) -> None:
     import torch
     import torch.distributed as dist

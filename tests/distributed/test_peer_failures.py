@@ -160,10 +160,11 @@ def killed_in_a_part(operation: str) -> Error:
         die()
     if operation == "recv":
         return error_of(lambda: dist.recv(torch.ones(4), src=3, group=part))
-    return error_of(lambda: dist.all_reduce(torch.ones(4), group=part))
+    first = error_of(lambda: dist.all_reduce(torch.ones(4), group=part))
+    return first if operation == "all_reduce" else error_of(lambda: dist.all_reduce(torch.ones(4), group=part))
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+@pytest.mark.parametrize("operation", ["all_reduce", "all_reduce after it has failed", "recv"])
 def test_a_rank_killed_in_a_part_of_all_is_named_by_its_number_among_all(operation: str) -> None:
     kind, message = survivors(start_processes(killed_in_a_part, 4, operation), died=3)[1]
     assert kind == "PeerLost"
@@ -172,21 +173,27 @@ def test_a_rank_killed_in_a_part_of_all_is_named_by_its_number_among_all(operati
     assert set(re.findall(r"rank (\d)", message)) == {"1", "3"}, message
 
 
-def different_in_a_part() -> Error:
+def different_in_a_part() -> tuple[Error, Error]:
     import torch
 
     dist, rank = connect()
     part = dist.new_group([1, 2])
+    data = torch.ones(4) if rank == 1 else torch.ones(5)
     if rank == 0:
-        return "nothing", "was raised"
-    return error_of(lambda: dist.all_reduce(torch.ones(4) if rank == 1 else torch.ones(5), group=part))
+        return ("nothing", "was raised"), ("nothing", "was raised")
+    of_messages = error_of(lambda: dist.send(data, 2, part) if rank == 1 else dist.recv(data, 1, part))
+    return error_of(lambda: dist.all_reduce(data, group=part)), of_messages
 
 
 def test_calls_of_a_part_of_all_are_told_by_the_numbers_among_all() -> None:
     _, *differing = run_processes(different_in_a_part, 3)
-    for kind, message in differing:
+    for (kind, message), _ in differing:
         assert kind == "MismatchedCollective"
         assert re.findall(r"^  rank (\d)", message, re.MULTILINE) == ["1", "2"], message
+    kind, message = differing[1][1]
+    assert kind == "MismatchedCollective"
+    assert message.startswith("rank 1 sent 4 float32"), message
+    assert set(re.findall(r"rank (\d)", message)) == {"1", "2"}, message
 
 
 def raises_in_backward(late: bool) -> Error:

@@ -64,7 +64,7 @@ void CallCheck::check(CallRecord record, const Call& call, const AllGather& all_
 }
 
 KnownCalls CallCheck::gather_records(CallRecord record, const Call& call, const AllGather& all_gather) const {
-  record.location = call.location.empty() ? call_site_() : std::string(call.location);
+  record.location = call.location.empty() ? hooks_.call_site() : std::string(call.location);
   std::string own = record.encode();
   const auto lengths = values_of<std::uint64_t>(all_gather(bytes_of(static_cast<std::uint64_t>(own.size()))));
   const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
@@ -79,7 +79,8 @@ KnownCalls CallCheck::gather_records(CallRecord record, const Call& call, const 
 
 void CallCheck::throw_mismatch(const KnownCalls& calls) const {
   throw MismatchedCollective("ranks called different collectives as operation #" + std::to_string(sequence_) + ": " +
-                             find_contradiction(calls).value_or("their arguments differ") + table_of(calls) +
+                             find_contradiction(calls, hooks_).value_or("their arguments differ") +
+                             table_of(calls, hooks_) +
                              "\nEvery rank must call the same collectives in the same order, with equal shapes and "
                              "dtypes");
 }

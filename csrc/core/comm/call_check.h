@@ -18,8 +18,9 @@ class CallCheck {
   // equally many bytes.
   using AllGather = std::function<std::string(const std::string& own)>;
 
-  // `call_site` is asked for the place of a call that has none, once a mismatch is to be reported.
-  CallCheck(int rank, std::function<std::string()> call_site) : rank_(rank), call_site_(std::move(call_site)) {}
+  // Once a mismatch is to be reported, `hooks` are asked for the place of a call that has none, and what ranks are
+  // called.
+  CallCheck(int rank, WaitHooks hooks) : rank_(rank), hooks_(std::move(hooks)) {}
 
   // Whether the digests of all ranks fit together; the same answer on all of them, once all have asked.
   using Agree = std::function<bool(const CallDigest& own)>;
@@ -38,7 +39,7 @@ class CallCheck {
   [[noreturn]] void throw_mismatch(const KnownCalls& calls) const;
 
   int rank_;
-  std::function<std::string()> call_site_;
+  WaitHooks hooks_;
   std::uint64_t sequence_ = 0;
 };
 

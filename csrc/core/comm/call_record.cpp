@@ -128,9 +128,9 @@ bool fit_together(const std::vector<CallDigest>& digests) {
   return balance == 0;
 }
 
-std::optional<std::string> find_contradiction(const KnownCalls& calls) {
-  const auto sentence = [](std::size_t a, std::size_t b, const std::string& what) {
-    return "rank " + std::to_string(a) + " and rank " + std::to_string(b) + " " + what;
+std::optional<std::string> find_contradiction(const KnownCalls& calls, const WaitHooks& names) {
+  const auto sentence = [&](std::size_t a, std::size_t b, const std::string& what) {
+    return names.name_of(static_cast<int>(a)) + " and " + names.name_of(static_cast<int>(b)) + " " + what;
   };
   for (std::size_t a = 0; a < calls.size(); ++a) {
     for (std::size_t b = 0; b < calls.size(); ++b) {
@@ -151,10 +151,10 @@ std::optional<std::string> find_contradiction(const KnownCalls& calls) {
   return std::nullopt;
 }
 
-std::string table_of(const KnownCalls& calls) {
+std::string table_of(const KnownCalls& calls, const WaitHooks& names) {
   std::string table;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
-    table += "\n  rank " + std::to_string(rank) + ": ";
+    table += "\n  " + names.name_of(static_cast<int>(rank)) + ": ";
     if (!calls[rank].has_value()) {
       table += "not known to wait in this operation";
       continue;

@@ -40,9 +40,9 @@ bool fit_together(const std::vector<CallDigest>& digests);
 
 // The records of the ranks as far as they are known, by rank. The first contradiction among them as one sentence.
 using KnownCalls = std::vector<std::optional<CallRecord>>;
-std::optional<std::string> find_contradiction(const KnownCalls& calls);
+std::optional<std::string> find_contradiction(const KnownCalls& calls, const WaitHooks& names = {});
 
 // One line per rank: what it asks, and from where.
-std::string table_of(const KnownCalls& calls);
+std::string table_of(const KnownCalls& calls, const WaitHooks& names = {});
 
 }  // namespace accelerate_cpp::comm

@@ -41,7 +41,7 @@ Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
       parts_(std::move(parts)),
       rank_(parts_.everyone->rank()),
       hooks_(std::move(hooks)),
-      check_(rank_, hooks_.call_site),
+      check_(rank_, hooks_),
       rail_queue_(hooks_.probe, std::chrono::milliseconds(0)) {
   ACCELERATE_CHECK(parts_.everyone->size() == layout_.size(), "one communicator reaches all ranks");
   ACCELERATE_CHECK(parts_.inside->rank() == layout_.index_within_host(rank_) &&
@@ -60,7 +60,7 @@ Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
   for (const int place : places) {
     ports.push_back(place < 0 ? far : near);
   }
-  messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes);
+  messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes, hooks_);
 }
 
 Hierarchical::~Hierarchical() {
@@ -82,25 +82,26 @@ void Hierarchical::run_alone(const CallRecord& record, const Action& action) {
   } catch (const MismatchedCollective&) {
     throw;
   } catch (...) {
-    fail(record.describe() + " failed on rank " + std::to_string(rank_) + ": " + reason_in_flight("interrupted"));
+    fail(record.describe() + " failed on " + hooks_.name_of(rank_) + ": " + reason_in_flight("interrupted"));
     throw;
   }
 }
 
 void Hierarchical::inside(const Action& action) const {
-  run_among(action, [this] { return "among the ranks of one host (" + layout_.names_within(host()) + "): "; });
+  run_among(action, [this] { return "among the ranks of one host (" + layout_.names_within(host(), hooks_) + "): "; });
 }
 
 void Hierarchical::between(const Action& action) const {
-  run_among(action,
-            [this] { return "between the hosts (" + layout_.names_of_rail(layout_.index_within_host(rank_)) + "): "; });
+  run_among(action, [this] {
+    return "between the hosts (" + layout_.names_of_rail(layout_.index_within_host(rank_), hooks_) + "): ";
+  });
 }
 
 void Hierarchical::check_usable(const std::string& what) const {
   if (process_.forked()) {
-    throw communicator_of_parent(what, "rank " + std::to_string(rank_));
+    throw communicator_of_parent(what, hooks_.name_of(rank_));
   }
-  failure_.check(what, rank_);
+  failure_.check(what, hooks_.number_of(rank_));
 }
 
 void Hierarchical::fail(const std::string& reason) noexcept {
@@ -196,7 +197,7 @@ void Hierarchical::all_reduce_by_rails(MemoryView data, const TwoReductions& red
     }
   } catch (...) {
     // Pieces under way still use `data`; they end with the group.
-    fail("all_reduce failed on rank " + std::to_string(rank_) + ": " + reason_in_flight("interrupted"));
+    fail("all_reduce failed on " + hooks_.name_of(rank_) + ": " + reason_in_flight("interrupted"));
     for (const OnRail& piece : under_way) {
       while (piece.pending && !piece.pending->ended()) {
         try {

@@ -6,10 +6,10 @@
 namespace accelerate_cpp::comm {
 namespace {
 
-std::string numbered(const std::vector<int>& ranks) {
+std::string numbered(const std::vector<int>& ranks, const WaitHooks& names) {
   std::string text;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(i) + ": rank " + std::to_string(ranks[i]);
+    text += (i == 0 ? "" : ", ") + std::to_string(i) + ": " + names.name_of(ranks[i]);
   }
   return text;
 }
@@ -28,8 +28,8 @@ HostLayout::HostLayout(const std::vector<int>& host_of_rank) {
   }
 }
 
-std::string HostLayout::names_within(int host) const {
-  return numbered(ranks_of(host));
+std::string HostLayout::names_within(int host, const WaitHooks& names) const {
+  return numbered(ranks_of(host), names);
 }
 
 int HostLayout::num_rails() const {
@@ -40,12 +40,12 @@ int HostLayout::num_rails() const {
   return static_cast<int>(least);
 }
 
-std::string HostLayout::names_of_rail(int place) const {
+std::string HostLayout::names_of_rail(int place, const WaitHooks& names) const {
   std::vector<int> rail;
   for (const std::vector<int>& ranks : ranks_) {
     rail.push_back(ranks.at(static_cast<std::size_t>(place)));
   }
-  return numbered(rail);
+  return numbered(rail, names);
 }
 
 }  // namespace accelerate_cpp::comm

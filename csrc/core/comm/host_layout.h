@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/options.h"
+
 namespace accelerate_cpp::comm {
 
 class HostLayout {
@@ -26,10 +28,10 @@ class HostLayout {
   int num_rails() const;
   bool is_on_rail(int rank) const { return index_within_host(rank) < num_rails(); }
 
-  // "0: rank 2, 1: rank 3": the ranks of a host by their places in it.
-  std::string names_within(int host) const;
+  // "0: rank 2, 1: rank 3": the ranks of a host, as `names` calls them, by their places in it.
+  std::string names_within(int host, const WaitHooks& names = {}) const;
   // "0: rank 0, 1: rank 2": the ranks at a place of their hosts, by host.
-  std::string names_of_rail(int place) const;
+  std::string names_of_rail(int place, const WaitHooks& names = {}) const;
 
  private:
   std::vector<int> host_of_;

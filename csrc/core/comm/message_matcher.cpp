@@ -88,7 +88,11 @@ class MessageMatcher::ReceivedMessage final : public Transfer {
   }
 
   bool takes_from(int rank) const { return wanted == Communicator::kAnySource || wanted == rank; }
-  TransferText text() const { return {false, data.count, data.dtype, wanted, tag, matcher->rank_, location}; }
+  TransferText text() const {
+    const WaitHooks& names = matcher->names_;
+    const int peer = wanted == Communicator::kAnySource ? wanted : names.number_of(wanted);
+    return {false, data.count, data.dtype, peer, tag, names.number_of(matcher->rank_), location};
+  }
   std::string describe() const { return text().describe(); }
 
   const std::shared_ptr<MessageMatcher> matcher;
@@ -104,8 +108,13 @@ class MessageMatcher::ReceivedMessage final : public Transfer {
   std::shared_ptr<Transfer> payload;  // once matched with a message whose data did not fit into the envelope
 };
 
-MessageMatcher::MessageMatcher(int rank, std::vector<std::shared_ptr<Port>> ports, std::size_t inline_bytes)
-    : rank_(rank), ports_(std::move(ports)), inline_bytes_(inline_bytes), slots_(ports_.size(), kEnvelopeSlot) {}
+MessageMatcher::MessageMatcher(int rank, std::vector<std::shared_ptr<Port>> ports, std::size_t inline_bytes,
+                               WaitHooks names)
+    : rank_(rank),
+      names_(std::move(names)),
+      ports_(std::move(ports)),
+      inline_bytes_(inline_bytes),
+      slots_(ports_.size(), kEnvelopeSlot) {}
 
 MessageMatcher::~MessageMatcher() = default;
 
@@ -263,7 +272,7 @@ void MessageMatcher::bind(ReceivedMessage& receive, int source, const std::vecto
   try {
     if (envelope.dtype != receive.data.dtype || envelope.count != receive.data.count) {
       drain(source, envelope);
-      throw receive.text().mismatch(source, envelope.count, envelope.dtype);
+      throw receive.text().mismatch(names_.number_of(source), envelope.count, envelope.dtype);
     }
     const std::size_t size_bytes = receive.data.size_bytes();
     if (envelope.slot != kEnvelopeSlot) {

@@ -48,7 +48,8 @@ class HostGroup:
         store = dist.PrefixStore(f"accelerate_cpp/host/{found[own[0]][1]}", dist.distributed_c10d._get_default_store())
         warn_after = timedelta(seconds=env_table.SLOW_WAIT_SECONDS.get())
         # The backend leaves the group when the program ends.
-        self._backend = create_backend(store, own.index(self.rank), len(own), self._timeout, warn_after)
+        numbers = [dist.get_global_rank(world, rank) for rank in own]  # what messages call them
+        self._backend = create_backend(store, own.index(self.rank), len(own), self._timeout, warn_after, numbers)
 
     @property
     def ranks(self) -> list[int]:

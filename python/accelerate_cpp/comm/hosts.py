@@ -175,7 +175,7 @@ def create_backend(
     Args:
         timeout: of every collective, and of connecting.
         warn_after: how long a wait may last before it is reported; 0 for never.
-        numbers: by which messages call ranks of one host that are a part of all; empty: by their ranks here.
+        numbers: by which messages call ranks that are a part of all; empty: by their ranks here.
     """
     from accelerate_cpp import _native
 
@@ -185,5 +185,7 @@ def create_backend(
         backend = _native.create_backend(store, rank, world_size, timeout, warn_after, list(numbers))
     else:
         connect = gloo_connector(choose_gloo_address(store, rank, hosts), timeout)
-        backend = _native.create_hierarchical_backend(store, rank, world_size, hosts, timeout, connect, warn_after)
+        backend = _native.create_hierarchical_backend(
+            store, rank, world_size, hosts, timeout, connect, warn_after, list(numbers)
+        )
     return backend

@@ -73,10 +73,15 @@ def test_the_environment_says_after_how_long_a_wait_is_reported(
 ) -> None:
     seen = []
 
-    def create(store: dist.Store, rank: int, size: int, timeout: timedelta, warn_after: timedelta) -> None:
-        seen.append((timeout, warn_after))
+    def create(
+        store: dist.Store, rank: int, size: int, timeout: timedelta, warn_after: timedelta, numbers: list[int]
+    ) -> None:
+        seen.append((rank, size, timeout, warn_after, numbers))
 
     monkeypatch.setattr("accelerate_cpp._native.create_backend", create)
     monkeypatch.setenv("ACCELERATE_CPP_SLOW_WAIT_SECONDS", text)
-    backend._create(dist.HashStore(), 0, 1, timedelta(seconds=9))
-    assert seen == [(timedelta(seconds=9), timedelta(seconds=expected))]
+    asked = dist.distributed_c10d._DistributedBackendOptions()
+    asked.store, asked.group_rank, asked.group_size = dist.HashStore(), 0, 1
+    asked.timeout, asked.global_ranks_in_group = timedelta(seconds=9), [3]
+    backend._create(asked, None)
+    assert seen == [(0, 1, timedelta(seconds=9), timedelta(seconds=expected), [3])]

@@ -76,8 +76,8 @@ void BlockCollective::read_counts() {
       const bool own = taker == group_.rank();
       const std::uint64_t limit = own ? blocks_.taken[static_cast<std::size_t>(giver)] : most;
       if (own ? count != limit : count > limit) {
-        throw damaged_memory("rank " + std::to_string(giver) + " gives " + std::to_string(count) +
-                             " elements to rank " + std::to_string(taker) + ", expected " + (own ? "" : "at most ") +
+        throw damaged_memory(group_.hooks().name_of(giver) + " gives " + std::to_string(count) + " elements to " +
+                             group_.hooks().name_of(taker) + ", expected " + (own ? "" : "at most ") +
                              std::to_string(limit));
       }
       bytes_.push_back(static_cast<std::size_t>(count) * element_bytes_);

@@ -70,7 +70,8 @@ Group::Group(Store& store, int rank, int size, std::size_t extra_bytes, Deadline
   for (int peer = 0; peer < size; ++peer) {
     if (peer != rank) {
       segments_[static_cast<std::size_t>(peer)] = peer_segment(peer, 0, deadline);
-      require_bytes(*segments_[static_cast<std::size_t>(peer)], 0, control_bytes_ + extra_bytes, peer);
+      require_bytes(*segments_[static_cast<std::size_t>(peer)], 0, control_bytes_ + extra_bytes,
+                    hooks_.number_of(peer));
       controls_[static_cast<std::size_t>(peer)] =
           reinterpret_cast<RankControl*>(segments_[static_cast<std::size_t>(peer)]->data());
     }
@@ -129,7 +130,7 @@ void Group::throw_unusable(const std::string& what) const {
   if (forked()) {
     throw communicator_of_parent(what, hooks_.name_of(rank_));
   }
-  throw group_failed(what, rank_, control(rank_).failure_text());
+  throw group_failed(what, hooks_.number_of(rank_), control(rank_).failure_text());
 }
 
 std::uint64_t* Group::counts(int rank, std::uint64_t sequence) const {
@@ -261,8 +262,8 @@ void Group::check_wait(int peer, const Deadline& deadline) {
 std::byte* Group::operand(int peer, std::size_t begin_bytes, std::size_t size_bytes, const Deadline& deadline) {
   const std::uint64_t offset_bytes = read_once(announced(peer).offset_bytes);
   const std::shared_ptr<Segment> segment = peer_segment(peer, read_once(announced(peer).segment), deadline);
-  require_bytes(*segment, offset_bytes, begin_bytes, peer);
-  require_bytes(*segment, offset_bytes + begin_bytes, size_bytes, peer);
+  require_bytes(*segment, offset_bytes, begin_bytes, hooks_.number_of(peer));
+  require_bytes(*segment, offset_bytes + begin_bytes, size_bytes, hooks_.number_of(peer));
   return segment->data() + offset_bytes + begin_bytes;
 }
 

@@ -17,9 +17,9 @@ bool IncomingMessages::open_page(Source& source, int rank) {
   if (!segment) {
     return false;
   }
-  require_bytes(*segment, 0, outbox_bytes(first ? group_->size() : 1), rank);
+  require_bytes(*segment, 0, outbox_bytes(first ? group_->size() : 1), group_->hooks().number_of(rank));
   if (std::find(source.segments.begin(), source.segments.end(), segment) != source.segments.end()) {
-    throw damaged_memory("rank " + std::to_string(rank) + " names segment " + std::to_string(number - 1) +
+    throw damaged_memory(group_->hooks().name_of(rank) + " names segment " + std::to_string(number - 1) +
                          " twice as a page of its messages, expected another one");
   }
   source.pages.push_back(&mailbox(segment->data(), first ? group_->rank() : 0));

@@ -147,7 +147,8 @@ bool PointToPoint::take_message(Posted& receive, int source) {
   }
   receive.source = source;
   if (message->dtype != receive.dtype || message->count != receive.count) {
-    const MismatchedCollective mismatch = text_of(receive).mismatch(source, message->count, message->dtype);
+    const int sender = group_->hooks().number_of(source);
+    const MismatchedCollective mismatch = text_of(receive).mismatch(sender, message->count, message->dtype);
     incoming_.refuse(*message, source, receive.count, receive.dtype);
     throw mismatch;
   }
@@ -166,7 +167,7 @@ bool PointToPoint::copy_out(Posted& receive) {
     if (!segment) {
       return false;
     }
-    require_bytes(*segment, offset_bytes, written, receive.source);
+    require_bytes(*segment, offset_bytes, written, group_->hooks().number_of(receive.source));
     std::memcpy(receive.data + receive.copied_bytes, segment->data() + offset_bytes + receive.copied_bytes,
                 written - receive.copied_bytes);
     receive.copied_bytes = written;

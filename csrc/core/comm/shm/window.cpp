@@ -63,7 +63,7 @@ std::shared_ptr<Buffer> open_window(ShmCommunicator& communicator, std::size_t s
   }
   if (communicator.rank() != 0) {
     segment = group.peer_segment(0, static_cast<std::uint32_t>(offer.segment), call.deadline);
-    require_bytes(*segment, 0, size_bytes, 0);
+    require_bytes(*segment, 0, size_bytes, group.hooks().number_of(0));
   }
   communicator.barrier(call.deadline);  // a segment must be announced until every peer has mapped it
   if (communicator.rank() == 0) {

@@ -48,7 +48,7 @@ class StoreAllGather {
 TEST(CallCheck, GathersSixteenBytesWhileAllIsWell) {
   testing::run_threads(3, [](Store& store, int rank) {
     StoreAllGather all_gather(store, rank, 3);
-    CallCheck check(rank, [] { return std::string(); });
+    CallCheck check(rank, {});
     check.check(all_reduce_of(5), testing::soon(), std::ref(all_gather));
     EXPECT_EQ(all_gather.rounds, 1);
     EXPECT_EQ(all_gather.num_bytes, 16u);
@@ -58,7 +58,9 @@ TEST(CallCheck, GathersSixteenBytesWhileAllIsWell) {
 TEST(CallCheck, GivesEveryRankTheTableOfAMismatch) {
   testing::run_threads(3, [](Store& store, int rank) {
     StoreAllGather all_gather(store, rank, 3);
-    CallCheck check(rank, [rank] { return "train.py:" + std::to_string(10 + rank); });
+    WaitHooks hooks;
+    hooks.call_site = [rank] { return "train.py:" + std::to_string(10 + rank); };
+    CallCheck check(rank, hooks);
     check.check(all_reduce_of(5), testing::soon(), std::ref(all_gather));
     const std::string message = message_of<MismatchedCollective>([&] {
       check.check(all_reduce_of(rank == 2 ? 8 : 6), Call(testing::soon(), {2, 3}, rank == 1 ? "eval.py:1" : ""),
@@ -71,10 +73,24 @@ TEST(CallCheck, GivesEveryRankTheTableOfAMismatch) {
   });
 }
 
+TEST(CallCheck, CallsRanksByTheirNumbers) {
+  testing::run_threads(2, [](Store& store, int rank) {
+    StoreAllGather all_gather(store, rank, 2);
+    WaitHooks hooks;
+    hooks.numbers = {4, 6};
+    CallCheck check(rank, hooks);
+    const std::string message = message_of<MismatchedCollective>(
+        [&] { check.check(all_reduce_of(rank == 1 ? 8 : 6), testing::soon(), std::ref(all_gather)); });
+    EXPECT_THAT(message, HasSubstr("rank 4 and rank 6 ask for different operations"));
+    EXPECT_THAT(message, HasSubstr("\n  rank 4: all_reduce"));
+    EXPECT_THAT(message, HasSubstr("\n  rank 6: all_reduce"));
+  });
+}
+
 TEST(CallCheck, ComparesShapes) {
   testing::run_threads(2, [](Store& store, int rank) {
     StoreAllGather all_gather(store, rank, 2);
-    CallCheck check(rank, [] { return std::string(); });
+    CallCheck check(rank, {});
     const Shape shape = rank == 0 ? Shape{2, 3} : Shape{3, 2};
     EXPECT_THAT(message_of<MismatchedCollective>(
                     [&] { check.check(all_reduce_of(6), Call(testing::soon(), shape), std::ref(all_gather)); }),
@@ -85,7 +101,7 @@ TEST(CallCheck, ComparesShapes) {
 TEST(CallCheck, ComparesWhatIsGivenWithWhatIsExpectedAndNotTheShapes) {
   testing::run_threads(2, [](Store& store, int rank) {
     StoreAllGather all_gather(store, rank, 2);
-    CallCheck check(rank, [] { return std::string(); });
+    CallCheck check(rank, {});
     const std::uint64_t own = rank == 0 ? 3 : 5;
     const Call call(testing::soon(), {static_cast<std::int64_t>(own)});
     const auto gather = [&](std::uint64_t from_0, std::uint64_t from_1) {
@@ -107,7 +123,7 @@ CallRecord meeting_on(std::uint64_t topic) {
 TEST(CallCheck, TellsThoseWhoMeetWhoTheyAreWhileTheOthersGoOnWithWhatTheyAskFor) {
   testing::run_threads(4, [](Store& store, int rank) {
     StoreAllGather all_gather(store, rank, 4);
-    CallCheck check(rank, [] { return std::string(); });
+    CallCheck check(rank, {});
     const auto agree = [&](const CallDigest& own) {
       std::string all = all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof(own)));
       std::vector<CallDigest> digests(4);

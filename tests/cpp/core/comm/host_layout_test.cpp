@@ -31,6 +31,10 @@ TEST(HostLayout, NamesRanksByTheirPlacesForMessages) {
   const HostLayout layout({0, 1, 0, 1});
   EXPECT_EQ(layout.names_within(1), "0: rank 1, 1: rank 3");
   EXPECT_EQ(layout.names_of_rail(0), "0: rank 0, 1: rank 1");
+  WaitHooks hooks;
+  hooks.numbers = {2, 3, 6, 7};
+  EXPECT_EQ(layout.names_within(1, hooks), "0: rank 3, 1: rank 7");
+  EXPECT_EQ(layout.names_of_rail(0, hooks), "0: rank 2, 1: rank 3");
 }
 
 TEST(HostLayout, OfNoRanksHasNoHosts) {
