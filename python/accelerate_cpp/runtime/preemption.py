@@ -27,6 +27,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _logger = logging.getLogger(__name__)
 _noticed: int | None = None
 _is_listening = False
+_watches_forks = False
 _forking = threading.local()
 
 
@@ -38,7 +39,7 @@ def listen() -> None:
     Raises:
         InvalidArgument: called for the first time in another thread than the main one, which alone receives signals.
     """
-    global _is_listening
+    global _is_listening, _watches_forks
     if _is_listening:
         return
     if threading.current_thread() is not threading.main_thread():
@@ -48,7 +49,9 @@ def listen() -> None:
         )
     for number in NOTICES:
         signal.signal(number, _remember)
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_forget)
+    if not _watches_forks:
+        os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_forget)
+        _watches_forks = True
     _is_listening = True
     announce_saving()
 
@@ -84,7 +87,8 @@ def say_where(folder: Path) -> None:
 
 def _hold_back() -> None:
     """Lets notices wait while this thread forks, so that none comes to the new process before it is ready for them."""
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # first: an interrupt may be raised in the next line
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
 
 
 def _let_come() -> None:
@@ -92,7 +96,9 @@ def _let_come() -> None:
 
 
 def _forget() -> None:
-    """Lets notices end a process that this one has started by a fork, as they do by default."""
+    """Lets notices end a process that a fork has started, as they do by default, until it listens itself."""
+    global _is_listening, _noticed
+    _is_listening, _noticed = False, None
     for number in NOTICES:
         if signal.getsignal(number) is _remember:
             signal.signal(number, signal.SIG_DFL)

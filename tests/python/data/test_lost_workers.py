@@ -23,7 +23,7 @@ def wait_and_end(incoming: Connection, exit_code: int) -> None:
 @pytest.fixture
 def workers() -> Iterator[list[Any]]:
     """Two processes, each with a function that lets it end, with the exit codes 0 and 3."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # a spawned one starts a tracker, which stays
     started = []
     for exit_code in (0, 3):
         incoming, outgoing = context.Pipe(duplex=False)

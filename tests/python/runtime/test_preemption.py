@@ -21,6 +21,18 @@ os.kill(child, signal.SIGTERM)
 assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 os.kill(os.getpid(), signal.SIGTERM)
 assert preemption._noticed == signal.SIGTERM
+
+child = os.fork()
+if child == 0:  # it may listen itself, and knows nothing of what its parent has noticed
+    preemption.listen()
+    assert preemption._noticed is None
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert preemption._noticed == signal.SIGUSR1
+    other = os.fork()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "notices come to both"
+    assert other == 0 or os.waitpid(other, 0)[1] == 0
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
 """
 ACCUMULATES = """
 import os, signal

@@ -130,8 +130,11 @@ def run_forked(
         if signals is None and threading.current_thread() is threading.main_thread():
             signals = stack.enter_context(caught_signals((SIGINT,)))
         run = _Run(task, group, results, replace(parent, signals=signals), supervision)
-        while (failure := _attempt(run)) is not None:
-            if run.number == supervision.max_restarts:
+        while True:
+            failure, is_last = _attempt(run)
+            if failure is None:
+                return
+            if is_last or run.number == supervision.max_restarts:
                 raise failure
             run = replace(run, number=run.number + 1)
             restart = f"restart {run.number} of {supervision.max_restarts}"
@@ -166,8 +169,8 @@ class _Run:
         return PrefixedText(Template(self.supervision.line_prefix).safe_substitute(names), write)
 
 
-def _attempt(run: _Run) -> FunctionFailed | None:
-    """Forks all workers, and returns when all have ended, with the first failure."""
+def _attempt(run: _Run) -> tuple[FunctionFailed | None, bool]:
+    """Forks all workers, and returns when all have ended: the first failure, and whether no other attempt follows."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # buffered output is printed by the parent
     reports = [bytearray() for _ in run.group.ranks]
@@ -196,7 +199,7 @@ def _attempt(run: _Run) -> FunctionFailed | None:
         supervisor = stack.enter_context(Supervisor(run.parent.signals, views, None, present, blames, voice))
         forks.start(supervisor, reports)
         end = supervisor.run()
-    return _failure(run.group, end, blames, [bytes(report) for report in reports])
+    return _failure(run.group, end, blames, [bytes(report) for report in reports]), end.is_last
 
 
 class _Forks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -84,16 +85,19 @@ class ErrorReport:
             return None
         if not all(type(rank) is int for rank in ranks):
             return None
-        return cls(*texts, None if blames is None else tuple(ranks))
+        # Names of files may have halves of characters, which no stream takes.
+        summary, traceback = (text.encode(errors="backslashreplace").decode() for text in texts)
+        return cls(summary, traceback, None if blames is None else tuple(ranks))
 
 
 def report_uncaught(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """The ``sys.excepthook`` of a worker: leaves its report where the launcher looks, and prints nothing.
 
-    Where that is impossible, and in processes that the worker has started, Python shows the exception as always.
+    Where that is impossible, in processes that the worker has started, and where the program itself calls it and goes
+    on, as ``code.interact`` does, Python shows the exception as always.
     """
     place = env_table.ERROR_REPORT.get()
-    if place is None or os.getppid() != place[1]:
+    if place is None or os.getppid() != place[1] or _program_runs():
         sys.__excepthook__(kind, error, frames)
         return
     try:
@@ -103,6 +107,15 @@ def report_uncaught(kind: type[BaseException], error: BaseException, frames: Tra
     announce_error()
     if kind is KeyboardInterrupt:
         _end_by_interrupt()
+
+
+def _program_runs() -> bool:
+    """Whether a thread, or code below the program's outermost, has called this; at its end, only hooks have."""
+    outermost = sys._getframe()
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    in_thread = threading.current_thread() is not threading.main_thread()
+    return in_thread or outermost.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 def _end_by_interrupt() -> None:
@@ -139,6 +152,11 @@ class LastOutput:
     def error(self) -> str:
         """The line with type and message; empty if it has left none."""
         return last_error_line(self.tail) if self.report is None else self.report.headline
+
+    @property
+    def reported(self) -> str:
+        """The same of its report only, as what it wrote last may have ended nothing."""
+        return "" if self.report is None else self.report.headline
 
     @property
     def blames(self) -> tuple[int, ...] | None:

@@ -62,7 +62,7 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
                 lifeline = STDIN if plan.ends_with_stdin else None
                 attempts.append(attempt(plan, number, streams, signals, lifeline, quiet=quiet))
             has_lost_output |= streams.has_lost_output
-            if attempts[-1].failure is None or attempts[-1].end.interrupted_by is not None:
+            if attempts[-1].failure is None or attempts[-1].end.is_last:
                 break
             if number < plan.max_restarts:
                 sentence = attempts[-1].sentence()
@@ -96,7 +96,7 @@ def attempt(
     voice = None
     if plan.group.world_size > 1 and not quiet:
         voice = Voice(
-            streams.announce, lambda rank: place_of(rank, pids[rank]), lambda rank: streams.last_output(rank).error
+            streams.announce, lambda rank: place_of(rank, pids[rank]), lambda rank: streams.last_output(rank).reported
         )
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())

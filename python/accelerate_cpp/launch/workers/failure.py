@@ -46,8 +46,9 @@ class RunEnd:
 
     Attributes:
         workers: in the order of their ends.
-        interrupted_by: the signal that interrupted the launcher, if any.
-        is_signalled: whether a signal to the launcher did so, and not only the end of its lifeline.
+        interrupted_by: the signal that interrupted the run, if any; ``None`` also if it had failed before.
+        is_signalled: whether a signal to the launcher has asked it to end, also after a failure.
+        is_last: whether that, or the end of its lifeline, has, so that no other attempt follows.
         absence: the worker that ended well before it joined the group of those that waited for it, if any.
         stopped: the workers that lived, but were stopped by a signal or a debugger, when the launcher ended them.
         savers: the workers that had said that they save their state when they are told to end.
@@ -58,6 +59,7 @@ class RunEnd:
     absence: Absence | None = None
     stopped: Collection[int] = ()
     is_signalled: bool = False
+    is_last: bool = False
     savers: Collection[int] = ()
 
     def has_saved(self, end: WorkerEnd) -> bool:

@@ -7,13 +7,14 @@ learns the cause all the same, a moment after the first sign of it; how the run 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, account, describe, first_failure
 
-NEWS_SECONDS = 1.0
-"""How long a run that fails may take to end before its cause is told."""
+NEWS_SECONDS = 1.25
+"""How long a run that fails may take to end before its cause is told: a moment more than workers get to end on their
+own, as most have ended then, and the launcher tells all."""
 LOOK_SECONDS = 1.0
 """How often is looked whether a worker is stopped: the system does not tell."""
 
@@ -25,7 +26,7 @@ class Voice:
     Attributes:
         say: shows a sentence.
         name: what a worker is called, such as ``rank 1 (host a, process 7)``.
-        error: the line with type and message of the error that a worker has left so far; empty if it has left none.
+        error: the line with type and message of the error that ends a worker; empty as long as it has reported none.
     """
 
     say: Callable[[str], object]
@@ -38,7 +39,7 @@ class News:
 
     Args:
         so_far: how the run ends as far as is known; ``None`` while nothing says that it fails.
-        stopped: the workers that are stopped now.
+        stopped: of each worker that runs, whether a signal has stopped it; empty once they have been told to end.
         blames: returns the ranks that the error of a worker names as its cause.
     """
 
@@ -46,7 +47,7 @@ class News:
         self,
         voice: Voice,
         so_far: Callable[[], RunEnd | None],
-        stopped: Callable[[], Collection[int]],
+        stopped: Callable[[], Mapping[int, bool]],
         blames: Blames,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,10 +59,9 @@ class News:
 
     def seconds_left(self) -> float:
         """How long until :meth:`show_due` has something to do."""
-        if self._failure_due is None and self._so_far() is not None:
+        if self._failure_due is None and not self._is_told and self._so_far() is not None:
             self._failure_due = self._clock() + NEWS_SECONDS
-        waits = self._failure_due is not None and not self._is_told
-        due = min(self._look_due, self._failure_due) if waits and self._failure_due is not None else self._look_due
+        due = self._look_due if self._failure_due is None else min(self._look_due, self._failure_due)
         return max(0.0, due - self._clock())
 
     def show_due(self) -> None:
@@ -70,26 +70,28 @@ class News:
         if self._look_due <= now:
             self._look_due = now + LOOK_SECONDS
             self._tell_stopped()
-        if self._failure_due is not None and self._failure_due <= now and not self._is_told:
-            self._is_told = True
-            self._tell_failure()
+        if self._failure_due is not None and self._failure_due <= now:
+            self._failure_due = None
+            self._is_told = self._tell_failure()
 
     def show_all(self) -> None:
         """Nothing is left to tell: the run has ended."""
 
     def _tell_stopped(self) -> None:
-        stopped = {*self._stopped()}
+        running = self._stopped()
+        stopped = {rank for rank, is_stopped in running.items() if is_stopped}
         for rank in sorted(stopped - self._known_stopped):
             self._voice.say(f"{self._voice.name(rank)} is stopped by a signal; it goes on when it gets SIGCONT")
-        for rank in sorted(self._known_stopped - stopped):
+        for rank in sorted((self._known_stopped - stopped) & running.keys()):
             self._voice.say(f"{self._voice.name(rank)} is not stopped any more")
         self._known_stopped = stopped
 
-    def _tell_failure(self) -> None:
+    def _tell_failure(self) -> bool:
+        """Returns whether there was a cause to tell."""
         run = self._so_far()
         failure = None if run is None else first_failure(run, self._blames)
         if run is None or failure is None:
-            return
+            return False
         error = self._voice.error(failure.rank)
         if failure.exit_code < 0:
             what = f"was {describe(failure.exit_code)}"
@@ -97,4 +99,5 @@ class News:
             what = f"failed: {error or describe(failure.exit_code)}"
         else:
             what = account(failure, run)
-        self._voice.say(f"{self._voice.name(failure.rank)} {what}; the run is ending")
+        self._voice.say(f"{self._voice.name(failure.rank)} {what}; the processes are ending")
+        return True

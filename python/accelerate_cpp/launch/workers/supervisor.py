@@ -115,13 +115,23 @@ class Supervisor:
         self._wait(lambda: self._all_ended or self._any_failed or self._is_interrupted or self._absence())
         absence = self._absence()
         self._wait(lambda: self._all_ended or self._is_interrupted or absence, REPORT_SECONDS)
+        # A signal to all processes may come to the workers first. One that comes later is not why the run has failed.
+        has_failed = not self._is_interrupted and bool(self._any_failed or absence)
         self._wait(lambda: self._all_ended or self._is_interrupted or not self._cause_lives(), CAUSE_SECONDS)
         by_keyboard = self._interrupts[:1] == [signal.SIGINT]
         ladder = (signal.SIGINT, signal.SIGTERM) if by_keyboard else (signal.SIGTERM,)
         stopped = self._stopped()
         self._end(ladder)
         interrupt = next(iter(self._interrupts), signal.SIGTERM if self._has_lost_lifeline else None)
-        return RunEnd(tuple(self._ends), interrupt, absence, stopped, bool(self._interrupts), frozenset(self._savers()))
+        return RunEnd(
+            tuple(self._ends),
+            None if has_failed else interrupt,
+            absence,
+            stopped,
+            is_signalled=bool(self._interrupts),
+            is_last=self._is_interrupted,
+            savers=frozenset(self._savers()),
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -180,9 +190,10 @@ class Supervisor:
         living = self._living_ranks()
         return frozenset(one.rank for one in self._workers if one.rank in living and is_stopped(one.pid))
 
-    def _stopped_while_running(self) -> frozenset[int]:
-        """The same as long as no worker has been told to end, which also lets them go on."""
-        return frozenset() if self._ending else self._stopped()
+    def _stopped_while_running(self) -> dict[int, bool]:
+        """Of each worker that lives, whether a signal has stopped it; empty once they have been told to end."""
+        living = frozenset() if self._ending else self._living_ranks()
+        return {one.rank: is_stopped(one.pid, by_signal=True) for one in self._workers if one.rank in living}
 
     def _so_far(self) -> RunEnd | None:
         """How the run ends, as far as is known; ``None`` if nothing says that it fails, or it is interrupted.

@@ -34,13 +34,16 @@ def exit_code_of_ended(pid: int) -> int:
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether child ``pid`` lives but does not run: SIGSTOP or a debugger has stopped it, and keeps it so."""
+def is_stopped(pid: int, *, by_signal: bool = False) -> bool:
+    """Whether child ``pid`` lives but does not run: SIGSTOP or a debugger has stopped it, and keeps it so.
+
+    ``by_signal``: a debugger, or a profiler, which stops a process for moments, does not count.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):  # reaped, or no /proc
         return False
-    return stat[stat.rindex(")") + 2] in "Tt"
+    return stat[stat.rindex(")") + 2] in ("T" if by_signal else "Tt")
 
 
 def living_members(groups: Collection[int]) -> list[int]:

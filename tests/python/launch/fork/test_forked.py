@@ -159,7 +159,7 @@ def test_error_is_told_while_others_still_end(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(FunctionFailed, match="rank 1 failed: ValueError: boom"):
         _run(boom, parent=Parent(print_stderr=tell))
-    assert told == ["rank 1 failed: ValueError: boom; the run is ending\n"]
+    assert told == ["rank 1 failed: ValueError: boom; the processes are ending\n"]
 
 
 def test_long_traceback_arrives_whole() -> None:
@@ -219,6 +219,25 @@ def test_last_failure_is_raised_and_an_interrupt_ends_the_attempts(capsys: pytes
     with ours, theirs, pytest.raises(KeyboardInterrupt):
         theirs.send(bytes([signal.SIGINT]))
         _run(threading.Event().wait, parent=Parent(signals=ours), max_restarts=10_000)
+
+
+def test_interrupt_after_a_failure_raises_the_failure(tmp_path: Path) -> None:
+    parent = os.getpid()
+    os.mkfifo(tmp_path / "ready")
+
+    def task() -> None:
+        if _rank() == 1:
+            (tmp_path / "ready").open().close()
+            raise ValueError("boom")
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(parent, signal.SIGINT))
+        (tmp_path / "ready").open("w").close()
+        while True:
+            signal.pause()
+
+    told: list[str] = []
+    with pytest.raises(FunctionFailed, match="rank 1 failed: ValueError: boom"):
+        _run(task, parent=Parent(print_stderr=told.append), max_restarts=5)
+    assert "starting all again" not in "".join(told)
 
 
 def test_interrupt_ends_the_workers_after_their_clean_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,14 @@ def test_report_knows_whom_the_error_blames() -> None:
     assert ErrorReport.parse(report.render()) == report
 
 
+def test_halves_of_characters_become_text_that_every_stream_takes() -> None:
+    """A name of a file that is not UTF-8 has them."""
+    report = ErrorReport.parse(ErrorReport.of(_raised(ValueError("cannot read b\udce9"))).render())
+    assert report is not None
+    assert report.headline == "ValueError: cannot read b\\udce9"
+    assert report.traceback.encode().endswith(b"b\\udce9")
+
+
 @pytest.mark.parametrize("data", [b"", b'{"summary": "Val'])
 def test_report_that_did_not_arrive_is_none(data: bytes) -> None:
     assert ErrorReport.parse(data) is None
@@ -44,6 +52,12 @@ def test_headline_of_a_syntax_error_is_its_message() -> None:
     report = ErrorReport.of(caught.value)
     assert report.headline == "SyntaxError: '(' was never closed"
     assert report.summary.startswith('  File "train.py", line 1\n')
+
+
+def test_what_ended_a_worker_is_its_report_and_not_what_it_printed() -> None:
+    printed = "Traceback (most recent call last):\nKeyError: 7\nwent on\n"
+    assert LastOutput(printed).reported == ""
+    assert LastOutput(printed, ErrorReport("ValueError: boom", "trace", None)).reported == "ValueError: boom"
 
 
 def test_worker_without_a_report_is_known_by_what_it_printed() -> None:
@@ -92,6 +106,43 @@ def test_fork_of_a_worker_prints_its_error(tmp_path: Path) -> None:
     assert printed.endswith("\nValueError: of the fork\n")
     assert report is not None
     assert report.headline == "ValueError: of the worker"
+
+
+THREAD = """
+import sys, threading
+threading.excepthook = lambda of: sys.excepthook(of.exc_type, of.exc_value, of.exc_traceback)
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+"""
+CONSOLE = """
+import code
+lines = iter(["1 / 0"])
+def read(prompt):
+    try:
+        return next(lines)
+    except StopIteration:
+        raise EOFError from None
+code.interact(banner="", readfunc=read, exitmsg="")
+"""
+CAUGHT = "import sys\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())"
+
+
+@pytest.mark.parametrize("calls", [THREAD, CONSOLE, CAUGHT], ids=["thread", "console", "caught"])
+def test_error_that_does_not_end_the_program_is_printed_and_not_reported(tmp_path: Path, calls: str) -> None:
+    printed, report = _run(calls, os.getpid(), tmp_path, exit_code=0)
+    assert "ZeroDivisionError: division by zero\n" in printed
+    assert report is None
+    _, report = _run(f"{calls}\nraise ValueError('boom')", os.getpid(), tmp_path)
+    assert report is not None
+    assert report.headline == "ValueError: boom"
+
+
+def test_hook_of_the_program_that_calls_ours_leaves_the_report(tmp_path: Path) -> None:
+    code = "import sys\nours = sys.excepthook\nsys.excepthook = lambda *error: ours(*error)\nraise ValueError('boom')"
+    printed, report = _run(code, os.getpid(), tmp_path)
+    assert printed == ""
+    assert report is not None
 
 
 @pytest.mark.parametrize("first", ["", "import torch._dynamo.utils; "], ids=["plain", "with_torchs_summary_at_exit"])

@@ -109,7 +109,9 @@ def test_error_is_told_while_its_worker_still_ends(
     monkeypatch.setattr(Streams, "announce", tell)
     assert execute(_plan(code), quiet=quiet) == 1
     assert len(told) == (not quiet)
-    assert all(re.fullmatch(r"rank 1 \(host .*\) failed: ValueError: boom; the run is ending", one) for one in told)
+    assert all(
+        re.fullmatch(r"rank 1 \(host .*\) failed: ValueError: boom; the processes are ending", one) for one in told
+    )
     assert capfd.readouterr().err.endswith("ValueError: boom\n")
 
 
@@ -162,6 +164,27 @@ def test_interrupt_ends_the_attempts(capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert execute(replace(_plan(code), max_restarts=5)) == 130
     assert "starting all again" not in capfd.readouterr().err
+
+
+def test_interrupt_after_a_failure_ends_the_attempts_and_hides_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "ready")
+    code = f"""
+import os, signal, time
+if os.environ["RANK"] == "1":
+    open({str(tmp_path / "ready")!r}).close()
+    raise ValueError("boom")
+signal.signal(signal.SIGTERM, lambda *_: os.kill({os.getpid()}, signal.SIGINT))
+open({str(tmp_path / "ready")!r}, "w").close()
+while True:
+    time.sleep(600)
+"""
+    assert execute(replace(_plan(code), max_restarts=5)) == 1
+    err = capfd.readouterr().err
+    assert "starting all again" not in err
+    assert ") failed first: exit code 1\n" in err
+    assert err.endswith("ValueError: boom\n")
 
 
 def test_output_goes_to_files_and_is_shown_with_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

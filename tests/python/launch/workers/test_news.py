@@ -26,10 +26,10 @@ class Seen:
     def __init__(self, errors: dict[int, str] | None = None, blamed: dict[int, Collection[int]] | None = None) -> None:
         self.now = 100.0
         self.end: RunEnd | None = None
-        self.stopped: set[int] = set()
+        self.running = {0: False, 1: False}
         self.told: list[str] = []
         voice = Voice(self.told.append, lambda rank: f"rank {rank}", (errors or {}).get)  # type: ignore[arg-type]
-        self.news = News(voice, lambda: self.end, lambda: self.stopped, (blamed or {}).get, clock=lambda: self.now)
+        self.news = News(voice, lambda: self.end, lambda: self.running, (blamed or {}).get, clock=lambda: self.now)
 
     def after(self, seconds: float) -> list[str]:
         """What is told when the launcher waits for this long at most, as often as it must."""
@@ -52,30 +52,30 @@ def test_the_cause_is_told_once_and_only_when_the_run_takes_its_time_to_end() ->
     assert run.after(100) == []
     run.end = _ended(WorkerEnd(1, 1, False))
     assert run.after(NEWS_SECONDS * 0.9) == []
-    assert run.after(NEWS_SECONDS * 0.2) == ["rank 1 failed: ValueError: boom; the run is ending"]
+    assert run.after(NEWS_SECONDS * 0.2) == ["rank 1 failed: ValueError: boom; the processes are ending"]
     assert run.after(100) == []
 
 
 @pytest.mark.parametrize(
     ("run", "end", "sentence"),
     [
-        (Seen(), _ended(WorkerEnd(2, -9, False)), "rank 2 was killed by SIGKILL (signal 9); the run is ending"),
-        (Seen(), _ended(WorkerEnd(2, 3, False)), "rank 2 failed: exit code 3; the run is ending"),
+        (Seen(), _ended(WorkerEnd(2, -9, False)), "rank 2 was killed by SIGKILL (signal 9); the processes are ending"),
+        (Seen(), _ended(WorkerEnd(2, 3, False)), "rank 2 failed: exit code 3; the processes are ending"),
         (
             Seen(),
             _ended(WorkerEnd(0, 0, False), absence=Absence(0, [1])),
             "rank 0 left first: it ended with exit code 0 before it joined the process group, where rank 1 waited for "
-            "it; the run is ending",
+            "it; the processes are ending",
         ),
         (
             Seen({0: "PeerLost: rank 1 has ended", 1: "KeyError: 7"}, {0: (1,)}),
             _ended(WorkerEnd(0, 1, False), WorkerEnd(1, 1, False)),
-            "rank 1 failed: KeyError: 7; the run is ending",
+            "rank 1 failed: KeyError: 7; the processes are ending",
         ),
         (
             Seen({0: "PeerLost: rank 1 withdrew"}, {0: (1,)}),
             _ended(WorkerEnd(0, 1, False)),
-            "rank 0 failed: PeerLost: rank 1 withdrew; the run is ending",
+            "rank 0 failed: PeerLost: rank 1 withdrew; the processes are ending",
         ),
     ],
 )
@@ -86,14 +86,30 @@ def test_what_is_told_is_the_cause_as_far_as_it_is_known(run: Seen, end: RunEnd,
 
 def test_a_stop_and_its_end_are_told() -> None:
     run = Seen()
-    run.stopped = {1}
+    run.running = {0: False, 1: True}
     assert run.after(LOOK_SECONDS) == ["rank 1 is stopped by a signal; it goes on when it gets SIGCONT"]
     assert run.after(100) == []
-    run.stopped = {0}
+    run.running = {0: True, 1: False}
     assert run.after(LOOK_SECONDS) == [
         "rank 0 is stopped by a signal; it goes on when it gets SIGCONT",
         "rank 1 is not stopped any more",
     ]
+
+
+def test_a_stopped_worker_that_is_killed_does_not_go_on() -> None:
+    run = Seen()
+    run.running = {0: False, 1: True}
+    assert len(run.after(LOOK_SECONDS)) == 1
+    run.running = {0: False}
+    assert run.after(100) == []
+
+
+def test_a_sign_of_a_failure_that_was_none_leaves_the_cause_to_be_told() -> None:
+    run = Seen()
+    run.end = _ended(WorkerEnd(0, 0, False))
+    assert run.after(100) == []
+    run.end = _ended(WorkerEnd(0, 0, False), WorkerEnd(1, 3, False))
+    assert run.after(2 * NEWS_SECONDS) == ["rank 1 failed: exit code 3; the processes are ending"]
 
 
 @pytest.fixture
@@ -136,7 +152,7 @@ def test_an_error_is_told_while_its_worker_still_ends() -> None:
             supervisor.add(_start(rank, f"os.read({told.waits}, 1)\nos._exit({rank})", told.waits))
         os.write(present.descriptor, MESSAGE.pack(1, RAISED))
         end = supervisor.run()
-    assert told == ["rank 1 failed: ValueError: boom; the run is ending"]
+    assert told == ["rank 1 failed: ValueError: boom; the processes are ending"]
     assert {(one.rank, one.exit_code) for one in end.workers} == {(0, 0), (1, 1)}
 
 
@@ -147,7 +163,7 @@ def test_a_death_is_told_while_the_others_still_end() -> None:
         supervisor.add(_start(0, f"os.read({told.waits}, 1)\nos._exit(1)", told.waits))
         supervisor.add(_start(1, "os.kill(os.getpid(), signal.SIGKILL)"))
         supervisor.run()
-    assert told == ["rank 1 was killed by SIGKILL (signal 9); the run is ending"]
+    assert told == ["rank 1 was killed by SIGKILL (signal 9); the processes are ending"]
 
 
 @pytest.mark.usefixtures("impatience")

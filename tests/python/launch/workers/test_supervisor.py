@@ -178,6 +178,37 @@ def test_interrupt_is_forwarded_and_reported() -> None:
     assert end.workers == (WorkerEnd(0, -signal.SIGINT, True),)
 
 
+def test_interrupt_of_a_run_that_has_failed_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, because the others take their time to end."""
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 600.0)
+    ours, theirs = socket.socketpair()
+    read_end, write_end = os.pipe()
+    cleans_up = _python(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'cleaning'))\n"
+        f"os.write({write_end}, b'ready')\n"
+        "while True: time.sleep(600)"
+    )
+    output, other_end = os.pipe()
+    process = subprocess.Popen(cleans_up, start_new_session=True, stdout=other_end, pass_fds=[write_end])
+    os.close(other_end)
+    os.close(write_end)
+
+    def interrupt(chunk: bytes) -> None:
+        if chunk:
+            theirs.send(bytes([signal.SIGINT]))
+
+    assert os.read(read_end, 5) == b"ready"
+    os.close(read_end)
+    with ours, theirs, Supervisor(ours) as supervisor:
+        supervisor.add(Worker(0, process.pid, {output: interrupt}, process.wait))
+        supervisor.add(_start(1, _python("raise SystemExit(7)")))
+        end = supervisor.run()
+    assert end.workers == (WorkerEnd(1, 7, False), WorkerEnd(0, -signal.SIGKILL, True))
+    assert end.interrupted_by is None
+    assert (end.is_signalled, end.is_last) == (True, True)
+
+
 def test_second_interrupt_kills_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 600.0)  # longer than a test may take
     ours, theirs = socket.socketpair()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.launch.workers.worker import exit_code_of_ended, living_members
+from accelerate_cpp.launch.workers.worker import exit_code_of_ended, is_stopped, living_members
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,18 @@ def test_exit_code_is_read_without_reaping(code: str, expected: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", code])
     assert exit_code_of_ended(process.pid) == expected
     assert process.wait() == expected
+
+
+def test_a_process_that_is_traced_is_stopped_but_by_no_signal() -> None:
+    traced = "ctypes.CDLL(None).ptrace(0, 0, None, None); "  # PTRACE_TRACEME: this process is the tracer
+    for by_signal, trace in [(True, ""), (False, traced)]:
+        code = f"import ctypes, os, signal; {trace}os.kill(os.getpid(), signal.SIGSTOP)"
+        process = subprocess.Popen([sys.executable, "-c", code])
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert is_stopped(process.pid)
+        assert is_stopped(process.pid, by_signal=True) == by_signal
+        process.kill()
+        process.wait()
 
 
 def test_members_are_the_living_processes_of_the_group() -> None:
