@@ -145,13 +145,16 @@ def _wide_sizes(extra: bytes) -> tuple[int, int]:
 
 def _check(source: bytes | IO[bytes], is_index: bool) -> None:
     machine = _Machine(is_index)
-    steps: dict[str, Callable[[Any], None]] = machine.steps
-    for opcode, argument, place in pickletools.genops(source):
-        machine.place = place or 0
-        step = steps.get(opcode.name)
-        if step is None:
-            raise pickle.UnpicklingError(f"Unsupported operand {opcode.name}, which no state contains")
-        step(argument)
+    steps = machine.steps
+    try:
+        for opcode, argument, place in pickletools.genops(source):
+            machine.place = place or 0
+            step = steps.get(opcode.name)
+            if step is None:
+                raise pickle.UnpicklingError(f"Unsupported operand {opcode.name}, which no state contains")
+            step(argument)
+    finally:
+        steps.clear()  # they hold the machine, whose stand-ins would live until the next collection
 
 
 class _Machine:
@@ -162,8 +165,9 @@ class _Machine:
         self.place = 0  # of the opcode, in the pickle or in the file
         self._written = 0
         self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stack before each mark
+        self._marks: list[int] = []  # places on the stack
         self._memo: dict[int, Any] = {}
+        push = self._stack.append
         plain = (
             *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
             *("INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
@@ -171,16 +175,16 @@ class _Machine:
             *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
         )
         self.steps: dict[str, Callable[[Any], None]] = {
-            **dict.fromkeys(plain, self._push),
+            **dict.fromkeys(plain, push),
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
             **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._put),
             **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self._get),
             "MEMOIZE": lambda _: self._put(len(self._memo)),
-            "MARK": self._mark,
-            "EMPTY_TUPLE": lambda _: self._push(_Made("tuple")),
-            "EMPTY_LIST": lambda _: self._push(_Made("list")),
-            "EMPTY_DICT": lambda _: self._push(_Made("dict")),
-            "EMPTY_SET": lambda _: self._push(_Made("set")),
+            "MARK": lambda _: self._marks.append(len(self._stack)),
+            "EMPTY_TUPLE": lambda _: push(_Made("tuple")),
+            "EMPTY_LIST": lambda _: push(_Made("list")),
+            "EMPTY_DICT": lambda _: push(_Made("dict")),
+            "EMPTY_SET": lambda _: push(_Made("set")),
             "TUPLE": lambda _: self._tuple(self._from_mark()),
             "TUPLE1": lambda _: self._tuple(self._last(1)),
             "TUPLE2": lambda _: self._tuple(self._last(2)),
@@ -188,16 +192,13 @@ class _Machine:
             "APPEND": lambda _: self._grow(self._last(1)),
             "SETITEM": lambda _: self._grow(self._last(2)),
             **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), lambda _: self._grow(self._from_mark())),
-            "GLOBAL": lambda names: self._push(_Name(*names.partition(" ")[::2])),
-            "STACK_GLOBAL": lambda _: self._push(_Name(*map(str, self._last(2)))),
+            "GLOBAL": lambda names: push(_Name(*names.partition(" ")[::2])),
+            "STACK_GLOBAL": lambda _: push(_Name(*map(str, self._last(2)))),
             **dict.fromkeys(("REDUCE", "NEWOBJ"), self._call),
             "BUILD": self._build,
             "BINPERSID": self._storage,
             "STOP": self._stop,
         }
-
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
 
     def _last(self, count: int) -> list[Any]:
         """Takes so many values from the stack."""
@@ -207,12 +208,10 @@ class _Machine:
         del self._stack[-count:]
         return taken
 
-    def _mark(self, _: Any) -> None:
-        self._below.append(self._stack)
-        self._stack = []
-
     def _from_mark(self) -> list[Any]:
-        taken, self._stack = self._stack, self._below.pop()
+        mark = self._marks.pop()
+        taken = self._stack[mark:]
+        del self._stack[mark:]
         return taken
 
     def _put(self, number: int) -> None:
@@ -232,7 +231,8 @@ class _Machine:
         for value in values:
             if type(value) is _Made:
                 weight += value.weight
-                depth = max(depth, value.depth)
+                if value.depth > depth:
+                    depth = value.depth
             else:
                 weight += 1
         self._pay(weight)
@@ -312,5 +312,5 @@ class _Machine:
         self._stack.append(None)
 
     def _stop(self, _: Any) -> None:
-        if len(self._stack) != 1 or self._below:
+        if len(self._stack) != 1 or self._marks:
             raise pickle.UnpicklingError("it has more values than one")

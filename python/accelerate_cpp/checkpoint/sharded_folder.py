@@ -120,6 +120,7 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
     )
 
 
+_SMALL = 1 << 16  # bytes of a part in which its readers would seek for longer than it takes to read all of it
 _EMPTY_PLACES = 100_000  # that all lists of a state may have: nothing is stored for empty dicts in them
 
 
@@ -317,7 +318,9 @@ def _reader(folder: Path, index: Any) -> Any:
             return index
 
         def _slice_file(self, file: Any, place: Any) -> Any:
-            part = super()._slice_file(file, place)  # which torch.load reads then
+            part: Any = super()._slice_file(file, place)  # which torch.load reads then
+            if place.length <= _SMALL:
+                part = io.BytesIO(part.read(place.length))
             check_saved(part)
             return part
 
