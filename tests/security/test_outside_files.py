@@ -244,6 +244,17 @@ def test_a_part_is_not_read_for_many_values(tmp_path: Path) -> None:
     assert re.search(refused, refusal_of(tmp_path, index(2)))
 
 
+@pytest.mark.parametrize("length", [None, -1, "4", 1.5])
+def test_a_length_that_no_part_has_is_told_as_damage(tmp_path: Path, length: object) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(shards_file())
+    index = pickle.loads(shards_index())
+    (place,) = index.storage_data.values()
+    del place.length
+    if length is not None:
+        place.length = length
+    assert "expected lengths of parts, found something else" in refusal_of(tmp_path, index)
+
+
 @pytest.mark.parametrize("size", [(0, 1 << 62, 4), (1 << 62, 1 << 62), (-1,)])
 def test_a_shape_that_no_tensor_has_is_told_as_damage(tmp_path: Path, size: tuple[int, ...]) -> None:
     (tmp_path / "__0_0.distcp").write_bytes(shards_file())

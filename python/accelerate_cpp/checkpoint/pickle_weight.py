@@ -81,13 +81,30 @@ def check_saved(file: IO[bytes]) -> None:
         # The reader that torch.load uses: another one could find another pickle.
         _check(torch._C.PyTorchFileReader(file).get_record("data.pkl"), is_index=False)
     else:
-        file.seek(0)
+        pickles = _Bounded(file)
         for _ in range(_PICKLES):
-            _check(file, is_index=False)
+            _check(pickles, is_index=False)
             if not file.read(1):  # the reader will tell what is missing
                 break
             file.seek(-1, os.SEEK_CUR)
     file.seek(0)
+
+
+class _Bounded:
+    """A file from its beginning, which takes no memory for more bytes than it has."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._size = file, _size_of(file)
+        file.seek(0)
+        self.readline, self.tell = file.readline, file.tell
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(min(count, self._size - self._file.tell()))
+
+
+def _size_of(file: IO[bytes]) -> int:
+    file.seek(0, os.SEEK_END)  # what it returns is no place in a part of a file, as torch opens one
+    return file.tell()
 
 
 def check_index(data: bytes) -> None:
@@ -103,8 +120,7 @@ def _check_records(file: IO[bytes]) -> None:
     Archives that can be taken for two different ones, depending on where a reader looks for their directory, are
     refused.
     """
-    file.seek(0, os.SEEK_END)  # what it returns is no place in a part of a file, as torch opens one
-    size = file.tell()
+    size = _size_of(file)
     file.seek(max(size - 98, 0))
     tail = file.read()
     signature, _, _, _, count, length, place, comment = struct.unpack("<4s4H2IH", tail[-22:].rjust(22))
@@ -143,7 +159,7 @@ def _wide_sizes(extra: bytes) -> tuple[int, int]:
     raise pickle.UnpicklingError("a record of it has no size")
 
 
-def _check(source: bytes | IO[bytes], is_index: bool) -> None:
+def _check(source: Any, is_index: bool) -> None:
     machine = _Machine(is_index)
     steps = machine.steps
     try:

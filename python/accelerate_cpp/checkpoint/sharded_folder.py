@@ -149,7 +149,7 @@ def _bytes_at(path: Path, places: Collection[Any]) -> int:
             "extension has compressed or changed (transform_descriptors): save without extensions, or load another "
             "checkpoint"
         )
-    lengths = [place.length for place in places]
+    lengths: list[Any] = [getattr(place, "length", None) for place in places]
     if not all(type(length) is int and length >= 0 for length in lengths):
         raise CheckpointError(f"{path}: expected lengths of parts, found something else: load another checkpoint")
     return sum(lengths)

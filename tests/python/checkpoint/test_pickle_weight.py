@@ -118,6 +118,18 @@ def test_so_is_the_index_of_a_state_in_shards(name: str) -> None:
         check_index(b"\x80\x02" + HOSTILE[name] + b".")
 
 
+def test_a_text_takes_no_memory_for_a_length_that_the_file_does_not_have() -> None:
+    class Sparing(io.BytesIO):
+        def read(self, count: int | None = -1) -> bytes:
+            assert count is not None
+            assert count < 100
+            return super().read(count)
+
+    for opcode in (b"X\xff\xff\xff\x7f", b"\x8d" + struct.pack("<Q", 1 << 40)):
+        with pytest.raises(ValueError, match="but only 1 remain"):
+            check_saved(Sparing(b"\x80\x02" + opcode + b"x"))
+
+
 def test_the_refusal_says_how_many_values_there_may_be(tmp_path: Path) -> None:
     path = archive(tmp_path / "optimizer.bin", b"\x80\x02" + HOSTILE["lists"] + b".")
     with pytest.raises(CheckpointError, match=r"with its references written out it has more than \d+ values"):
