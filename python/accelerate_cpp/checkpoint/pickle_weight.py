@@ -14,6 +14,7 @@ import pickletools
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,7 @@ _MOST_VALUES = 10_000_000  # that a small pickle may stand for, as often as they
 _VALUES_PER_BYTE = 10  # of a larger one in addition: a value is in a tensor's place, a dict, a list and so on
 _DEEPEST = 500  # containers inside each other; what goes through them calls itself
 _ARCHIVE = b"PK\3\4"
+_SHORT_BYTES = 1024  # as long as the pickle of one tensor may be
 _PICKLES = 5  # in a file of torch's old format, before the bytes of tensors
 
 _ENCODE = "_codecs.encode"
@@ -79,7 +81,11 @@ def check_saved(file: IO[bytes]) -> None:
         _check_records(file)
         file.seek(0)
         # The reader that torch.load uses: another one could find another pickle.
-        _check(torch._C.PyTorchFileReader(file).get_record("data.pkl"), is_index=False)
+        data = torch._C.PyTorchFileReader(file).get_record("data.pkl")
+        if len(data) <= _SHORT_BYTES:
+            _check_short(data)
+        else:
+            _check(data, is_index=False)
     else:
         pickles = _Bounded(file)
         for _ in range(_PICKLES):
@@ -157,6 +163,12 @@ def _wide_sizes(extra: bytes) -> tuple[int, int]:
             return stored, whole
         extra = extra[4 + length :]
     raise pickle.UnpicklingError("a record of it has no size")
+
+
+@lru_cache(maxsize=1024)
+def _check_short(data: bytes) -> None:
+    """Parts of a state have the same pickle where they have the same dtype and shape."""
+    _check(data, is_index=False)
 
 
 def _check(source: Any, is_index: bool) -> None:
