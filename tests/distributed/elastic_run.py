@@ -20,7 +20,7 @@ import collections, os, sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from accelerate_cpp import Accelerator, DataLoaderConfiguration
-from accelerate_cpp.utils import ProjectConfiguration, set_seed
+from accelerate_cpp.utils import ProjectConfiguration, gather_object, set_seed
 
 epochs, size = int(sys.argv[1]), int(sys.argv[2])
 set_seed(5)
@@ -60,7 +60,8 @@ for epoch in range(loader.iteration, epochs):
         accelerator.leave_if_preempted()
         if accelerator.is_main_process:
             print(f"step {accelerator.num_processes} {len(seen.samples)}", flush=True)
-    accelerator.wait_for_everyone()
+    if any(gather_object([os.path.exists("enough")])):
+        break
 if accelerator.is_main_process:
     with open("seen", "w") as file:
         file.write(" ".join(map(str, seen.samples)))
@@ -120,6 +121,10 @@ class ElasticRun:
             assert time.monotonic() < deadline, "\n".join(self.lines)
             assert self.launchers[0].poll() is None, "\n".join(self.lines)
             time.sleep(0.02)
+
+    def is_enough(self) -> None:
+        """The run ends with this epoch or the next."""
+        (self.folder / "enough").touch()
 
     def end(self) -> list[int]:
         """The exit statuses of the launchers that are left."""

@@ -50,8 +50,7 @@ def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp
 @pytest.mark.timeout(1800)
 def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
     chance = random.Random(7)
-    arguments = ["3", "6000"]
-    with ElasticRun(tmp_path, arguments) as run:
+    with ElasticRun(tmp_path, ["1000", str(SIZE)]) as run:
         for _ in range(3):
             run.start()
         run.until_steps_of(3)
@@ -62,8 +61,10 @@ def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
             else:
                 run.start()
             run.until_steps_of(len(run.launchers))
+        run.is_enough()
         assert set(run.end()) == {0}, "\n".join(run.lines)
-    assert run.seen() == seen_by_one_process(tmp_path / "alone", arguments)
+    epochs = len(run.seen()) // SIZE
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
 
 
 def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_path: Path) -> None:
