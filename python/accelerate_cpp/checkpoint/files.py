@@ -6,6 +6,7 @@ import _codecs
 import ctypes
 import errno
 import os
+import pickle
 import re
 import secrets
 import zipfile
@@ -255,9 +256,14 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence
                 f"{path}: {holds} cannot be read with these arguments ({_reason(error)}); check map_location and "
                 "load_kwargs"
             ) from error
+        is_weighed = isinstance(error, pickle.UnpicklingError) and options["weights_only"] in (None, True)
+        trusted = (
+            "; if torch.save has not written it as it is, and only if you trust whoever has, "
+            "torch.load(..., weights_only=False) may read it, and save it again"
+        )
         raise CheckpointError(
             f"{path}: expected {holds}, written by torch.save; it cannot be read ({_reason(error)}). The file is "
-            "damaged or cut short: load another checkpoint"
+            f"damaged or cut short: load another checkpoint{trusted if is_weighed else ''}"
         ) from error
 
 

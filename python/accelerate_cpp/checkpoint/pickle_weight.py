@@ -8,6 +8,8 @@ compressed. What sound files contain costs as much as their bytes, within a fact
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import pickle
 import pickletools
@@ -32,7 +34,11 @@ _PICKLES = 5  # in a file of torch's old format, before the bytes of tensors
 _ENCODE = "_codecs.encode"
 _LATIN = ("latin1", "latin-1")  # the only encodings that pickles of bytes name
 _OF_NUMBERS = re.compile(r"[<>=|]?[biufcSUVmM?]\d{0,9}")  # names of NumPy's dtypes whose elements are no objects
-_REBUILD = ("torch._utils._rebuild", "torch._tensor._rebuild")  # of tensors, in which nothing looks for values
+_REBUILD = "torch._utils._rebuild"  # of tensors, in which nothing looks for values
+_REBUILD_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls a function that it is given
+_REBUILD_PARAMETER = "torch._utils._rebuild_parameter"  # leaves its tensor as it is
+_ITERATE = ("builtins.set", "collections.Counter", "collections.OrderedDict", "torch.Size")
+_HASHED_ALIKE = (1 << 61) - 1  # Python's hash of whole numbers is what is left when they are divided by it
 _ENUMS = ("ZeroStageEnum", "_MEM_FORMAT_ENCODING")  # a process has one of each value, for all
 
 
@@ -54,14 +60,24 @@ class _Made:
         depth: of the containers in it.
         parts: of a tuple; of what `codecs.encode` gave, its arguments.
         of: the name of what was called.
+        has_expanded: whether it is, or has in it, a tensor of more elements than its storage has.
         is_shared: a reference to it has been taken: it may not grow any more, as its weight has been told.
     """
 
-    __slots__ = ("depth", "is_shared", "kind", "of", "parts", "weight")
+    __slots__ = ("depth", "has_expanded", "is_shared", "kind", "of", "parts", "weight")
 
     def __init__(self, kind: str, weight: int = 1, depth: int = 1, parts: Sequence[Any] = (), of: str = "") -> None:
         self.kind, self.weight, self.depth, self.parts, self.of = kind, weight, depth, parts, of
-        self.is_shared = False
+        self.is_shared = self.has_expanded = False
+
+
+class _Storage:
+    """Stands for the storage of a tensor, of so many elements."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
 
 
 def check_saved_file(path: Path) -> None:
@@ -174,6 +190,9 @@ def _check_short(data: bytes) -> None:
 def _check(source: Any, is_index: bool) -> None:
     machine = _Machine(is_index)
     steps = machine.steps
+    # No stand-in is in a cycle, and the collector would go through all of them again and again.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         for opcode, argument, place in pickletools.genops(source):
             machine.place = place or 0
@@ -183,6 +202,8 @@ def _check(source: Any, is_index: bool) -> None:
             step(argument)
     finally:
         steps.clear()  # they hold the machine, whose stand-ins would live until the next collection
+        if collects:
+            gc.enable()
 
 
 class _Machine:
@@ -192,18 +213,20 @@ class _Machine:
         self._is_index = is_index
         self.place = 0  # of the opcode, in the pickle or in the file
         self._written = 0
+        self._large_numbers = 0
         self._stack: list[Any] = []
         self._marks: list[int] = []  # places on the stack
         self._memo: dict[int, Any] = {}
         push = self._stack.append
         plain = (
-            *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-            *("INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+            *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT"),
+            *("FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
             *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
             *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
         )
         self.steps: dict[str, Callable[[Any], None]] = {
             **dict.fromkeys(plain, push),
+            **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), self._number),
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
             **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._put),
             **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self._get),
@@ -274,9 +297,17 @@ class _Machine:
         if self._written > most:
             raise pickle.UnpicklingError(f"with its references written out it has more than {most} values")
 
+    def _number(self, number: int) -> None:
+        if abs(number) >= _HASHED_ALIKE:  # as keys of a dict, each could be compared with all before it
+            self._large_numbers += 1
+            self._pay(self._large_numbers)
+        self._stack.append(number)
+
     def _tuple(self, parts: Sequence[Any]) -> None:
         weight, depth = self._into(parts)
-        self._stack.append(_Made("tuple", 1 + weight, depth, parts))
+        made = _Made("tuple", 1 + weight, depth, parts)
+        made.has_expanded = _has_expanded(parts)
+        self._stack.append(made)
 
     def _own(self) -> _Made:
         """What is on the stack and may still grow."""
@@ -292,6 +323,7 @@ class _Machine:
         target = self._own()
         target.weight += weight
         target.depth = max(target.depth, depth)
+        target.has_expanded = target.has_expanded or _has_expanded(values)
 
     def _call(self, _: Any) -> None:
         function, arguments = self._last(2)
@@ -300,14 +332,26 @@ class _Machine:
         if parts is None or not self._may_be_called(name, parts):
             raise pickle.UnpicklingError(f"it calls {name or 'a value'} with arguments that no state has")
         weight, depth = self._into([arguments])
-        if name.startswith(_REBUILD):
+        if name.startswith((_REBUILD, _REBUILD_TYPE)):
             weight, depth = 0, 1
-        self._stack.append(_Made("result", 1 + weight, depth, parts if name == _ENCODE else (), name))
+        made = _Made("result", 1 + weight, depth, parts if name == _ENCODE else (), name)
+        made.has_expanded = _has_expanded(parts) or _makes_expanded(parts)
+        self._stack.append(made)
 
     def _may_be_called(self, name: str, parts: Sequence[Any]) -> bool:
         """Whether the call takes no more memory than its arguments."""
         if not parts:
             return True
+        if name == _REBUILD_TYPE:
+            called: Any = parts[0]
+            given: Any = parts[2] if len(parts) > 2 else None
+            if type(called) is not _Name or type(given) is not _Made or given.kind != "tuple":
+                return False
+            return called.name.startswith(_REBUILD) and self._may_be_called(called.name, given.parts)
+        if name in _ITERATE and any(type(one) is _Made and one.of.startswith("torch.") for one in parts):
+            return False  # each element of a tensor would become a tensor
+        if name.startswith(_REBUILD) and not name.startswith(_REBUILD_PARAMETER) and _has_expanded(parts):
+            return False  # each element would be written out
         if name in ("builtins.bytearray", _ENCODE):
             text, *encoding = parts
             if type(text) is _Made and text.of == _ENCODE:
@@ -336,9 +380,27 @@ class _Machine:
         target.depth = max(target.depth, depth)
 
     def _storage(self, _: Any) -> None:
-        self._last(1)
-        self._stack.append(None)
+        (place,) = self._last(1)
+        parts = place.parts if type(place) is _Made else ()  # ("storage", class, key, device, elements)
+        elements = parts[4] if len(parts) > 4 and isinstance(parts[4], int) else 0
+        self._stack.append(_Storage(elements))
 
     def _stop(self, _: Any) -> None:
         if len(self._stack) != 1 or self._marks:
             raise pickle.UnpicklingError("it has more values than one")
+
+
+def _has_expanded(values: Sequence[Any]) -> bool:
+    return any(type(value) is _Made and value.has_expanded for value in values)
+
+
+def _makes_expanded(parts: Sequence[Any]) -> bool:
+    """Whether a tensor that is made of these arguments, such as a storage and a shape, has more elements than it."""
+    if len(parts) < 3:
+        return False
+    storage, shape = parts[0], parts[2]
+    if type(storage) is _Name and type(shape) is _Made:  # a function that makes it, and its arguments
+        return _makes_expanded(shape.parts)
+    if type(storage) is not _Storage or type(shape) is not _Made:
+        return False
+    return math.prod(size for size in shape.parts if isinstance(size, int)) > storage.elements

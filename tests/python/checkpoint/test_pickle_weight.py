@@ -58,6 +58,17 @@ def lists_from_above() -> bytes:
     return b"(" + made + filled + b"t"
 
 
+def tensor(size: bytes, stride: bytes) -> bytes:
+    """A tensor of four stored elements; what its storage is called is tried by nothing that refuses it."""
+    storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu") + b"K\4tQ"
+    hooks = b"ccollections\nOrderedDict\n)R"
+    return call("torch._utils._rebuild_tensor_v2", storage + b"K\0(" + size + b"t(" + stride + b"t\x89" + hooks)
+
+
+EXPANDED = tensor(NUMBER, b"K\0")
+BY_TYPE = "torch._tensor._rebuild_from_type_v2"
+TENSOR = b"ctorch\nTensor\n"
+
 HOSTILE = {
     "tuples-as-a-key": b"(" + tuples() + b"}h\x1aK\1st",
     "lists": b"(" + lists() + b"t",
@@ -86,6 +97,34 @@ HOSTILE = {
     "new-array": b"cnumpy\nndarray\n" + NUMBER + b"\x85\x85\x81",
     "objects": call("numpy.dtype", word("O8") + b"\x89\x88"),
     "tensor": call("torch.FloatTensor", NUMBER),
+    "bytearray-of-a-type": call(BY_TYPE, b"cbuiltins\nbytearray\n" + TENSOR + NUMBER + b"\x85}"),
+    "tensor-of-a-type": call(BY_TYPE, b"ctorch\nFloatTensor\n" + TENSOR + NUMBER + b"\x85}"),
+    "state-of-an-enum": call(
+        BY_TYPE,
+        b"cdeepspeed.runtime.zero.config\nZeroStageEnum\n" * 2 + b"K\2\x85}" + word("_value_") + b"K\x63s",
+    ),
+    "set-of-a-tensor": call("builtins.set", EXPANDED),
+    "counter-of-a-tensor": call("collections.Counter", tensor(b"K\4", b"K\1")),
+    "shape-of-a-tensor": call("torch.Size", EXPANDED),
+    "call-with-a-tensor": call(BY_TYPE, b"cbuiltins\nset\n" + TENSOR + EXPANDED + b"}"),
+    "written-out": call(
+        "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+        EXPANDED + b"ctorch\nfloat64\n" + word("cpu") + b"\x89",
+    ),
+    "written-out-of-a-parameter": call(
+        "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+        call("torch._utils._rebuild_parameter", EXPANDED + b"\x89ccollections\nOrderedDict\n)R")
+        + b"ctorch\nfloat64\n"
+        + word("cpu")
+        + b"\x89",
+    ),
+    "sparse": call(
+        "torch._utils._rebuild_sparse_tensor",
+        b"ctorch.serialization\n_get_layout\n" + word("torch.sparse_coo") + b"\x85R](" + EXPANDED * 2 + b"K\4e",
+    ),
+    "keys-that-hash-alike": b"}("
+    + b"".join(b"\x8a\x0a" + (key * ((1 << 61) - 1)).to_bytes(10, "little") + b"N" for key in range(1, 6000))
+    + b"u",
 }
 
 
@@ -136,12 +175,22 @@ def test_the_refusal_says_how_many_values_there_may_be(tmp_path: Path) -> None:
         read_pickle(path, "a state")
 
 
+def with_attribute() -> torch.Tensor:
+    made = torch.ones(2)
+    made.note = "of its own"  # type: ignore[attr-defined]
+    return made
+
+
 SOUND = {
     "state of NumPy": np.random.get_state(),
     "array": np.arange(6, dtype=np.uint32).reshape(2, 3),
     "module": torch.nn.Linear(2, 2).state_dict(),
     "parameter": torch.nn.Parameter(torch.ones(2)),
     "views": [torch.ones(3)[1:], torch.eye(3).t()],
+    "expanded": [torch.ones(1).expand(1000), torch.nn.Parameter(torch.ones(1).expand(9))],
+    "with an attribute": with_attribute(),
+    "quantized": torch.quantize_per_channel(torch.eye(2), torch.ones(2), torch.zeros(2), 0, torch.qint8),
+    "large numbers": [(1 << 100) + number for number in range(1000)],
     "sparse": torch.eye(3).to_sparse(),
     "bytes": [b"abc", bytearray(), bytearray(b"xyz"), bytes(range(256))],
     "containers": [{1, 2}, Counter("abba"), OrderedDict(a=(1, 2)), torch.Size([1, 2]), (), [[[]]]],
