@@ -47,6 +47,13 @@ SECRETS = {
     "ACCELERATE_PROXY": f"http://user:{VALUE}/+@proxy.invalid",
     "MLFLOW_TRACKING_URI": f"https://{VALUE}@mirror.invalid",
     "DATABASE_URL": f"postgres://user:{VALUE}@db.invalid/x",
+    "SLASHES_URL": f"http://user:1a/2/{VALUE}@proxy.invalid",
+    "REDIS_URL": f"redis://:{VALUE}@db.invalid:6379/0",
+    "QUOTE_URL": f'http://user:{VALUE}"/+@proxy.invalid',
+    "MIRRORS": f"https://hub.invalid:8080/x@v1,https://{VALUE}@mirror.invalid",
+    "GIT_URL": f"https://git:{VALUE}@git.invalid/x@v1",
+    "IMAGE": f"docker://user:{VALUE}@registry.invalid/x@sha256:00ff",
+    "SETTINGS": f'{{"u":"https://x/","m":"https://{VALUE}@sentry.invalid/1"}}',
 }
 SCRIPT = """
 import sys
@@ -194,5 +201,18 @@ def test_names_and_values_that_are_withheld() -> None:
         "NAME_PATTERN": "*",
         "DB_PASS_FILE": "/x",
         "REMOTE": "git@host.invalid:x",
+        "NCCL_IB_PKEY": "0x8001",
+        "UCX_IB_PKEY": "0x8001",
+        "DATA": "hf://datasets/org/ds@v1/train.parquet",
+        "MODEL": "hf://gpt2@main/config.json",
+        "IMAGE": "docker://repo/img@sha256:00ff",
+        "BARE_IMAGE": "docker://img@sha256:00ff",
+        "REQUIREMENT": "git+ssh://git@github.com/org/repo.git@v1",
+        "BUCKET": "s3://bucket/run@2024/ckpt",
+        "CONTAINER": "abfss://container@account.dfs.core.windows.net/x",
+        "PORT": "http://hub.invalid:8080/x@v1",
+        "PORT_OF_SIX": "http://[::1]:8080/x@v1",
+        "SETTINGS": '{"u":"https://x/","m":"a@b.c"}',
+        "MORE_SETTINGS": '{"u":"https://x:80","m":"a@b.c"}',
     }
     assert [name for name, text in harmless.items() if is_secret(name, text)] == []

@@ -15,6 +15,10 @@ from accelerate_cpp.launch.elastic.rounds import Rounds, Terms
 
 PULSES = 5
 """How often both sides say that they are alive in the time after which one that says nothing is lost."""
+_OTHER_VERSION = (
+    "this launcher has another version of this package than the one that leads the run: install the same on all "
+    "machines"
+)
 _LOOK_SECONDS = 0.2
 _GREETING_SECONDS = 10.0
 _MOST_STRANGERS = 64
@@ -129,6 +133,10 @@ class Coordinator:
             for message in messages:
                 if connection.is_known:
                     self._rounds.hear(number, message, time.monotonic())
+                elif not connection.channel.is_sealed and message.get("say") == "hello":  # as of older versions
+                    self._send(number, {"do": "end", "status": 1, "reason": _OTHER_VERSION})
+                    self._close(number)
+                    return
                 elif not connection.channel.is_sealed:
                     challenges = connection.challenge, text_in(message, "challenge")
                     connection.channel.seal(self._secret, COORDINATOR, challenges)

@@ -203,11 +203,11 @@ class Member:
             reason = (
                 f"the program that listens at {address}, port {port}, has not shown that it knows the run's secret: "
                 f"expected the same {env_table.RUN_SECRET.name} as here, where it is "
-                f"{'set' if self._secret else 'not set'}, found another one or none"
+                f"{'set' if self._secret else 'not set'}, found another one or none, or another version of this package"
             )
             advice = (
-                "set the same on all machines, or, if that is a program of others, pass another --main_process_port "
-                "on all machines"
+                "set and install the same on all machines, or, if that is a program of others, pass another "
+                "--main_process_port on all machines"
             )
         except Exception as error:  # whatever it is, nobody obeys any more
             reason = gone + f"cannot be understood any more: {type(error).__name__}: {error}"

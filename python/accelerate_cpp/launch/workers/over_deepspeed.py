@@ -23,7 +23,7 @@ from accelerate_cpp.launch.plan.deepspeed_launcher import (
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, shell_status
-from accelerate_cpp.launch.workers.over_ssh import is_secret
+from accelerate_cpp.launch.workers.over_ssh import host_lines, is_secret
 from accelerate_cpp.launch.workers.program import STDIN, start_program
 from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.supervisor import Supervisor
@@ -130,6 +130,19 @@ def users_lines(environ: Mapping[str, str], places: Sequence[Path] | None = None
             yield from (f"{line}\n" for line in (place / name).read_text().splitlines() if "=" in line)
 
 
+def _uses_one_machine(launcher: DeepSpeedLauncher) -> bool:
+    """Whether the filter leaves one machine of the file.
+
+    DeepSpeed then starts the workers here, with its own environment and without command lines for others.
+    """
+    listed = {words[0] for _, words, _ in host_lines(Path(launcher.hostfile), "--deepspeed_hostfile")}
+    if launcher.inclusion:
+        included = {words.partition(":")[0] for words in launcher.inclusion.split("@")}
+        return len(included) == 1 and included <= listed
+    exclusion = launcher.exclusion or ""
+    return ":" not in exclusion and len(listed - set(exclusion.split("@"))) == 1  # a machine may keep some processes
+
+
 def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool = False) -> int:
     """Runs DeepSpeed's launcher until it has ended, and returns its exit status; 128 + n for signal n.
 
@@ -141,7 +154,8 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
     host_resources.require_supervision(plan.group.world_size)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     environment = launcher.environment(plan.group)
-    passed = passed_variables(environment, launcher.way, [*users_lines(os.environ)])
+    way = ON_EACH_MACHINE if _uses_one_machine(launcher) else launcher.way
+    passed = passed_variables(environment, way, [*users_lines(os.environ)])
     for sentence in () if quiet else passed.sentences():
         print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
     command = (sys.executable, "-m", "deepspeed.launcher.runner", *plan.deepspeed_command[1:])
@@ -156,8 +170,7 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
             0,
             ChildSetup(),
             {},
-            environment=environment_of_runner(environment, launcher.way)
-            | {_ENVIRONMENT_FILE: f"/proc/self/fd/{variables}"},
+            environment=environment_of_runner(environment, way) | {_ENVIRONMENT_FILE: f"/proc/self/fd/{variables}"},
             stdin=None if lifeline is None else subprocess.DEVNULL,
             inherited=[variables],
         )

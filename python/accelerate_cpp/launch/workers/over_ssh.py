@@ -37,9 +37,20 @@ _SECRET = re.compile(
 _SECRET_WORD = re.compile(
     "(_PWD|(^|_)(PASS|PAT|DSN|CREDS?|JWT|WEBHOOKS?|CONNECTION_STRINGS?))(_|[0-9]|$)", re.IGNORECASE
 )
-_NAMES_A_FILE = re.compile("_(PATH|FILE|DIR)$", re.IGNORECASE)
-# Also without a colon, as of a token, and behind a slash, which passwords may have.
-_SECRET_IN_ADDRESS = re.compile("://\\S*@")
+# The name of a file, or a partition of InfiniBand.
+_NO_SECRET = re.compile("_(PATH|FILE|DIR|IB_PKEY)$", re.IGNORECASE)
+# In some addresses, an @ stands behind a version, a container or the user git. A quote may end a text in JSON.
+_SECRET_IN_ADDRESS = re.compile(
+    r"""
+    (?<!\bhf)(?<!\babfs)(?<!\babfss)(?<!\bwasb)(?<!\bwasbs)://(?!git@)
+    (
+        ((?!"[],}:])[^\s/@])+  # a token, or a user and a password
+        | [^\s/@:"[]*:(?!\d{1,5}[/?#])((?!"[],}:])\S)*  # a user and a password with slashes; a number is a port
+    )
+    @(?!sha(256|512):)
+    """,
+    re.VERBOSE,
+)
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -55,10 +66,10 @@ def is_secret(name: str, text: str = "") -> bool:
     """Whether the environment variable ``name`` holds what other users of a machine must not see.
 
     Args:
-        text: its value, which may be an address with a password or a token in it.
+        text: its value, which may have an address with a password or a token in it.
     """
     has_word = _SECRET.search(name) is not None or _SECRET_WORD.search(name) is not None
-    by_name = has_word and _NAMES_A_FILE.search(name) is None
+    by_name = has_word and _NO_SECRET.search(name) is None
     return by_name or _SECRET_IN_ADDRESS.search(text) is not None
 
 
@@ -176,12 +187,24 @@ def _elsewhere(launcher: Sequence[str], environ: Mapping[str, str]) -> str:
     return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*carried, *launcher])}"
 
 
+def left_out(machines: Sequence[Machine], environ: Mapping[str, str]) -> Iterator[str]:
+    """Says which variables of ``environ`` launchers on other machines do not get as they are secrets."""
+    names = [name for name, text in sorted(environ.items()) if _CARRIED.match(name) and is_secret(name, text)]
+    if names and not all(machine.is_here for machine in machines):
+        yield (
+            f"launchers on other machines do not get {', '.join(names)}, as command lines would show it to all users; "
+            "log in on these machines, or set it there"
+        )
+
+
 def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]], quiet: bool = False) -> int:
     """Runs a launcher on each machine until all have ended, and returns the exit status of the first that failed.
 
     Each ends when the connection to this process does.
     """
     host_resources.require_supervision(len(machines))
+    for sentence in () if quiet else left_out(machines, os.environ):
+        print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tails = [Tail() for _ in machines]
     with ExitStack() as lifelines, caught_signals(INTERRUPTS) as signals, Supervisor(signals) as supervisor:

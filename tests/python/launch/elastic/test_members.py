@@ -188,7 +188,34 @@ def test_who_leads_without_the_secret_is_not_obeyed(place: Place, known: str) ->
     place.coordinate(known)
     end = place.member("open sesame").next_order()
     assert isinstance(end, End)
-    assert f"{UNPROVED}, where it is set, found another one or none; set the same on all machines" in end.reason
+    found = "found another one or none, or another version of this package; set and install the same on all machines"
+    assert f"{UNPROVED}, where it is set, {found}" in end.reason
+
+
+def test_a_launcher_of_an_older_version_is_told_so(place: Place) -> None:
+    """Those greeted without a challenge of their own, and understand an end without a seal."""
+    place.coordinate("secret")
+    stranger = place.stranger()
+    stranger.send({"say": "hello", "proof": "0" * 64, "name": "a", "order": 0})
+    prove, end = stranger.messages()
+    assert prove["do"] == "prove"
+    assert end == {
+        "do": "end",
+        "status": 1,
+        "reason": "this launcher has another version of this package than the one that leads the run: install the same "
+        "on all machines",
+    }
+
+
+def test_a_launcher_tells_that_the_one_that_leads_may_be_of_an_older_version(place: Place) -> None:
+    member = place.member()
+    connection, _ = place.listener.accept()
+    with connection:
+        connection.sendall(b'{"do": "prove", "challenge": "c"}\n')
+        connection.sendall(b'{"do": "end", "status": 1, "reason": "it does not know the run\'s secret"}\n')
+        end = member.next_order()
+    assert isinstance(end, End)
+    assert "where it is not set, found another one or none, or another version of this package" in end.reason
 
 
 START = b'{"do": "start", "round": 1, "rank": 1, "count": 2, "address": "192.0.2.1", "port": 7}\n'

@@ -87,6 +87,7 @@ EXPORTED = {  # by DeepSpeed's launcher, without being told: on the command line
 @pytest.mark.parametrize("way", ["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"])
 def test_deepspeeds_launcher_does_not_see_the_secrets_that_it_would_export(way: str) -> None:
     kept = {"HF_TOKEN": "s", "SSH_AUTH_SOCK": "/x", "MLFLOW_EXPERIMENT_NAME": "a", "PYTHONPATH": "/y", "PATH": "/bin"}
+    kept |= {"NCCL_IB_PKEY": "0x8001", "UCX_IB_PKEY": "0x8001"}
     assert environment_of_runner(EXPORTED | kept, way) == kept
     assert set(EXPORTED) <= set(passed_variables(EXPORTED | kept, way).secret)
 
@@ -167,6 +168,26 @@ def test_deepspeeds_launcher_gets_its_command_and_a_file_in_memory(folder: Path)
     assert "do not get HF_TOKEN, NCCL_AUTH" in err
     assert ("TRICKY" in names, "NCCL_AUTH" in names) == (True, False)
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+ON_ONE = ["--deepspeed_inclusion_filter=a", "--deepspeed_inclusion_filter=a:0@a:1", "--deepspeed_exclusion_filter=b"]
+ON_MORE = [
+    "--deepspeed_inclusion_filter=a@b:0",
+    "--deepspeed_inclusion_filter=c",  # DeepSpeed refuses it
+    "--deepspeed_exclusion_filter=b:0",
+    "--deepspeed_exclusion_filter=b@b:0",  # which DeepSpeed takes for b:0
+]
+
+
+@pytest.mark.parametrize("words", [*ON_ONE, *ON_MORE])
+def test_a_filter_that_leaves_one_machine_leaves_the_whole_environment(folder: Path, words: str) -> None:
+    (folder / "hosts").write_text("a slots=2\nb slots=2\n")
+    with started(folder, "--zero_stage", "1", words, "train.py", MLFLOW_TRACKING_TOKEN="s") as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    *_, names, _ = json.loads(out)
+    assert ("MLFLOW_TRACKING_TOKEN" in names) == (words in ON_ONE)
+    assert ("do not get" in err) == (words not in ON_ONE)
 
 
 @pytest.mark.parametrize("flags", [[], ["--quiet"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.workers.over_ssh import Machine, launcher_commands, read_hostfile, run_launchers
+from accelerate_cpp.launch.workers.over_ssh import Machine, launcher_commands, left_out, read_hostfile, run_launchers
 
 
 def _written(tmp_path: Path, text: str) -> Path:
@@ -64,6 +64,32 @@ def test_launchers_elsewhere_are_started_over_ssh_in_this_folder_with_what_they_
         *told,
         *["--num_processes", "4", "--cpu", "--machine_rank", "1", "--ends_with_stdin", "train.py", "--lr", "1"],
     ]
+
+
+def test_partition_of_infiniband_is_carried() -> None:
+    first, _ = launcher_commands([Machine("a"), Machine("b")], [], ["train.py"], "ssh", {"NCCL_IB_PKEY": "0x8001"})
+    assert "NCCL_IB_PKEY=0x8001" in shlex.split(first[-1])
+
+
+def test_secrets_that_stay_here_are_named() -> None:
+    environ = {"NCCL_IB_PKEY": "1", "HF_TOKEN": "s", "HF_ENDPOINT": "https://s@hub.invalid", "GITHUB_TOKEN": "s"}
+    assert [*left_out([Machine("localhost"), Machine("b.invalid")], environ)] == [
+        "launchers on other machines do not get HF_ENDPOINT, HF_TOKEN, as command lines would show it to all users; "
+        "log in on these machines, or set it there"
+    ]
+    assert [*left_out([Machine("localhost")], environ)] == []
+    assert [*left_out([Machine("b.invalid")], {"NCCL_IB_PKEY": "1"})] == []
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_run_names_the_secrets_that_stay_here(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "s3cr3t")
+    assert run_launchers([Machine("a.invalid")], [_python("pass")], quiet=quiet) == 0
+    text = capfd.readouterr().err
+    assert ("do not get HF_TOKEN" in text) == (not quiet)
+    assert "s3cr3t" not in text
 
 
 def test_first_machine_needs_a_name_that_others_know() -> None:
