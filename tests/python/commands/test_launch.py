@@ -115,7 +115,7 @@ def test_a_recipe_of_fp8_is_made_of_its_flags() -> None:
         (["--vm", "one", "train.py"], "--vm: the machines of a pod are those of its name"),
         (
             ["--tpu", "--tpu_cluster", "--tpu_name", "pod", "--tpu_zone", "z", "--env", "x", "train.py"],
-            "--env x: expected NAME=VALUE",
+            "variable 1 for the machines of the pod (--env): expected NAME=VALUE",
         ),
         (["--use_megatron_lm", "--use_fsdp", "train.py"], "--use_fsdp and --use_megatron_lm exclude each other"),
         (["--megatron_lm_tp_degree", "two", "train.py"], "--megatron_lm_tp_degree: invalid int value: 'two'"),
