@@ -220,6 +220,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
         tells += "|KeyboardInterrupt"
     if fault.start == "hosts" and "exit(0)" in fault.kind:
         tells += "|a rank was lost"  # of a rank that ended well, the other host sees no more than that
+    if fault.start == "torchrun" and "exit(0)" in fault.kind and needs_timeout(fault):
+        tells += r"|did not all join within"  # the others know no more
     if fault.phase == "data" and fault.kind not in ("exception", "stop", "full /dev/shm", "tiny /dev/shm"):
         tells = r"DataLoader worker"
     if not re.search(tells, text):
