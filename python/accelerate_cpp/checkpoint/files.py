@@ -8,7 +8,6 @@ import errno
 import os
 import pickle
 import re
-import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import torch
 import xxhash
 
 from accelerate_cpp.checkpoint.pickle_weight import check_saved_file
+from accelerate_cpp.config.file import waiting_name
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
@@ -157,11 +157,6 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
         return file.finish()
 
 
-def waiting_name(path: Path) -> Path:
-    """A name next to ``path`` for what is to replace it, which others who may write there cannot have a link at."""
-    return path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a name next to ``path`` to write to; the file then replaces ``path`` in one step."""
@@ -234,8 +229,9 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence
     """
     require_file(path, holds)
     options = {"weights_only": True, **load_kwargs}
+    is_weighed = options["weights_only"] in (None, True)
     try:
-        if options["weights_only"] in (None, True):
+        if is_weighed:
             check_saved_file(path)
         with torch.serialization.safe_globals([*SAFE_GLOBALS, *also]):
             return torch.load(path, map_location=map_location, **options)
@@ -256,14 +252,15 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence
                 f"{path}: {holds} cannot be read with these arguments ({_reason(error)}); check map_location and "
                 "load_kwargs"
             ) from error
-        is_weighed = isinstance(error, pickle.UnpicklingError) and options["weights_only"] in (None, True)
-        trusted = (
-            "; if torch.save has not written it as it is, and only if you trust whoever has, "
-            "torch.load(..., weights_only=False) may read it, and save it again"
-        )
+        trusted = ""
+        if is_weighed and isinstance(error, pickle.UnpicklingError):
+            trusted = (
+                "; if torch.save has not written it as it is, and only if you trust whoever has, "
+                "torch.load(..., weights_only=False) may read it, and save it again"
+            )
         raise CheckpointError(
             f"{path}: expected {holds}, written by torch.save; it cannot be read ({_reason(error)}). The file is "
-            f"damaged or cut short: load another checkpoint{trusted if is_weighed else ''}"
+            f"damaged or cut short: load another checkpoint{trusted}"
         ) from error
 
 

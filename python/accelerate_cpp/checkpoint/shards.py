@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from accelerate_cpp.checkpoint.archive import write_pickle
-from accelerate_cpp.checkpoint.files import parse_size, sync_folder, waiting_name, write_bytes
+from accelerate_cpp.checkpoint.files import parse_size, sync_folder, write_bytes
 from accelerate_cpp.checkpoint.names import MODEL_NAME, SAFE_MODEL_NAME
 from accelerate_cpp.checkpoint.safetensors_file import place_of, without_duplicates, write_safetensors
+from accelerate_cpp.config.file import waiting_name
 
 
 def split(state: Mapping[str, Any], max_bytes: int) -> list[dict[str, Any]]:

@@ -272,11 +272,15 @@ def save(path: Path, values: Mapping[str, Any]) -> None:
     replace_text(path, text)
 
 
+def waiting_name(path: Path) -> Path:
+    """A name next to ``path`` for what is to replace it, which others who may write there cannot have a link at."""
+    return path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
+
+
 def replace_text(path: Path, text: str) -> None:
     """Puts a file with ``text`` in the place of ``path``, in one step. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of several users, another one could put a link at a name that he can guess.
-    waiting = path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
+    waiting = waiting_name(path)
     descriptor = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from accelerate_cpp.checkpoint.containment import own_file, why_impossible
-from accelerate_cpp.checkpoint.files import waiting_name
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
+from accelerate_cpp.config.file import waiting_name
 from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.placement.first_fit import prefixes

@@ -19,12 +19,13 @@ from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint import sharded_states
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import path_within
-from accelerate_cpp.checkpoint.files import read_pickle, replacing, waiting_name
+from accelerate_cpp.checkpoint.files import read_pickle, replacing
 from accelerate_cpp.checkpoint.names import OPTIMIZER_NAME, SAFE_WEIGHTS_NAME, SHARDED_MODEL_NAME, WEIGHTS_NAME
 from accelerate_cpp.checkpoint.optimizer_names import without_wrappers
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import without_duplicates, write_safetensors
 from accelerate_cpp.config import env_table, plugin_variables
+from accelerate_cpp.config.file import waiting_name
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.sharded.units import checkpoint_activations, ignored_parameters, policy_for
