@@ -24,6 +24,8 @@ _DEVIATIONS = ("mismatched collective", "missing collective")
 _FROM_OUTSIDE = (*SIGNALS, "stop")
 _MOST_MEMORY = 64 << 20
 LONGEST_HOLD = 10.0  # seconds
+# Where the others wait for a fault from outside that hits a phase in which they are needed, or that they do not have.
+_NEXT_OF_ALL = {"forward": "step", "backward": "step", "tracker": "save"}
 
 
 class Strike:
@@ -50,11 +52,12 @@ class Strike:
     def reach(self, phase: str, step: int, in_loader: bool = False) -> bool:
         """This process has come to ``phase``; returns whether it must deviate from what the others do there."""
         fault = self.fault
-        if self._is_over or phase != fault.phase or (phase_has_steps(phase) and step != fault.step):
-            return False
-        self._is_over = True
         rank = int(os.environ["RANK"])
         is_hit = rank == max(fault.rank, 0)
+        awaited = fault.phase if is_hit else self._phase_of_others
+        if self._is_over or phase != awaited or (phase_has_steps(phase) and step != fault.step):
+            return False
+        self._is_over = True
         if phase == "data" and not in_loader:
             return False
         if fault.kind in OF_RUNS or fault.rank == LAUNCHER:
@@ -64,7 +67,7 @@ class Strike:
         elif self.comes_from_outside:
             if is_hit:
                 write(self._folder / "announced", {"pid": os.getpid(), "at": time.monotonic()})
-            elif not (fault.training == "pipeline" and phase in ("forward", "backward")):  # stages need each other
+            else:
                 self._await_injection()
         elif fault.kind in _OF_CHECKPOINTS:
             if is_hit:
@@ -76,6 +79,14 @@ class Strike:
                 return True
             self._happen()
         return False
+
+    @property
+    def _phase_of_others(self) -> str:
+        """Where the ranks that are not hit wait for the fault, so that the rank that is does not get past the phase."""
+        fault = self.fault
+        if self.comes_from_outside and (fault.training == "pipeline" or fault.phase == "tracker"):
+            return _NEXT_OF_ALL.get(fault.phase, fault.phase)  # the stages of a pipeline need each other
+        return fault.phase
 
     def record(self, how: str = "") -> None:
         """Tells the process that watches the run that the fault is happening now."""

@@ -191,16 +191,17 @@ def _names_rank(fault: Fault, text: str) -> bool:
 def seconds_of_silence(fault: Fault) -> float | None:
     """How long nobody can know of the fault: until the timeout of the process group, where it shows only by it.
 
-    ``None`` where that depends on the others: a rank that ends well does no harm until they wait for it.
+    ``None`` where that depends on when the others begin to wait: for one that is gone before the group has formed.
     That a rank is stopped is seen by its launcher, where that is one of ours. Torch looks from time to time whether the
     processes of its loaders still live, and is told at once only of those that failed.
     """
     if fault.phase == "data" and "exit(0)" in fault.kind:
         return MP_STATUS_CHECK_INTERVAL
-    if fault.phase in BEFORE and "exit(0)" in fault.kind:
-        return None
     is_seen = fault.kind == "stop" and fault.phase != "data" and fault.start != "torchrun"
-    return SHORT_TIMEOUT.total_seconds() if needs_timeout(fault) and not is_seen else 0.0
+    shows_late = needs_timeout(fault) and not is_seen
+    if fault.phase in BEFORE and (shows_late or "exit(0)" in fault.kind):
+        return None
+    return SHORT_TIMEOUT.total_seconds() if shows_late else 0.0
 
 
 def unnamed(fault: Fault, text: str) -> list[str]:

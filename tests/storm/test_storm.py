@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.storm import ROOT
 from tests.storm.draw import COLLECTIVES, KINDS, LAUNCHER, PHASES, STARTS, TRAININGS, Fault, draw
-from tests.storm.judging import Seen, judge
+from tests.storm.inside import Strike
+from tests.storm.judging import Seen, judge, seconds_of_silence
 from tests.storm.table import summary, table
 
 KILLED = Fault(1, 0, "KILL", "gather", 1, 2, 3, "launch", "plain", True, 0.1, False, 10)
@@ -37,6 +38,40 @@ def test_a_storm_has_every_kind_phase_start_and_training() -> None:
     assert {fault.training for fault in faults} == {*TRAININGS}
     assert {fault.rank for fault in faults} == {LAUNCHER, 0, 1, 2, 3}
     assert all(fault.rank < fault.size for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("phase", "training", "start_of_wait"),
+    [
+        *(("gather", "pipeline", "gather"), ("backward", "plain", "backward")),
+        *(("backward", "pipeline", "step"), ("tracker", "plain", "save")),
+    ],
+)
+def test_the_others_wait_for_a_fault_from_outside_where_the_rank_that_it_hits_needs_them(
+    phase: str, training: str, start_of_wait: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    monkeypatch.setattr(Strike, "_await_injection", lambda strike: waits.append(strike))
+    for rank in (2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        strike = Strike(replace(KILLED, phase=phase, training=training, step=1), tmp_path)
+        reached = []
+        for step in range(2):
+            for name in ("forward", "backward", "step", "gather", "tracker", "save"):
+                strike.reach(name, step)
+                if (waits or (tmp_path / "announced").exists()) and not reached:
+                    reached.append((step, name))
+        assert reached == [(1, phase if rank == 2 else start_of_wait)]
+        assert len(waits) == int(rank == 0)
+        (tmp_path / "announced").unlink(missing_ok=True)
+
+
+def test_what_shows_at_the_timeout_is_timed_from_there_if_the_others_waited_already() -> None:
+    cut = replace(KILLED, kind="cut network", start="hosts")
+    assert seconds_of_silence(KILLED) == 0
+    assert seconds_of_silence(cut) == 15
+    assert seconds_of_silence(replace(KILLED, kind="stop", start="torchrun", phase="import")) is None
+    assert seconds_of_silence(replace(KILLED, kind="stop", start="launch", phase="import")) == 0
 
 
 def _seen(said: tuple[str, ...] = SAID, **changes: object) -> Seen:
