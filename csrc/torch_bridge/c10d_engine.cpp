@@ -21,7 +21,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kSlice{50};
 constexpr std::chrono::microseconds kPoll{100};
-constexpr milliseconds kWaitForReason{1500};
+// Who hears of a loss by a closed connection gives those that know more, ranks of the same host, time to tell it.
+constexpr milliseconds kWaitForReason{1000};
 // The engine's own timeouts close its connections, so ours come first.
 constexpr milliseconds kMargin{10000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
