@@ -108,6 +108,7 @@ def _storm(faults: list[Fault], jobs: int) -> Iterator[dict[str, Any]]:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell lets what it starts in the background ignore it
     waiting = iter(faults)
     with ThreadPoolExecutor(jobs) as threads:
         try:
