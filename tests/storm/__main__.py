@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.storm import ROOT
 from tests.storm.draw import KINDS, Fault, draw
-from tests.storm.table import summary, table
+from tests.storm.table import are_late, summary, table
 
 _OWN_MOUNTS = "ACCELERATE_CPP_STORM_MOUNTS"
 _EVERY = 25
@@ -38,7 +38,8 @@ def main() -> int:
     else:
         indices = range(arguments.first, arguments.first + arguments.count)
         faults = [fault for fault in (draw(arguments.seed, index) for index in indices) if _is_asked(fault, arguments)]
-    path = arguments.out or ROOT / "out" / f"storm-{faults[0].seed}.jsonl"
+    name = f"storm-{arguments.seed}" if arguments.replay is None else f"storm-{arguments.replay.replace(':', '-')}"
+    path = arguments.out or ROOT / "out" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     with path.open("w") as file:
@@ -56,7 +57,7 @@ def main() -> int:
                 print(f"{len(rows)} of {len(faults)}: {summary(rows)}", flush=True)
     print(table(rows))
     print(f"{len(rows)} faults: {summary(rows)}; each is a line of {path}")
-    return int(any(row.get("failures") for row in rows))
+    return int(any(row.get("failures") for row in rows) or are_late(rows))
 
 
 def _arguments() -> argparse.Namespace:

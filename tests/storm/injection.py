@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -105,6 +106,20 @@ def _launcher(fault: Fault, place: Surroundings, started: list[subprocess.Popen[
     return started[0].pid
 
 
+def dropped_packets(fault: Fault, place: Surroundings) -> int:
+    """How many packets the network between the hosts of a run has lost."""
+    return sum(map(int, re.findall(r"counter packets (\d+)", _nft(fault, place, "list", "table", "inet", "storm"))))
+
+
+def _nft(fault: Fault, place: Surroundings, *arguments: str, told: str = "") -> str:
+    """What nft says on the host of the rank that is hit."""
+    assert place.hosts is not None
+    enter = ["nsenter", "--net", "--target", str(place.hosts[max(fault.rank, 0) * 2 // fault.size].pid)]
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    command = [*enter, "nft", *arguments]
+    return subprocess.run(command, input=told, check=True, capture_output=True, text=True, env=environment).stdout
+
+
 def _change_surroundings(fault: Fault, place: Surroundings, outputs: Sequence[Output]) -> None:
     if fault.kind == "full disk":
         fill(place.project)
@@ -113,14 +128,13 @@ def _change_surroundings(fault: Fault, place: Surroundings, outputs: Sequence[Ou
     elif fault.kind in ("lost packets", "cut network"):
         assert place.hosts is not None
         chance = "" if fault.kind == "cut network" else f"numgen random mod 100 < {fault.percent} "
+        chance += "counter "
         rule = (
             "add table inet storm\n"
             "add chain inet storm in { type filter hook input priority 0; }\n"
             f'add rule inet storm in iifname "{INTERFACE}" {chance}drop\n'
         )
-        enter = ["nsenter", "--net", "--target", str(place.hosts[max(fault.rank, 0) * 2 // fault.size].pid)]
-        path = f"{os.environ['PATH']}:/usr/sbin"
-        subprocess.run([*enter, "nft", "-f", "-"], input=rule.encode(), check=True, env={**os.environ, "PATH": path})
+        _nft(fault, place, "-f", "-", told=rule)
     elif fault.kind == "clock set back":
         place.clock.write_text("-3600")
     elif fault.kind == "closed stdout":

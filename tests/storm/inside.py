@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
@@ -17,6 +18,7 @@ FAULT, FOLDER, GROUP = "ACCELERATE_CPP_STORM_FAULT", "ACCELERATE_CPP_STORM_FOLDE
 MARK = "ACCELERATE_CPP_STORM"
 """The variable that all processes of a run have."""
 MESSAGE = "the storm raised this"
+CLOCK_SEEN = "the storm has set this clock back"
 # Done to the whole run by the process that watches it.
 OF_RUNS = ("full disk", "read-only folder", "lost packets", "cut network", "clock set back", "closed stdout")
 _OF_CHECKPOINTS = ("truncated checkpoint", "flipped checkpoint")
@@ -62,8 +64,11 @@ class Strike:
             return False
         if fault.kind in OF_RUNS or fault.rank == LAUNCHER:
             if is_hit:
+                before = time.time()
                 write(self._folder / "announced", {"pid": os.getpid(), "at": time.monotonic()})
                 self._await_injection()
+                if fault.kind == "clock set back" and time.time() < before:
+                    print(CLOCK_SEEN, flush=True)
         elif self.comes_from_outside:
             if is_hit:
                 write(self._folder / "announced", {"pid": os.getpid(), "at": time.monotonic()})
@@ -117,8 +122,7 @@ class Strike:
         elif kind == "out of memory":
             _take_memory()
         elif kind == "no descriptors":
-            highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (highest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            _take_descriptors()
 
 
 def phase_has_steps(phase: str) -> bool:
@@ -136,6 +140,15 @@ def write(path: Path, content: dict[str, object]) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(content))
     part.rename(path)
+
+
+def _take_descriptors() -> None:
+    """Leaves this process not one descriptor more than it has."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with suppress(OSError):
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
 
 
 def _take_memory() -> None:

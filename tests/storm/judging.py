@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
-from tests.storm.inside import MESSAGE
+from tests.storm.inside import CLOCK_SEEN, MESSAGE
 from tests.storm.program import SHORT_TIMEOUT, needs_timeout
 
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds; torch.utils.data._utils has the same number."""
+END_SECONDS = 60.0
+"""How long a run may last after the moment at which somebody could know of its fault, on a machine that is busy."""
 _NUMBERS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "QUIT": 3}
 _SENTENCE = re.compile(
     r"^(?:accelerate-cpp: |[\w.]*FunctionFailed: )?rank (\d+)(?: \(host[^)]*\))? "
@@ -66,6 +68,7 @@ class Seen:
         lines: of what they printed, each with its time.
         left: what was there afterwards of processes, files and shared memory.
         how: what the fault did, in words.
+        dropped: how many packets the network between the hosts has lost.
     """
 
     missed: str = ""
@@ -77,6 +80,7 @@ class Seen:
     checkpoint: str = ""
     how: str = ""
     where: str = ""
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,10 @@ def judge(fault: Fault, seen: Seen) -> Verdict:
     whole = "\n".join(text for _, text in after)
     if seen.ended_at is not None and not status_fits(fault, seen):
         failures.append(f"status {seen.statuses}")
+    if fault.kind == "clock set back" and CLOCK_SEEN not in whole:
+        failures.append("the clock went on")
+    if fault.kind == "cut network" and not seen.dropped:
+        failures.append("no packet was dropped")
     needs_names = names_are_due(fault, seen)
     seconds_to_name = None
     is_named = None
@@ -113,6 +121,9 @@ def judge(fault: Fault, seen: Seen) -> Verdict:
     if seen.checkpoint:
         failures.append(f"checkpoint: {seen.checkpoint}")
     took = None if seen.ended_at is None else seen.ended_at - seen.injected_at
+    silence = SHORT_TIMEOUT.total_seconds() if needs_timeout(fault) else 0.0
+    if took is not None and took > silence + END_SECONDS and fault.kind != "lost packets":
+        failures.append(f"ended after {took:.0f} s")
     return Verdict(failures, took, seconds_to_name, is_named)
 
 
@@ -221,8 +232,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
         tells += "|KeyboardInterrupt"
     if fault.start == "hosts" and "exit(0)" in fault.kind:
         tells += "|a rank was lost"  # of a rank that ended well, the other host sees no more than that
-    if fault.start == "torchrun" and "exit(0)" in fault.kind and needs_timeout(fault):
-        tells += r"|did not all join within"  # the others know no more
+    if fault.phase in BEFORE and "exit(0)" in fault.kind and needs_timeout(fault):
+        tells += r"|did not all join within|did not answer"  # the others know no more
     if fault.phase == "data" and fault.kind not in ("exception", "stop", "full /dev/shm", "tiny /dev/shm"):
         tells = r"DataLoader worker"
     if not re.search(tells, text):
@@ -254,6 +265,7 @@ def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:
         "how": seen.how,
         "output": "\n".join(_told(seen))[-8000:],
         **({"where": seen.where} if seen.where else {}),
+        **({"dropped": seen.dropped} if fault.kind in ("lost packets", "cut network") else {}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -16,7 +17,7 @@ from typing import IO, Any
 
 from tests.storm import loading
 from tests.storm.draw import Fault
-from tests.storm.injection import inject, is_awaited, read
+from tests.storm.injection import dropped_packets, inject, is_awaited, read
 from tests.storm.judging import Seen, judge, row
 from tests.storm.starting import marked, missing_for, start, surroundings
 
@@ -78,7 +79,7 @@ def run(fault: Fault) -> dict[str, Any]:
             seen = _watched(fault, place)
             if seen.injected_at is not None:
                 spoiled = seen.how if "checkpoint" in fault.kind else ""
-                seen.checkpoint = _problem_of_checkpoint(fault, place.project, spoiled)
+                seen.checkpoint = _problem_of_checkpoint(fault, place.project, spoiled, _saved(seen))
         return row(fault, seen, judge(fault, seen))
     except Unavailable as reason:
         return {"fault": fault.__dict__, "skipped": str(reason)}
@@ -87,9 +88,15 @@ def run(fault: Fault) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _problem_of_checkpoint(fault: Fault, project: Path, spoiled: str) -> str:
+def _saved(seen: Seen) -> int:
+    """The newest step that a rank has told to be over, which it does after the save."""
+    told = re.findall(r"\bstep (\d+) of rank", "\n".join(line for _, line in seen.lines))
+    return max(map(int, told), default=-1)
+
+
+def _problem_of_checkpoint(fault: Fault, project: Path, spoiled: str, saved: int) -> str:
     try:
-        return loading.problem(fault, project, spoiled)
+        return loading.problem(fault, project, spoiled, saved)
     except AssertionError as error:
         return str(error)[-3000:]
 
@@ -114,6 +121,7 @@ def _watched(fault: Fault, place: Any) -> Seen:
     told = read(place.folder / "injected")
     if told is not None:
         seen.injected_at, seen.how = told["at"], told["how"]
+        seen.dropped = dropped_packets(fault, place) if fault.kind in ("lost packets", "cut network") else 0
     if seen.ended_at is not None:
         seen.left = _left(fault, place)
     end_all(place.mark)

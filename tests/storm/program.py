@@ -80,16 +80,17 @@ class Registered:
     """An object of the program that goes into checkpoints."""
 
     def __init__(self, strike: Strike | None, place: list[int]) -> None:
-        self._strike, self._place = strike, place
+        self._strike, self._place, self.step = strike, place, -1
 
     def state_dict(self) -> dict[str, int]:
         if self._strike is not None:
             self._strike.reach("save", self._place[0])
-        return {}
+        return {"step": self._place[0]}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         if self._strike is not None:
             self._strike.reach("load", self._place[0])
+        self.step = state["step"]
 
 
 def called(run: Any, name: str, step: int) -> None:

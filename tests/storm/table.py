@@ -23,11 +23,22 @@ _HEAD = (
 Row = dict[str, Any]
 
 
-def _quick(due: Sequence[Row]) -> str:
-    """In how many runs the cause was named within 2 s of the moment at which somebody could know of it."""
+def _timed(due: Sequence[Row]) -> tuple[int, int]:
+    """In how many runs the cause was named within 2 s of the moment at which somebody could know of it; of how many."""
     timed = [row for row in due if row["seconds_of_silence"] is not None]
     quick = sum(row["named"] and row["seconds_to_name"] - row["seconds_of_silence"] <= 2 for row in timed)
-    return f"{quick} of {len(timed)}"
+    return quick, len(timed)
+
+
+def _quick(due: Sequence[Row]) -> str:
+    quick, timed = _timed(due)
+    return f"{quick} of {timed}"
+
+
+def are_late(rows: Sequence[Row]) -> bool:
+    """Whether more than one in a hundred causes came late."""
+    quick, timed = _timed([row for row in rows if row.get("named") is not None])
+    return (timed - quick) * 100 > max(timed, 100)
 
 
 def _share(rows: Sequence[Row], failure: str) -> str:
@@ -67,7 +78,8 @@ def summary(rows: Sequence[Row]) -> str:
     due = [row for row in done if row["named"] is not None]
     named = sum(row["named"] for row in due)
     skipped = f", {len(rows) - len(done)} skipped" if len(rows) > len(done) else ""
+    missed = sum(bool(row.get("missed")) for row in done)
     return (
         f"{held} of {len(done)} as promised, {_share(done, 'hung')} ended, "
-        f"{named} of {len(due)} named, {_quick(due)} within 2 s{skipped}"
+        f"{named} of {len(due)} named, {_quick(due)} within 2 s{skipped}{f', {missed} came too late' if missed else ''}"
     )

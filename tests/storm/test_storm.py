@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 from tests.storm import ROOT
 from tests.storm.draw import COLLECTIVES, KINDS, LAUNCHER, PHASES, STARTS, TRAININGS, Fault, draw
-from tests.storm.inside import Strike
+from tests.storm.inside import CLOCK_SEEN, Strike
 from tests.storm.judging import Seen, judge, seconds_of_silence
-from tests.storm.table import summary, table
+from tests.storm.loading import problem
+from tests.storm.table import are_late, summary, table
 
 KILLED = Fault(1, 0, "KILL", "gather", 1, 2, 3, "launch", "plain", True, 0.1, False, 10)
 SAID = (
@@ -85,6 +87,7 @@ def _seen(said: tuple[str, ...] = SAID, **changes: object) -> Seen:
         (_seen(), []),
         (_seen(ended_at=None), ["hung"]),
         (_seen(statuses=[1]), ["status [1]"]),
+        (_seen(ended_at=70.0), ["ended after 65 s"]),
         (_seen(left=["process 3: train.py"]), ["left: process 3: train.py"]),
         (_seen(checkpoint="is damaged"), ["checkpoint: is damaged"]),
         (_seen(SAID[:1]), ["not named: place"]),
@@ -119,6 +122,24 @@ def test_a_fault_that_harms_nobody_must_leave_the_run_as_it_was() -> None:
     assert judge(continued, _seen((), statuses=[137])).failures == ["status [137]"]
 
 
+def test_what_a_storm_does_to_a_machine_must_have_had_an_effect() -> None:
+    clock = replace(KILLED, kind="clock set back")
+    assert judge(clock, _seen((), statuses=[0])).failures == ["the clock went on"]
+    assert judge(clock, _seen((CLOCK_SEEN,), statuses=[0])).failures == []
+    cut = replace(KILLED, kind="cut network", start="hosts")
+    said = ("rank 2 failed: accelerate_cpp.errors.Timeout: gather at program.py:90",)
+    assert judge(cut, _seen(said, statuses=[1, 1])).failures == ["no packet was dropped"]
+    assert judge(cut, _seen(said, statuses=[1, 1], dropped=3)).failures == []
+
+
+def test_a_checkpoint_whose_save_had_returned_may_not_be_gone(tmp_path: Path) -> None:
+    assert problem(KILLED, tmp_path, "", -1) == ""
+    assert "checkpoint_0 is lost" in problem(KILLED, tmp_path, "", 0)
+    (tmp_path / "checkpoints" / "checkpoint_0").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".checkpoint_1.tmp-1").mkdir()
+    assert "checkpoint_1 is lost" in problem(KILLED, tmp_path, "", 1)
+
+
 def test_the_table_counts_what_held() -> None:
     good = {"fault": KILLED.__dict__, "failures": [], "named": True, "seconds_to_name": 0.5, "seconds_of_silence": 0.0}
     late = good | {"seconds_to_name": 16.0}
@@ -127,6 +148,9 @@ def test_the_table_counts_what_held() -> None:
     last = table([good, good, bad]).splitlines()[-1]
     assert last == "| all | 3 | 2 | 3 | 2 | 3 | 2 of 3 | 2 of 3 | 0.50 | 0.50 |"
     assert summary([good, bad]) == "1 of 2 as promised, 1 ended, 1 of 2 named, 1 of 2 within 2 s"
+    assert not are_late([*[good] * 99, late])
+    assert are_late([*[good] * 98, late, late])
+    assert summary([good | {"missed": "too late"}]).endswith("within 2 s, 1 came too late")
     unknown = late | {"seconds_of_silence": None}
     several = [good, late, silent, unknown]
     assert summary(several) == "4 of 4 as promised, 4 ended, 4 of 4 named, 2 of 3 within 2 s"
@@ -140,4 +164,6 @@ def test_thirty_faults_end_as_promised(tmp_path: Path) -> None:
     done = subprocess.run([*storm, "--out", str(results)], cwd=ROOT, capture_output=True, text=True, timeout=1700)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert len(rows) == 30, done.stderr
+    lacking = {row["skipped"] for row in rows if "skipped" in row}
+    assert not lacking or os.geteuid() != 0, lacking
     assert done.returncode == 0, done.stdout + "".join(row.get("output", "") for row in rows)[-20000:]
