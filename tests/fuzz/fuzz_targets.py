@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import selectors
 import shutil
+import socket
 import struct
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed.checkpoint.default_planner  # else the first input would be slow
@@ -38,6 +42,10 @@ from accelerate_cpp.config import file as config_file
 from accelerate_cpp.config.answers import answers_of_file
 from accelerate_cpp.config.questions import Machine
 from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.launch.elastic.coordinator import Coordinator
+from accelerate_cpp.launch.elastic.member import Member
+from accelerate_cpp.launch.elastic.messages import Channel
+from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.fork import pickle_files
 from accelerate_cpp.launch.plan.deepspeed_launcher import _slots
 from accelerate_cpp.launch.plan.dry_run import render
@@ -306,6 +314,73 @@ def _attendance(data: bytes, folder: Path) -> None:
         here.variables(MESSAGE.size)
 
 
+@contextmanager
+def _connected(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connects to ``listener``; the end of the connection leaves no port in use for a while, as so many would."""
+    with socket.create_connection(listener.getsockname()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        yield client
+
+
+def _elastic(data: bytes, folder: Path) -> None:
+    """What the launchers of an elastic run say. The first byte says who hears it.
+
+    They are the coordinator, to which a stranger speaks (``s``), one that has the secret (``h``) or a launcher that
+    takes part (``p``), and a launcher to which the coordinator speaks (any other). Seals are left out, as no fuzzer
+    can make one.
+    """
+    who, said = data[:1], data[1:]
+    with socket.create_server(("127.0.0.1", 0)) as listener, _connected(listener) as client:
+        client.sendall(said)
+        client.shutdown(socket.SHUT_WR)
+        if who in (b"s", b"h", b"p"):
+            _tell_coordinator(listener, who)
+        else:
+            _tell_launcher(listener)
+
+
+def _no_seals() -> Any:
+    return mock.Mock(next=lambda text: b"")
+
+
+def _tell_coordinator(listener: socket.socket, who: bytes) -> None:
+    coordinator = Coordinator(listener, "127.0.0.1", Terms(1, 1))
+    coordinator._selector.register(listener, selectors.EVENT_READ, None)
+    coordinator._accept()
+    (connection,) = coordinator._connections.values()
+    if who != b"s":
+        connection.channel._sent = _no_seals()
+    if who == b"p":
+        connection.is_known = True
+        coordinator._rounds.join(1, {"name": "a", "order": 0}, "127.0.0.1", time.monotonic())
+    try:
+        while coordinator._connections:
+            coordinator._read(1)
+            coordinator._rounds.look(time.monotonic())
+            coordinator._deliver()
+        for later in (1e12, 2e12):
+            coordinator._rounds.look(later)
+        if not coordinator._rounds.is_over:
+            raise Finding("a run that nobody takes part in goes on")
+    finally:
+        coordinator._selector.close()
+
+
+def _tell_launcher(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    here, there = socket.socketpair()
+    with connection, here, there:
+        member = Member("127.0.0.1", 1, Terms(1, 2), here, 0, "")
+        member._channel = Channel(connection)
+        member._channel._sent = _no_seals()
+        try:
+            for message in member._channel.messages():
+                member._obey(message)
+        finally:
+            os.close(member._wake_reader)
+            os.close(member._wake_writer)
+
+
 def _error_report(data: bytes, folder: Path) -> None:
     tail = Tail()
     tail(data)
@@ -321,8 +396,6 @@ class _Harmless(pickle.Unpickler):
 
 def _parcel(data: bytes, folder: Path) -> None:
     """The frame of an object in a memory file; what is in it comes from the same program and may call anything."""
-    from unittest import mock
-
     descriptor = os.memfd_create("accelerate-cpp-parcel")
     try:
         os.write(descriptor, data)
@@ -353,6 +426,7 @@ TARGETS = {
         Target("deepspeed", _deepspeed),
         Target("board", _board),
         Target("attendance", _attendance),
+        Target("elastic", _elastic),
         Target("error_report", _error_report),
         Target("parcel", _parcel),
     )

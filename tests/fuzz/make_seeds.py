@@ -259,6 +259,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "attendance", "odd-length", message(0, 0) + b"\1"
     yield "attendance", "unknown-event", message(1, 200)
     sound_report = {"summary": "ValueError: x", "traceback": "Traceback\nValueError: x", "blames": None}
+    yield from _said_by_launchers()
     yield "error_report", "sound", json.dumps(sound_report).encode()
     for name, value in {
         "a-list": [],
@@ -328,6 +329,37 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     pages = bytearray(8192 + 24)
     pages[8192:] = struct.pack("=QQII", 1, 0, 0, 2)
     yield "cpp_shared_memory", "endless-pages", b"\x0c" + bytes(pages)
+
+
+def _said_by_launchers() -> Iterator[tuple[str, str, bytes]]:
+    """What is said in an elastic run, after a letter for who hears it."""
+
+    def lines(*messages: Any) -> bytes:
+        return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+
+    hello = {"name": "a", "order": 0}
+    ended = {"say": "ended", "round": 1, "status": 0, "sentence": "", "is_cause": True, "has_saved": False}
+    start = {"do": "start", "round": 1, "rank": 0, "count": 1, "address": "a", "port": 1}
+    offered = {"say": "port", "round": 1, "port": 29500}
+    for name, data in {
+        "stranger": b"s" + lines({"say": "challenge", "challenge": "c"}, hello),
+        "older-version": b"s" + lines({"say": "hello"}),
+        "browser": b"sGET / HTTP/1.1\r\n\r\n",
+        "long-line": b"s" + b"x" * 60_000,
+        "deep": b"s" + b"[" * 5000 + b"\n",
+        "hello": b"h" + lines(hello, {"say": "alive"}, offered, ended),
+        "run": b"p" + lines(offered, {"say": "alive"}, ended),
+        "failure": b"p" + lines(offered, ended | {"status": 3, "sentence": "rank 0 failed"}),
+        "saved": b"p" + lines(offered, {"say": "stopped", "round": 1, "has_saved": True}),
+        "leaves": b"p" + lines(offered, {"say": "leaves"}, {"say": "stopped", "round": 1}),
+        "large-numbers": b"p" + lines(offered | {"port": 1 << 70}, ended | {"status": -1}, ended | {"round": 1e400}),
+        "unknown": b"p" + lines({"say": "dance", "round": 1}, [1], None),
+        "orders": b"l"
+        + lines({"do": "alive"}, {"do": "offer", "round": 1}, start, {"do": "end", "status": 0, "reason": ""}),
+        "stop": b"l" + lines(start, {"do": "stop", "round": 1, "reason": "\x1b[31mred\n"}, start | {"round": 2}),
+        "unknown-order": b"l" + lines(start | {"port": 0}, {"do": "dance"}),
+    }.items():
+        yield "elastic", name, data
 
 
 def main() -> None:

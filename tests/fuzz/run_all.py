@@ -40,10 +40,11 @@ def fuzzed(target: str, seconds: int) -> dict[str, Any]:
     """The result of one target."""
     (OUT / target).mkdir(parents=True, exist_ok=True)
     log = OUT / target / "log"
-    with log.open("wb") as file:
-        process = subprocess.run(
-            command_of(target, seconds), stdout=file, stderr=subprocess.STDOUT, timeout=seconds + PATIENCE_SECONDS
-        )
+    with log.open("wb") as file, subprocess.Popen(command_of(target, seconds), stdout=file, stderr=file) as process:
+        try:
+            process.wait(seconds + PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
     text = log.read_text(errors="replace")
     tried = re.search(r"number_of_executed_units: (\d+)", text)
     cover = re.findall(r"cov: (\d+)", text)
@@ -54,7 +55,9 @@ def fuzzed(target: str, seconds: int) -> dict[str, Any]:
         "branches": int(cover[-1]) if cover else 0,
         "status": process.returncode,
     }
-    print(f"{target}: {result['executions']} inputs, status {process.returncode}", flush=True)
+    if result["executions"] == 0 and process.returncode == 0:  # it has fuzzed nothing
+        result["status"] = 1
+    print(f"{target}: {result['executions']} inputs, status {result['status']}", flush=True)
     return result
 
 
