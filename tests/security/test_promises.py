@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -146,21 +148,74 @@ def test_configuration_files_are_data(tmp_path: Path, suffix: str) -> None:
     assert not (tmp_path / "called").exists()
 
 
-def test_the_start_of_python_does_nothing_unless_told(tmp_path: Path) -> None:
-    script = "import sys; print(json) if (json := [n for n in sys.modules if n.startswith('accelerate')]) else None"
+@pytest.mark.parametrize(
+    ("told", "loads"),
+    [({}, False), ({"ACCELERATE_CPP_ALIAS": "1"}, True), ({"ACCELERATE_CPP_ERROR_REPORT": "5"}, False)],
+)
+def test_the_start_of_python_does_nothing_unless_told(tmp_path: Path, told: dict[str, str], loads: bool) -> None:
+    assert Path(sysconfig.get_path("purelib"), "accelerate_cpp_start.pth").is_file()
+    script = "import json, sys; print(json.dumps([sorted(sys.modules), sys.excepthook is sys.__excepthook__]))"
     environ = {name: text for name, text in os.environ.items() if not name.startswith("ACCELERATE")}
     found = subprocess.run(
-        [sys.executable, "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=environ | told, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert [name for name in json.loads(found.stdout.replace("'", '"') or "[]") if "accelerate_cpp." in name] == []
+    modules, has_usual_hook = json.loads(found.stdout)
+    assert any(name.partition(".")[0] == "accelerate_cpp" for name in modules) == loads
+    assert has_usual_hook == ("ACCELERATE_CPP_ERROR_REPORT" not in told)
 
 
-def test_what_the_hub_has_is_executed_only_with_trust_remote_code() -> None:
-    from accelerate_cpp.commands.estimate import estimate_command_parser
+OWN_MODEL = """
+import os
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
-    parser = estimate_command_parser()
-    assert parser.parse_args(["name"]).trust_remote_code is False
-    assert parser.parse_args(["name", "--trust_remote_code"]).trust_remote_code is True
+open(os.environ["MARKER"], "w").close()
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(4, 4)
+"""
+ESTIMATES = """
+import os, sys
+from accelerate_cpp.commands.estimate import estimate_command_parser
+from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.placement.empty_models import empty_model
+
+parser = estimate_command_parser()
+for flags in ([], ["--trust_remote_code"]):
+    asked = parser.parse_args([sys.argv[1], *flags])
+    try:
+        empty_model(asked.model_name, trust_remote_code=asked.trust_remote_code)
+    except AccelerateError as error:
+        print(error)
+    print("executed" if os.path.exists(os.environ["MARKER"]) else "not executed")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_code_beside_a_model_is_executed_only_with_trust_remote_code(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "own_code.py").write_text(OWN_MODEL)
+    classes = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
+    environ = {"MARKER": str(tmp_path / "marker"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ESTIMATES, str(folder)],
+        env=os.environ | environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == ["not executed", "executed"], done.stdout + done.stderr
+    assert "cannot read its configuration" in lines[0]
 
 
 def modes(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[list[int]]:
+def running(folder: Path, temporary: Path) -> Iterator[list[int]]:
     """Two ranks in the middle of a run, with shared memory, a checkpoint and all sockets. They end well."""
     (folder / "train.py").write_text(SCRIPT)
     command = [
@@ -52,6 +53,7 @@ def running(folder: Path) -> Iterator[list[int]]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -74,15 +76,14 @@ def running(folder: Path) -> Iterator[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], Path]]:
-    """The processes of a run, the launcher's first, and its folder; whose user keeps new files to himself."""
-    folder = tmp_path_factory.mktemp("run")
-    before = os.umask(0o077)
-    try:
-        with running(folder) as pids:
-            yield pids, folder
-    finally:
-        os.umask(before)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], list[Path]]]:
+    """The processes of a run, the launcher's first, its own folder, and one for temporary files that all users have."""
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        running(own := tmp_path_factory.mktemp("run"), Path(temporary)) as pids,
+    ):
+        os.chmod(temporary, 0o1777)
+        yield pids, [own, Path(temporary)]
 
 
 def as_nobody(action: Callable[[], list[str]]) -> list[str]:
@@ -107,7 +108,7 @@ def as_nobody(action: Callable[[], list[str]]) -> list[str]:
     return [] if text == "-" else text.splitlines()
 
 
-def opened(pids: list[int], folder: Path) -> list[str]:
+def opened(pids: list[int], folders: list[Path]) -> list[str]:
     """All that this process can open of processes and of their files."""
     found = []
     for pid in pids:
@@ -129,7 +130,9 @@ def opened(pids: list[int], folder: Path) -> list[str]:
                 found.append(f"read /proc/{pid}/{name}")
             except OSError:
                 continue
-    for path in [folder / "checkpoint", *(folder / "checkpoint" / name for name in ("optimizer.bin", "x"))]:
+    for path in [
+        path for folder in folders for place, _, names in os.walk(folder) for path in map(Path(place).joinpath, names)
+    ]:
         try:
             os.close(os.open(path, os.O_RDONLY))
             found.append(f"opened {path}")
@@ -152,12 +155,20 @@ def of_run(pids: list[int], path: str) -> list[str]:
 
 
 @needs_root
-def test_another_user_reaches_nothing_of_a_run(run: tuple[list[int], Path]) -> None:
+def test_another_user_reaches_nothing_of_a_run(run: tuple[list[int], list[Path]]) -> None:
     assert as_nobody(lambda: opened(*run)) == []
-    assert opened(*run) != []  # root does, so that the search would find something
+    seen = opened(*run)  # by root, so that the search would find something
+    assert any(text.startswith("read /proc") for text in seen)
+    assert any(text.endswith("model.safetensors") for text in seen)
+    public = run[1][1] / "public"
+    public.touch()
+    public.chmod(0o644)
+    assert as_nobody(lambda: opened(*run)) == [f"opened {public}"]
 
 
-def test_a_launch_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_to(run: tuple[list[int], Path]) -> None:
+def test_a_launch_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_to(
+    run: tuple[list[int], list[Path]],
+) -> None:
     pids, _ = run
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         assert [line for line in of_run(pids, table) if line.split()[3] == "0A"] == [], table  # it would listen
@@ -168,7 +179,7 @@ def test_a_launch_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_t
             one.connect("\0" + name.removeprefix("@"))
 
 
-def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[list[int], Path]) -> None:
+def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[list[int], list[Path]]) -> None:
     files = []
     for pid in run[0]:
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -33,6 +33,7 @@ def test_lines_are_names_with_slots_or_without(tmp_path: Path) -> None:
         ("a slots=2\nb\n", "the same slots=N"),
         ("a slots=0\n", "line 1: 'a slots=0'"),
         ("a\nb 4\n", "line 2: 'b 4'"),
+        ("a\n-oProxyCommand=touch\n", "line 2: '-oProxyCommand=touch': expected the name of a machine"),
     ],
 )
 def test_file_of_another_form_is_refused(tmp_path: Path, text: str, words: str) -> None:
