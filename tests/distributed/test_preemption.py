@@ -108,8 +108,20 @@ def test_a_notice_to_the_launcher_saves_and_ends_with_the_code_for_requeueing(
     assert any(line.startswith("resumed ") and int(line.split()[1]) >= 20 for line in lines), lines
 
 
-def test_a_notice_to_one_process_is_heard_by_all(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder: Path, number: signal.Signals) -> None:
+    """So Slurm sends it: to whatever runs in a step. Workers get it from the launcher once more."""
+    launcher, pids, _ = _launch(folder)
+    for pid in (*pids.values(), launcher.pid):
+        os.kill(pid, number)
+    _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == 75, err
+    assert "the run has saved its state and left" in err
+    _, _, lines = _launch(folder)
+    assert any(line.startswith("resumed ") for line in lines), lines
 
+
+def test_a_notice_to_one_process_is_heard_by_all(folder: Path) -> None:
     launcher, pids, _ = _launch(folder)
     os.kill(pids[1], signal.SIGTERM)
     _, err = launcher.communicate(timeout=PATIENCE_SECONDS)

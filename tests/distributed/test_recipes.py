@@ -56,10 +56,25 @@ def _told(output: str) -> list[list[str]]:
     ],
 )
 def test_batch_script_trains_on_all_nodes(tmp_path: Path, recipe: str, expected: list[list[str]]) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    done = _batch(tmp_path, recipe, SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert _told(done.stdout) == expected
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(75, True), (3, False)])
+def test_batch_script_queues_a_job_again_that_has_saved_its_state(tmp_path: Path, status: int, requeued: bool) -> None:
+    done = _batch(tmp_path, "train.sbatch", f"import sys; sys.exit({status})")
+    assert done.returncode == status, done.stderr
+    assert ("scontrol requeue 12" in done.stdout.splitlines()) == requeued
+
+
+def _batch(tmp_path: Path, recipe: str, script: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(script)
     (tmp_path / "srun.py").write_text(SRUN)
+    (tmp_path / "scontrol.py").write_text("import sys; print('scontrol', *sys.argv[1:])")
     for name, command in (
         ("srun", tmp_path / "srun.py"),
+        ("scontrol", tmp_path / "scontrol.py"),
         ("accelerate-cpp", "-m accelerate_cpp.commands.accelerate_cli"),
     ):
         program = tmp_path / name
@@ -76,7 +91,7 @@ def test_batch_script_trains_on_all_nodes(tmp_path: Path, recipe: str, expected:
     }
     bash = shutil.which("bash")
     assert bash is not None
-    done = subprocess.run(
+    return subprocess.run(
         [bash, job["BATCH_SCRIPT"]],
         cwd=tmp_path,
         env=os.environ | job,
@@ -84,8 +99,6 @@ def test_batch_script_trains_on_all_nodes(tmp_path: Path, recipe: str, expected:
         text=True,
         timeout=PATIENCE_SECONDS,
     )
-    assert done.returncode == 0, done.stderr
-    assert _told(done.stdout) == expected
 
 
 def test_pods_of_the_manifest_find_each_other(tmp_path: Path) -> None:
@@ -97,6 +110,9 @@ def test_pods_of_the_manifest_find_each_other(tmp_path: Path) -> None:
     # The name of the first pod in the service, which only Kubernetes knows.
     assert variables["PET_MASTER_ADDR"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
     assert service["metadata"]["name"] == pod["subdomain"]
+    ignored = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert (ignored["action"], ignored["onExitCodes"]["values"]) == ("Ignore", [75])
+    assert (ignored["onExitCodes"]["containerName"], pod["restartPolicy"]) == (container["name"], "Never")
     assert int(variables["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     variables |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(free_port())}
     arguments = [argument.replace("examples/digits.py", "train.py") for argument in container["args"]]
