@@ -63,6 +63,26 @@ def test_rank_that_is_fifty_milliseconds_slower_is_named_within_ten_steps(script
     assert sorted(run.stdout.split("\n")) == ["", *(f"done {rank}" for rank in range(num_processes))]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("what", "causes"),
+    [
+        ("time.sleep(0.05)", {"it neither computes nor reads a disk"}),
+        # Where other programs use the cores, it gets them less than it asks for.
+        ("burn(0.05)", {"it computes longer", "it waits for a core, which others use"}),
+    ],
+)
+def test_the_cause_is_told_with_the_rank(script: Path, what: str, causes: set[str]) -> None:
+    burn = "def burn(seconds):\n    end = time.thread_time() + seconds\n    while time.thread_time() < end: pass\n\n"
+    text = (script / "train.py").read_text().replace("def train", burn + "def train").replace("time.sleep(0.05)", what)
+    (script / "train.py").write_text(text)
+    run = subprocess.run(
+        launch("--num_processes", "2", steps=100), cwd=script, capture_output=True, text=True, timeout=280
+    )
+    assert run.returncode == 0, run.stderr
+    assert any(cause in run.stderr for cause in causes), run.stderr
+
+
 def test_lone_process_is_monitored_too(script: Path) -> None:
     run = subprocess.run(
         launch("--num_processes", "1", steps=3), cwd=script, capture_output=True, text=True, timeout=240
