@@ -26,7 +26,7 @@ WITH_TESTS := --config-settings=cmake.define.ACCELERATE_BUILD_TESTS=ON
 XLA_VENV := .venv-xla
 XLA_PIP := $(XLA_VENV)/bin/python -m pip install --quiet --no-compile
 
-.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla fuzz endurance storm
+.PHONY: help env build demo test test-gpu test-full test-tensorflow ctest pytest tsan asan lint format docs notebooks site wheel compile-only bench clean test-xla fuzz endurance storm collectives
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -108,6 +108,11 @@ fuzz: build ## fuzz each parser of what comes from outside for SECONDS=3600, fro
 	$(BIN)/cmake --preset fuzz
 	$(BIN)/cmake --build build/fuzz
 	$(BIN)/python tests/fuzz/run_all.py $(SECONDS)
+
+COLLECTIVES ?= 100000
+collectives: $(VENV)/.built-with-tests ## COLLECTIVES=100000 random ones against a reference: in shared memory, staged, over hosts, over torch's backends
+	ACCELERATE_CPP_TEST_COLLECTIVES=$(COLLECTIVES) $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
+	ACCELERATE_CPP_TEST_COLLECTIVES=$(COLLECTIVES) $(EDITABLE)/tests/cpp/bridge_tests --gtest_filter='*Random*'
 
 N ?= 1000
 SEED ?= 1

@@ -49,6 +49,13 @@ class Growth:
         return f"{self.measure}: {unit} over {self.operations:.0f} operations, {self.steps:.0f} steps"
 
 
+def ends(series: Sequence[float]) -> tuple[float, float]:
+    """The medians of the first and of the last third of what follows the warm-up."""
+    begin = int(len(series) * WARM_UP)
+    third = (len(series) - begin) // 3
+    return median(series[begin : begin + third]), median(series[-third:])
+
+
 def growth(measure: str, values: Sequence[float], operations: Sequence[float], steps: Sequence[float]) -> Growth:
     """How a measure has grown; ``operations`` and ``steps`` have been done when each of ``values`` was taken.
 
@@ -59,11 +66,10 @@ def growth(measure: str, values: Sequence[float], operations: Sequence[float], s
         raise ValueError(
             f"growth of {measure}: expected {FEWEST} values or more, found {len(values)}. Let it run longer"
         )
-    begin = int(len(values) * WARM_UP)
-    third = (len(values) - begin) // 3
 
     def between(series: Sequence[float]) -> float:
-        return median(series[-third:]) - median(series[begin : begin + third])
+        first, last = ends(series)
+        return last - first
 
     tolerance = MEMORY_TOLERANCE if measure.endswith("_bytes") else 0
     return Growth(measure, between(values), tolerance, between(operations), between(steps))

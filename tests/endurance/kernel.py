@@ -1,13 +1,9 @@
-"""A process such as a notebook's kernel, which starts workers again and again, and is measured after each time.
-
-Usage: ``python kernel.py FOLDER TIMES LEAK``. ``LEAK`` is ``descriptors`` (one in 4 launches) or ``nothing``.
-"""
+"""What a cell of a notebook does whose kernel starts workers again and again; it is measured after each time."""
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -33,7 +29,8 @@ def train(seed: int) -> float:
     return float(model.module.weight.detach().sum())
 
 
-def main(folder: Path, times: int, leak: str) -> None:
+def main(folder: str, times: int, leak: str) -> None:
+    """Starts workers ``times`` times. ``leak`` is ``descriptors`` (one in 4 launches) or ``nothing``."""
     for launch in range(times):
         begin = time.perf_counter()
         first, second = notebook_launcher(train, (launch,), num_processes=PROCESSES)
@@ -42,9 +39,5 @@ def main(folder: Path, times: int, leak: str) -> None:
             os.open(os.devnull, os.O_RDONLY)
         gc.collect()
         facts = {"operations": launch + 1, "steps": launch + 1, "step_seconds": time.perf_counter() - begin}
-        if not stand_still(folder, "kernel", launch, **facts):
+        if not stand_still(Path(folder), "kernel", launch, **facts):
             return
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,7 +1,7 @@
 """Endless runs of 2 and 4 ranks, and a kernel that starts workers 200 times, one beside the other.
 
 Usage: ``PYTHONPATH=tests/distributed python tests/endurance/run.py [SECONDS]``. Writes ``out/endurance.json`` and
-``out/endurance.png``, prints a table, and exits with 1 when a measure grows.
+``out/endurance.png``, prints a table, and exits with 1 when a measure grows or steps become slower.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import watched
+from growth import ends
 from measures import COUNTS, PAGES
 
 ROOT = Path(__file__).parents[2]
 LAUNCHES = 200
+SLOWER = 1.5
+"""By what a step may take longer at the end: machines do other things, too."""
 _UNITS = {**dict.fromkeys(PAGES, "MiB"), **dict.fromkeys(COUNTS, "")}
 
 
@@ -39,6 +42,19 @@ def table(done: Sequence[watched.Run]) -> str:
                 verdict = "GROWS" if one.grows else "steady"
                 lines.append(f"  {verdict:6} {one} (more than {one.smallest_seen:.3g} each would be noticed)")
     return "\n".join(lines)
+
+
+def slowing(done: Sequence[watched.Run]) -> list[str]:
+    """A line for each process whose steps take longer and longer."""
+    lines = []
+    for run in done:
+        for series in run.series:
+            first, last = ends(series.step_seconds)
+            if last > SLOWER * first:
+                lines.append(
+                    f"{run.name}: {series.process}: a step took {1e3 * first:.1f} ms, and {1e3 * last:.1f} ms later"
+                )
+    return lines
 
 
 def plot(done: Sequence[watched.Run], file: Path) -> None:
@@ -82,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.with_suffix(".json").write_text(json.dumps([run.as_dict() for run in done]))
     plot(done, options.out.with_suffix(".png"))
     print(table(done))
-    return 1 if any(run.growing() for run in done) else 0
+    print("\n".join(slowing(done)))
+    return 1 if slowing(done) or any(run.growing() for run in done) else 0
 
 
 if __name__ == "__main__":

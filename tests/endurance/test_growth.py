@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from growth import MEMORY_TOLERANCE, growth
+from growth import MEMORY_TOLERANCE, ends, growth
 
 ROUNDS, OPERATIONS, STEPS = 60, 150, 48
 DONE = [OPERATIONS * (n + 1) for n in range(ROUNDS)]
@@ -43,6 +43,10 @@ def test_what_is_noticed_at_least_is_said() -> None:
 def test_warm_up_and_shrinking_are_not_growth() -> None:
     assert not growth("threads", [min(n, 10) for n in range(ROUNDS)], DONE, STEPS_DONE).grows
     assert not growth("threads", [100 - n for n in range(ROUNDS)], DONE, STEPS_DONE).grows
+
+
+def test_the_ends_of_a_series_are_medians_after_the_warm_up() -> None:
+    assert ends([90, 90, 90, 1, 1, 90, 5, 5, 5, 2, 90, 2]) == (1, 2)
 
 
 def test_too_few_values_are_refused() -> None:

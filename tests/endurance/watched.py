@@ -22,6 +22,7 @@ from quiet import POLL_SECONDS, go_on, standing
 from sandbox import may_have_own_mounts
 
 FOLDER = Path(__file__).parent
+_IN_A_KERNEL = (str(FOLDER), str(FOLDER.parents[1] / "notebooks"))
 PATIENCE_SECONDS = 600.0
 """Longer than any machine takes for a round; only a run that hangs is waited for so long."""
 _OWN_SHARED_MEMORY = """
@@ -108,10 +109,14 @@ def ranks(processes: int, seconds: float, *, seed: int = 1, leak: str = "nothing
 
 
 def kernel(times: int, *, leak: str = "nothing") -> Run:
-    """A kernel that calls ``notebook_launcher`` so many times. Raises as :func:`ranks`."""
-    script = str(FOLDER / "kernel.py")
+    """A Jupyter kernel that calls ``notebook_launcher`` so many times. Raises as :func:`ranks`."""
+    client = [sys.executable, str(FOLDER.parent / "storm" / "kernel.py")]
     return _watched(
-        "kernel", ["kernel"], lambda folder: [sys.executable, script, str(folder), str(times), leak], 0, times
+        "kernel",
+        ["kernel"],
+        lambda folder: [*client, f"import kernel; kernel.main({str(folder)!r}, {times}, {leak!r})"],
+        0,
+        times,
     )
 
 
@@ -126,7 +131,14 @@ def _watched(name: str, names: Sequence[str], command: Any, seconds: float, roun
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "TMPDIR": str(temporary),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, [*_IN_A_KERNEL, os.environ.get("PYTHONPATH")])),
+                "JUPYTER_RUNTIME_DIR": str(folder / "jupyter"),
+                "IPYTHONDIR": str(folder / "ipython"),
+            },
             start_new_session=True,
         )
     try:
