@@ -41,11 +41,13 @@ COLLECTIVES = (
     "gather_object",
     "broadcast_object",
     "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
     "barrier",
 )
 BEFORE, LOOP, AFTER = (
     ("import", "start", "prepare", "loader"),
-    ("data", "forward", "backward", "step", *COLLECTIVES, "tracker", "save", "load"),
+    ("data", "forward", "backward", "step", *COLLECTIVES, "message", "tracker", "save", "load"),
     ("end", "exit"),
 )
 PHASES = (*BEFORE, *LOOP, *AFTER)

@@ -121,8 +121,24 @@ def called(run: Any, name: str, step: int) -> None:
         broadcast_object_list([step])
     elif name == "all_reduce":
         dist.all_reduce(operand)
+    elif name == "reduce_scatter":
+        dist.reduce_scatter_tensor(torch.empty(2), operand.repeat(dist.get_world_size()))
+    elif name == "all_to_all":
+        dist.all_to_all_single(torch.empty(2 * dist.get_world_size()), operand.repeat(dist.get_world_size()))
     elif name == "barrier":
         run.wait_for_everyone()
+
+
+def exchange_messages(step: int) -> None:
+    """Each rank sends to the next one, and receives from the one before."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    operand, received = torch.full((2,), float(step)), torch.empty(2)
+    for work in (dist.isend(operand, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)):
+        assert work is not None
+        work.wait()
 
 
 def data(strike: Strike, shares: int) -> Any:
@@ -233,6 +249,8 @@ def one_step(run: Any, strike: Strike, step: int, model: Any, optimizer: Any, ba
             called(run, name, step)
         elif fault.kind == "mismatched collective":
             called(run, other, step)
+    strike.reach("message", step)
+    exchange_messages(step)
     run.log({"step": step}, step=step)
     if not (strike.happens_inside and run.is_main_process):
         strike.reach("save", step)
