@@ -109,6 +109,9 @@ def judge(fault: Fault, seen: Seen) -> Verdict:
         failures.append("the clock went on")
     if fault.kind == "cut network" and not seen.dropped:
         failures.append("no packet was dropped")
+    spoiled = seen.how.rpartition("/")[2] if "checkpoint" in fault.kind else ""
+    if spoiled not in whole:  # whether it was refused or skipped
+        failures.append(f"not told: {spoiled}")
     needs_names = names_are_due(fault, seen)
     seconds_to_name = None
     is_named = None

@@ -132,6 +132,13 @@ def test_what_a_storm_does_to_a_machine_must_have_had_an_effect() -> None:
     assert judge(cut, _seen(said, statuses=[1, 1], dropped=3)).failures == []
 
 
+def test_a_file_that_was_spoiled_must_be_told_also_where_another_checkpoint_serves() -> None:
+    spoiled, path = replace(KILLED, kind="flipped checkpoint", phase="load"), "checkpoint_1/optimizer.bin"
+    assert judge(spoiled, _seen((), statuses=[0], how=path)).failures == ["not told: optimizer.bin"]
+    told = ("checkpoint_1 is incomplete and is skipped: optimizer.bin",)
+    assert judge(spoiled, _seen(told, statuses=[0], how=path)).failures == []
+
+
 def test_a_checkpoint_whose_save_had_returned_may_not_be_gone(tmp_path: Path) -> None:
     assert problem(KILLED, tmp_path, "", -1) == ""
     assert "checkpoint_0 is lost" in problem(KILLED, tmp_path, "", 0)
