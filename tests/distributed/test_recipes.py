@@ -28,7 +28,7 @@ accelerator.end_training()
 """
 # Starts the tasks of a step, as many on each of two "nodes" as the script's own lines ask for.
 SRUN = """
-import os, re, subprocess, sys
+import os, re, subprocess, sys, time
 lines = open(os.environ["BATCH_SCRIPT"]).read()
 asked = [re.search(rf"^#SBATCH --{name}=(\\d+)", lines, re.M) for name in ("nodes", "ntasks-per-node")]
 nodes, per_node = (int(match[1]) for match in asked)
@@ -40,6 +40,11 @@ tasks = [
         "SLURM_PROCID": str(task), "SLURM_NODEID": str(task // per_node), "SLURM_LOCALID": str(task % per_node)})
     for task in range(nodes * per_node)
 ]
+while any(task.poll() is None for task in tasks):
+    if any(task.poll() for task in tasks) and "--kill-on-bad-exit=1" in sys.argv:
+        for task in tasks:
+            task.terminate()
+    time.sleep(0.02)
 sys.exit(max(task.wait() for task in tasks))
 """
 
@@ -61,11 +66,26 @@ def test_batch_script_trains_on_all_nodes(tmp_path: Path, recipe: str, expected:
     assert _told(done.stdout) == expected
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(75, True), (3, False)])
-def test_batch_script_queues_a_job_again_that_has_saved_its_state(tmp_path: Path, status: int, requeued: bool) -> None:
-    done = _batch(tmp_path, "train.sbatch", f"import sys; sys.exit({status})")
-    assert done.returncode == status, done.stderr
-    assert ("scontrol requeue 12" in done.stdout.splitlines()) == requeued
+# One rank leaves when the launcher of the other one has left.
+LEAVES = """
+import glob, os, sys, time
+while os.environ["RANK"] == "1" and not glob.glob(".digits-*.saved"):
+    time.sleep(0.02)
+sys.exit(75)
+"""
+
+
+def test_batch_script_queues_a_job_again_that_has_saved_its_state(tmp_path: Path) -> None:
+    done = _batch(tmp_path, "train.sbatch", LEAVES)
+    assert done.returncode == 0, done.stderr
+    assert "scontrol requeue 12" in done.stdout.splitlines()
+    assert not list(tmp_path.glob(".digits-*"))
+
+
+def test_batch_script_does_not_queue_a_job_again_that_has_failed(tmp_path: Path) -> None:
+    done = _batch(tmp_path, "train.sbatch", "import sys; sys.exit(3)")
+    assert done.returncode == 3, done.stderr
+    assert "scontrol" not in done.stdout
 
 
 def _batch(tmp_path: Path, recipe: str, script: str) -> subprocess.CompletedProcess[str]:
