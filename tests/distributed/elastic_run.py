@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from accelerate_cpp.launch.plan.host_resources import free_port
+from network_namespaces import Host
 
 PATIENCE_SECONDS = 240.0
 _THREADS_OF_LEADER = 4  # of the program, of the coordinator, and two of the connection with it
@@ -69,16 +70,29 @@ if accelerator.is_main_process:
 
 
 class ElasticRun:
-    """Launchers that run ``train.py`` in ``folder``; ``lines`` are what all of them have printed so far."""
+    """Launchers that run ``train.py`` in ``folder``; ``lines`` are what all of them have printed so far.
 
-    def __init__(self, folder: Path, arguments: list[str], most: int = 3, max_restarts: int = 0) -> None:
-        self.folder, self.most = folder, most
+    Args:
+        workers: of each launcher.
+        address: of the launcher that leads, as the others see it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        most: int = 3,
+        max_restarts: int = 0,
+        workers: int = 1,
+        address: str = "127.0.0.1",
+    ) -> None:
+        self.folder = folder
         (folder / "train.py").write_text(TRAINS)
         self._log = folder / "log"
         self._log.touch()
         self._command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_machines", f"1:{most}"]
-        self._command += ["--num_processes", str(most), "--max_restarts", str(max_restarts)]
-        self._command += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+        self._command += ["--num_processes", str(most * workers), "--max_restarts", str(max_restarts)]
+        self._command += ["--main_process_ip", address, "--main_process_port", str(free_port())]
         self._command += ["--rdzv_conf", "last_call_timeout=600", "train.py", *arguments]
         self.launchers: list[subprocess.Popen[str]] = []
         self._file: TextIO = self._log.open("a")
@@ -96,10 +110,11 @@ class ElasticRun:
     def lines(self) -> list[str]:
         return self._log.read_text().splitlines()
 
-    def start(self) -> subprocess.Popen[str]:
-        """A launcher more; the first one leads the run when this returns."""
+    def start(self, host: Host | None = None) -> subprocess.Popen[str]:
+        """A launcher more, on ``host`` if given; the first one leads the run when this returns."""
+        entered = [] if host is None else ["nsenter", "--net", "--target", str(host.pid)]
         launcher = subprocess.Popen(
-            self._command,
+            [*entered, *self._command],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=self._file,
@@ -121,6 +136,19 @@ class ElasticRun:
             assert time.monotonic() < deadline, "\n".join(self.lines)
             assert self.launchers[0].poll() is None, "\n".join(self.lines)
             time.sleep(0.02)
+
+    def until(self, text: str) -> None:
+        """Returns when something has been printed that contains ``text``."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not any(text in line for line in self.lines):
+            assert time.monotonic() < deadline, "\n".join(self.lines)
+            time.sleep(0.02)
+
+    def kill_a_worker(self, launcher: subprocess.Popen[str]) -> None:
+        """One of the processes that train is gone, while its launcher lives."""
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        workers = [pid for pid in map(int, children) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(workers[-1], signal.SIGKILL)
 
     def is_enough(self) -> None:
         """The run ends with this epoch or the next."""

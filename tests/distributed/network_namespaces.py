@@ -20,6 +20,11 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _CLONE_NEWNET = 0x40000000
 
 
+def find_nft() -> str | None:
+    """The command that makes rules for packets, if there is one."""
+    return shutil.which("nft", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
 class Unavailable(Exception):
     """This machine gives the tests no network namespaces; the text says why."""
 
@@ -37,6 +42,22 @@ class Host:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+
+    def cut(self) -> None:
+        """Nothing gets over the cable any more, and neither side is told."""
+        self._nft("add", "table", "inet", "cut")
+        for hook, direction in (("input", "iifname"), ("output", "oifname")):
+            self._nft(*f"add chain inet cut {hook} {{ type filter hook {hook} priority 0 ; }}".split())
+            self._nft(*f"add rule inet cut {hook} {direction} {INTERFACE} drop".split())
+
+    def mend(self) -> None:
+        """Takes back :meth:`cut`."""
+        self._nft("delete", "table", "inet", "cut")
+
+    def _nft(self, *arguments: str) -> None:
+        nft = find_nft()
+        assert nft is not None
+        _run("nsenter", "--net", "--target", str(self.pid), nft, *arguments)
 
     def bytes_sent(self) -> int:
         """How many bytes this host has sent over the cable, headers included."""

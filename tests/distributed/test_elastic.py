@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from elastic_run import PATIENCE_SECONDS, ElasticRun, seen_by_one_process  # noqa: E402
+from network_namespaces import ADDRESSES, Host, find_nft  # noqa: E402
 from processes import run_processes  # noqa: E402
 
 SIZE = 480
@@ -44,6 +45,36 @@ def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp
         run.until_steps_of(1)
         assert run.end() == [0], "\n".join(run.lines)
     assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(find_nft() is None, reason="no command nft")
+def test_a_worker_is_killed_and_a_network_is_cut(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
+    """The first takes a restart, with as many processes; the second takes none, and the run goes on with fewer."""
+    arguments = ["1000", str(SIZE)]
+    with ElasticRun(tmp_path, arguments, most=2, max_restarts=1, workers=2, address=ADDRESSES[0]) as run:
+        run.start(hosts[0])
+        other = run.start(hosts[1])
+        run.until_steps_of(4)
+        run.kill_a_worker(other)
+        run.until("round 2: 2 machines, 4 processes")
+        assert any("killed by SIGKILL" in line for line in run.lines), "\n".join(run.lines)
+        run.until_steps_of(4)
+        hosts[1].cut()
+        try:
+            run.until("round 3: 1 machine, 2 processes")
+            run.until_steps_of(2)
+            assert run.launchers.pop().wait(PATIENCE_SECONDS) == 1, "\n".join(run.lines)
+        finally:
+            hosts[1].mend()
+        run.is_enough()
+        assert run.end() == [0], "\n".join(run.lines)
+        for who in ("the launcher on", f"the launcher at {ADDRESSES[0]}"):
+            told = [line for line in run.lines if who in line and "has said nothing for 15 s" in line]
+            assert told, "\n".join(run.lines)
+    epochs = len(run.seen()) // SIZE
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
 
 
 @pytest.mark.long

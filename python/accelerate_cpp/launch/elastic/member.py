@@ -20,6 +20,7 @@ from accelerate_cpp.launch.elastic.messages import MEMBER, Channel, Message, Mis
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
+from accelerate_cpp.runtime.preemption import REQUEUE
 
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 3.0
@@ -74,6 +75,8 @@ class Member:
         self._stop_writer: int | None = None
         self.stop_reason: str | None = None
         """Why the round in progress has to end, if it has to; empty where a failure of its own has told."""
+        self.can_save = True
+        """Whether the workers of the round in progress can save together before they end: none of them is gone."""
 
     def __enter__(self) -> Member:
         return self
@@ -140,7 +143,7 @@ class Member:
         with self._lock:
             self._stop_writer = writer
             if self._round != start.round and not self._is_over:
-                self._round, self.stop_reason = start.round, None
+                self._round, self.stop_reason, self.can_save = start.round, None, True
             elif self.stop_reason is not None:  # it has been stopped already
                 self._close_stop_writer()
         return reader
@@ -259,7 +262,8 @@ class Member:
             self._orders.put(Start(number, rank, count, address, port))
             os.write(self._wake_writer, b"\0")
         elif do == "stop":
-            self._stop(number_in(message, "round"), text_in(message, "reason"))
+            can_save = message.get("can_save") is True
+            self._stop(number_in(message, "round"), text_in(message, "reason"), can_save)
         elif do == "end":
             self._order_end(End(number_in(message, "status", 0, 255), text_in(message, "reason")))
         elif do != "alive":
@@ -268,13 +272,14 @@ class Member:
     def _order_end(self, end: End) -> None:
         with self._lock:
             self._is_over, self.stop_reason = True, ""  # the reason is told with the order
+            self.can_save = end.status == REQUEUE  # else its workers end by themselves, or those of others are gone
             self._close_stop_writer()
         self._orders.put(end)
         os.write(self._wake_writer, b"\0")
 
-    def _stop(self, number: int, reason: str) -> None:
+    def _stop(self, number: int, reason: str, can_save: bool) -> None:
         with self._lock:
-            self._round, self.stop_reason = number, reason
+            self._round, self.stop_reason, self.can_save = number, reason, can_save
             self._close_stop_writer()
 
     def _close_stop_writer(self) -> None:

@@ -50,6 +50,7 @@ class _Launcher:
     ended: bool = False
     status: int | None = None
     has_saved: bool = False  # its workers have saved the state of the run and left
+    leaves: bool = False  # it was told to end, and its workers have ended
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Rounds:
             self._gather(now)
         elif len(self._members) < self.terms.most and self._phase is _Phase.RUNNING:
             self._is_disturbed = True
-            self._stop(f"{launcher.name} has come")
+            self._stop(f"{launcher.name} has come", can_save=True)
         self.look(now)
 
     def lose(self, number: int, now: float, how: str = "is gone") -> None:
@@ -123,8 +124,10 @@ class Rounds:
             self._is_disturbed |= launcher.status != 0
             if self._phase is _Phase.OFFERED:
                 self._gather(now)
-            elif self._phase is _Phase.RUNNING and launcher.status != 0:
-                self._stop(f"the launcher on {launcher.name} {how}")
+            elif (self._phase is _Phase.RUNNING and launcher.status != 0) or (
+                self._phase is _Phase.STOPPING and not launcher.ended and not launcher.leaves
+            ):  # also those that may have been saving cannot any more
+                self._stop(f"the launcher on {launcher.name} {how}", can_save=False)
         self.look(now)
 
     def hear(self, number: int, message: Message, now: float) -> None:
@@ -141,10 +144,11 @@ class Rounds:
         if said == "alive":
             return
         if said == "leaves":
+            launcher.leaves = True
             if number in self._members:
                 self._is_disturbed = True
                 if self._phase is _Phase.RUNNING:
-                    self._stop(f"the launcher on {launcher.name} was told to end")
+                    self._stop(f"the launcher on {launcher.name} was told to end", can_save=True)
             return
         if number_in(message, "round") != self._round or number not in self._members:
             return  # of a round that is over
@@ -180,7 +184,7 @@ class Rounds:
         elif self._phase in (_Phase.RUNNING, _Phase.STOPPING) and self._all_ended():
             self._conclude(now)
         elif self._phase is _Phase.RUNNING and now >= self._stop_at:
-            self._stop("")
+            self._stop("", can_save=any(self._launchers[number].has_saved for number in self._members))
 
     def _all_ended(self) -> bool:
         return all(self._launchers[number].ended for number in self._members)
@@ -210,11 +214,13 @@ class Rounds:
             order = {"rank": rank, "count": len(self._members), "address": address, "port": port}
             self.outbox.append((number, {"do": "start", "round": self._round, **order}))
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, can_save: bool) -> None:
+        """The workers have to end. They can save their state before if all of them are there."""
         self._phase = _Phase.STOPPING
         for number in self._members:
             if not self._launchers[number].ended:
-                self.outbox.append((number, {"do": "stop", "round": self._round, "reason": reason}))
+                order = {"do": "stop", "round": self._round, "reason": reason, "can_save": can_save}
+                self.outbox.append((number, order))
 
     def _conclude(self, now: float) -> None:
         """All launchers of the round have ended their workers."""

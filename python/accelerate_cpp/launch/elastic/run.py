@@ -77,7 +77,15 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         with Streams(plan.logs, len(attempts), _in_round(plan, order).group.ranks, plan.monitor) as streams:
             stop_requests = member.begin(order)
             try:
-                made = attempt(_in_round(plan, order), order.round - 1, streams, signals, stop_requests, quiet=quiet)
+                made = attempt(
+                    _in_round(plan, order),
+                    order.round - 1,
+                    streams,
+                    signals,
+                    stop_requests,
+                    can_save=lambda: member.can_save,
+                    quiet=quiet,
+                )
             finally:
                 os.close(stop_requests)
         has_lost_output |= streams.has_lost_output

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from accelerate_cpp.devices.affinity import pinned
@@ -84,12 +85,14 @@ def attempt(
     signals: socket.socket,
     lifeline: int | None,
     *,
+    can_save: Callable[[], bool] = lambda: True,
     quiet: bool = False,
 ) -> Attempt:
     """Starts all workers, and returns when all have ended.
 
     Args:
         lifeline: a descriptor whose end ends them as SIGTERM to the launcher does; they get no standard input then.
+        can_save: whether workers that are ended can still save their state.
         quiet: tell nothing of workers that fail or are stopped while others run.
     """
     began, pids = time.time(), dict[int, int]()
@@ -116,6 +119,7 @@ def attempt(
                 present,
                 lambda rank: streams.last_output(rank).blames,
                 voice,
+                can_save,
             )
         )
         inherited = [rendezvous, present.descriptor, *streams.inherited]

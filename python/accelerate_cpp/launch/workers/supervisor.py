@@ -58,6 +58,7 @@ class Supervisor:
     ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` acts like
     SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` returns the ranks
     that the error of a worker names as its cause. With a ``voice``, it tells while the run lasts that it fails.
+    ``can_save`` returns whether workers that are ended can still save their state: alone they cannot.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Supervisor:
         attendance: Attendance | None = None,
         blames: Blames = lambda rank: None,
         voice: Voice | None = None,
+        can_save: Callable[[], bool] = lambda: True,
     ) -> None:
         news = [] if voice is None else [News(voice, self._so_far, self._stopped_while_running, blames)]
         self._consoles: Sequence[Periodic] = [*consoles, *news]
         self._attendance = attendance
         self._blames = blames
+        self._can_save = can_save
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._ends: list[WorkerEnd] = []
@@ -253,8 +256,10 @@ class Supervisor:
                 for worker in self._workers:
                     os.kill(worker.pid, number)
                     os.kill(worker.pid, signal.SIGCONT)  # one that is stopped acts on nothing before
-                saves = self._is_interrupted and not self._savers().isdisjoint(self._living_ranks())
-                self._wait(lambda: self._all_ended or not goes_on(), SAVING_SECONDS if saves else GRACE_SECONDS)
+                self._wait(lambda: self._all_ended or not goes_on(), GRACE_SECONDS)
+                deadline = time.monotonic() + SAVING_SECONDS
+                while goes_on() and self._is_saving() and time.monotonic() < deadline:
+                    self._wait(lambda: self._all_ended or not goes_on(), GRACE_SECONDS)
                 if not goes_on() or not self._signal_rest_of_groups(number):
                     break
             self._wait(lambda: not goes_on(), GRACE_SECONDS)
@@ -266,6 +271,11 @@ class Supervisor:
             raise SystemFailure(
                 f"processes {self._living()} are still alive {GRACE_SECONDS:g} s after SIGKILL: check their state"
             )
+
+    def _is_saving(self) -> bool:
+        """Whether workers that were told to end may be saving their state, all of them together."""
+        saving = not self._savers().isdisjoint(self._living_ranks())
+        return self._is_interrupted and saving and self._can_save()
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for worker in self._workers:

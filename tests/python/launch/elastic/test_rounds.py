@@ -110,7 +110,7 @@ def test_too_few_launchers_give_up() -> None:
 def test_a_lost_launcher_stops_the_others_which_start_without_it() -> None:
     run = running(1, 2, 3)
     run.lose(2)
-    assert (run.told[1]["do"], run.told[1]["reason"]) == ("stop", "the launcher on node2 is gone")
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "the launcher on node2 is gone", "can_save": False}
     run.say(1, "stopped", round=1)
     run.say(3, "stopped", round=1)
     run.wait(SETTLE_SECONDS, 1, 3)
@@ -151,7 +151,7 @@ def test_failures_are_restarted_as_often_as_may_be_and_the_first_is_the_status()
     run = running(1, 2, 3)
     for attempt in (1, 2):
         run.say(2, "ended", round=attempt, status=9, sentence="rank 1 failed first: exit code 9", is_cause=True)
-        assert run.told[1] == {"do": "stop", "round": attempt, "reason": ""}
+        assert run.told[1] == {"do": "stop", "round": attempt, "reason": "", "can_save": False}
         run.say(1, "stopped", round=attempt)
         run.say(3, "ended", round=attempt, status=1, sentence="PeerLost")
         run.wait(0)
@@ -197,7 +197,7 @@ def test_one_that_has_ended_well_may_leave_before_the_others() -> None:
 def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
     run = running(1, 2)
     run.join(7)
-    assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 has come"}
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 has come", "can_save": True}
     run.say(1, "stopped", round=1)
     run.say(2, "ended", round=1, status=75, sentence="", has_saved=True)
     run.wait(0)
@@ -211,6 +211,21 @@ def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
     assert [run.places()[number] for number in (1, 7, 8)] == [(0, 3), (1, 3), (2, 3)]
 
 
+def test_those_that_may_save_before_a_new_round_may_not_once_one_of_them_is_lost() -> None:
+    run = running(1, 2)
+    run.join(7)
+    run.lose(2)
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "the launcher on node2 is gone", "can_save": False}
+
+
+def test_those_that_save_because_one_was_told_to_end_may_go_on_when_it_has_left() -> None:
+    run = running(1, 2, 3)
+    run.say(3, "leaves")
+    run.lose(3)
+    assert run.told[1]["can_save"] is True
+    assert run.told[1]["reason"] == "the launcher on node3 was told to end"
+
+
 def test_a_run_whose_processes_have_all_saved_and_left_ends_to_be_started_again() -> None:
     run = running(1, 2, 3)
     for number in (1, 2, 3):
@@ -222,6 +237,7 @@ def test_those_that_are_stopped_while_they_save_have_saved_too() -> None:
     run = running(1, 2, 3)
     run.say(2, "ended", round=1, status=75, sentence="", has_saved=True)
     assert run.doing() == {1: "stop", 2: "start", 3: "stop"}
+    assert run.told[1]["can_save"] is run.told[3]["can_save"] is True
     for number in (1, 3):
         run.say(number, "stopped", round=1, has_saved=True)
     assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 75)}

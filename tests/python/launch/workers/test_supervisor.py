@@ -300,3 +300,27 @@ def test_the_first_signal_leaves_workers_alone_that_save_as_their_round_has_to_e
     os.close(lifeline)
     assert [end.exit_code for end in run.workers] == [75]
     assert (run.interrupted_by, run.is_signalled, run.savers) == (interrupted_by, True, {0})
+
+
+def test_workers_that_would_save_get_no_time_for_it_where_others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 0.2)
+    lifeline, end = os.pipe()
+    waiting_for_others = (
+        "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\nprint(1, flush=True)\n"
+        "while True: signal.pause()"
+    )
+    is_over = threading.Event()
+
+    def end_lifeline(_: bytes) -> None:
+        if not is_over.is_set():
+            is_over.set()
+            os.close(end)
+
+    with attendance() as present:
+        present.variables(0)
+        os.write(present.descriptor, MESSAGE.pack(0, SAVES))
+        with Supervisor(lifeline=lifeline, attendance=present, can_save=lambda: False) as supervisor:
+            supervisor.add(_start(0, _python(waiting_for_others), end_lifeline))
+            run = supervisor.run()
+    os.close(lifeline)
+    assert [end.exit_code for end in run.workers] == [-signal.SIGKILL]
