@@ -125,7 +125,12 @@ def judge(fault: Fault, seen: Seen) -> Verdict:
         failures.append(f"checkpoint: {seen.checkpoint}")
     took = None if seen.ended_at is None else seen.ended_at - seen.injected_at
     silence = SHORT_TIMEOUT.total_seconds() if needs_timeout(fault) else 0.0
-    if took is not None and took > silence + END_SECONDS and fault.kind != "lost packets":
+    if (
+        took is not None
+        and took > silence + END_SECONDS
+        and not ends_well(fault, seen)
+        and fault.kind != "lost packets"
+    ):
         failures.append(f"ended after {took:.0f} s")
     return Verdict(failures, took, seconds_to_name, is_named)
 
@@ -211,6 +216,8 @@ def seconds_of_silence(fault: Fault) -> float | None:
     """
     if fault.phase == "data" and "exit(0)" in fault.kind:
         return MP_STATUS_CHECK_INTERVAL
+    if fault.kind == "lost packets":
+        return None  # enough of them may be lost at any time
     is_seen = fault.kind == "stop" and fault.phase != "data" and fault.start != "torchrun"
     shows_late = needs_timeout(fault) and not is_seen
     if fault.phase in BEFORE and (shows_late or "exit(0)" in fault.kind):

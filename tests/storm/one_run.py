@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -83,6 +84,10 @@ def run(fault: Fault) -> dict[str, Any]:
         return row(fault, seen, judge(fault, seen))
     except Unavailable as reason:
         return {"fault": fault.__dict__, "skipped": str(reason)}
+    except Exception as error:  # one fault that cannot be made is no reason to end a storm
+        traceback.print_exc()
+        failed = {"ok": False, "failures": [f"not made: {type(error).__name__}: {error}"], "named": None}
+        return {"fault": fault.__dict__, **failed}
     finally:
         end_all(mark)
         shutil.rmtree(folder, ignore_errors=True)
