@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.comm.timeouts import that_of_all
 
 
 class WritersGroup:
@@ -33,7 +34,8 @@ class WritersGroup:
         if group is None or self._world is None or self._world() is not world:
             # Objects are gathered on the CPU: another thread has no current GPU of its own.
             devices = {entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")}
-            group = dist.new_group(backend=None if devices == {"cpu"} else "gloo")
+            with that_of_all():
+                group = dist.new_group(backend=None if devices == {"cpu"} else "gloo")
             self._world, self._group = weakref.ref(world), weakref.ref(group)
         return group
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_cpp._native import C10dBackend, create_backend
+from accelerate_cpp._native import create_backend
 from accelerate_cpp.comm.hosts import host_identity
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT
+from accelerate_cpp.comm.timeouts import timeout_of
 from accelerate_cpp.config import env_table
 
 
@@ -43,8 +45,7 @@ class HostGroup:
         self.hosts = list(by_host.values())
         self.host = next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
         own = self.hosts[self.host]
-        backend: Any = world._get_backend(torch.device("cpu"))
-        self._timeout: timedelta = backend.timeout if isinstance(backend, C10dBackend) else backend.options._timeout
+        self._timeout = timeout_of(world, torch.device("cpu")) or DEFAULT_TIMEOUT
         store = dist.PrefixStore(f"accelerate_cpp/host/{found[own[0]][1]}", dist.distributed_c10d._get_default_store())
         warn_after = timedelta(seconds=env_table.SLOW_WAIT_SECONDS.get())
         # The backend leaves the group when the program ends.

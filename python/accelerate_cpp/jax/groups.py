@@ -18,6 +18,7 @@ import torch.distributed as dist
 from accelerate_cpp import _native
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT
+from accelerate_cpp.comm.timeouts import timeout_of
 from accelerate_cpp.errors import Unavailable
 from accelerate_cpp.frameworks.processes import Processes, processes
 
@@ -68,12 +69,9 @@ def _made(place: Processes, world: Any) -> Group:
         )
     else:
         register()
-        made: Any = dist.new_group(backend=BACKEND_NAME, timeout=_timeout_of(world))
+        made: Any = dist.new_group(
+            backend=BACKEND_NAME, timeout=timeout_of(world, torch.device("cpu")) or DEFAULT_TIMEOUT
+        )
         backend = made._get_backend(torch.device("cpu"))
     number = _native.register_xla_group(backend.communicator, backend.timeout)
     return Group(number, place, os.getpid(), world, backend)
-
-
-def _timeout_of(world: Any) -> timedelta:
-    backend = world._get_backend(torch.device("cpu"))
-    return backend.timeout if isinstance(backend, _native.C10dBackend) else DEFAULT_TIMEOUT

@@ -239,14 +239,17 @@ class ParallelismConfig:
         dimensions, shape = found
         from torch.distributed.device_mesh import init_device_mesh  # takes a while to import
 
-        mesh = init_device_mesh(device_type, shape, mesh_dim_names=dimensions)
-        for joint, parts in (
-            ("dp", self.dp_dim_names),
-            ("dp_shard_cp", self.dp_shard_cp_dim_names),
-            ("dp_cp", self.dp_cp_dim_names),
-        ):
-            if parts:
-                mesh[parts]._flatten(joint)  # type: ignore[index]
+        from accelerate_cpp.comm.timeouts import that_of_all
+
+        with that_of_all():
+            mesh = init_device_mesh(device_type, shape, mesh_dim_names=dimensions)
+            for joint, parts in (
+                ("dp", self.dp_dim_names),
+                ("dp_shard_cp", self.dp_shard_cp_dim_names),
+                ("dp_cp", self.dp_cp_dim_names),
+            ):
+                if parts:
+                    mesh[parts]._flatten(joint)  # type: ignore[index]
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:

@@ -15,6 +15,7 @@ import torch
 
 from accelerate_cpp.comm.host_group import HostGroup
 from accelerate_cpp.comm.mesh import Mesh
+from accelerate_cpp.comm.timeouts import that_of_all
 from accelerate_cpp.devices.host_memory import return_free_memory
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor
 from accelerate_cpp.errors import InvalidArgument
@@ -243,7 +244,8 @@ class FullyShardedStrategy(ShardedStrategy):
     def _made_mesh(self, axes: Mapping[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        with that_of_all():
+            return init_device_mesh(self._device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def dtypes_on_the_way(
         self, model: torch.nn.Module, parameter: torch.nn.Parameter

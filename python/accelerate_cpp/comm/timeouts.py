@@ -1,0 +1,45 @@
+"""How long collectives of a group may last, and of the groups that are made of a part of it.
+
+torch gives these 10 or 30 minutes of its own accord, whatever the program has chosen for the group of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """The timeout of collectives of ``group`` on ``device``; ``None`` where there are none, or nobody tells."""
+    from accelerate_cpp._native import C10dBackend
+
+    if device not in group._device_types:
+        return None
+    backend: Any = group._get_backend(device)
+    if isinstance(backend, C10dBackend):
+        return backend.timeout
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+@contextmanager
+def that_of_all() -> Iterator[None]:
+    """Groups that are made within, and no others, get the timeout of the group of all processes."""
+    world = dist.group.WORLD
+    timeouts = {} if world is None else {one.type: timeout_of(world, one) for one in world._device_types}
+    of_all = timeouts.get("cpu") or next(filter(None, timeouts.values()), None)
+    # torch asks for these where a group is made without a timeout, as meshes make theirs.
+    defaults = {"default_pg_timeout": of_all, "default_pg_nccl_timeout": timeouts.get("cuda")}
+    before = {name: getattr(distributed_c10d, name) for name in defaults}
+    try:
+        for name, timeout in defaults.items():
+            setattr(distributed_c10d, name, timeout or before[name])
+        yield
+    finally:
+        for name, timeout in before.items():
+            setattr(distributed_c10d, name, timeout)
