@@ -29,32 +29,32 @@ using StorePointer = C10dEngine::StorePointer;
 std::shared_ptr<Communicator> connect_inside(const StorePointer& store, const HostLayout& layout, int rank,
                                              Deadline deadline, const comm::WaitHooks& hooks) {
   const int host = layout.host_of(rank);
-  const int size = static_cast<int>(layout.ranks_of(host).size());
+  const std::vector<int>& ranks = layout.ranks_of(host);
   const auto own = c10::make_intrusive<::c10d::PrefixStore>("host" + std::to_string(host), store);
-  return connect_within_host(own, layout.index_within_host(rank), size, deadline, hooks);
+  return connect_within_host(own, layout.index_within_host(rank), static_cast<int>(ranks.size()), deadline,
+                             hooks.among(ranks));
 }
 
 std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank, const std::vector<int>& hosts,
                                             milliseconds timeout, milliseconds warn_after,
                                             const C10dEngine::Connect& connect, std::vector<int> numbers) {
   const HostLayout layout(hosts);
-  const comm::WaitHooks hooks = wait_hooks(warn_after);  // inside and between the hosts, ranks have other numbers
-  const comm::WaitHooks of_all = with_numbers(hooks, std::move(numbers), layout.size());
-  const auto connect_far = [&](const std::string& name, int own_rank, int size) {
-    const C10dEngine::Place place{name, own_rank, size, of_all.number_of(rank)};
+  const comm::WaitHooks hooks = with_numbers(wait_hooks(warn_after), std::move(numbers), layout.size());
+  const auto connect_far = [&](const C10dEngine::Place& place, const comm::WaitHooks& own_hooks) {
     // Hierarchical has compared the calls of all ranks before it gets here.
-    return std::make_shared<C10dCommunicator>(std::make_shared<C10dEngine>(connect, store, place, hooks), false);
+    return std::make_shared<C10dCommunicator>(std::make_shared<C10dEngine>(connect, store, place, own_hooks), false);
   };
   comm::Hierarchical::Parts parts;
   parts.inside = connect_inside(store, layout, rank, Deadline::after(timeout), hooks);
-  parts.everyone = connect_far("everyone", rank, layout.size());
+  parts.everyone = connect_far({"everyone", rank, layout.size()}, hooks);
   if (layout.num_hosts() == layout.size()) {
     parts.rail = parts.everyone;
   } else if (layout.is_on_rail(rank)) {
-    const std::string name = "rail" + std::to_string(layout.index_within_host(rank));
-    parts.rail = connect_far(name, layout.host_of(rank), layout.num_hosts());
+    const int index = layout.index_within_host(rank);
+    parts.rail = connect_far({"rail" + std::to_string(index), layout.host_of(rank), layout.num_hosts()},
+                             hooks.among(layout.ranks_of_rail(index)));
   }
-  return std::make_shared<comm::Hierarchical>(layout, std::move(parts), of_all);
+  return std::make_shared<comm::Hierarchical>(layout, std::move(parts), hooks);
 }
 
 // `connect` for threads that do not hold the interpreter lock. Never released: an owner may drop it while the

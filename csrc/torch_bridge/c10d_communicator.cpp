@@ -30,7 +30,7 @@ C10dCommunicator::C10dCommunicator(std::shared_ptr<C10dEngine> engine, bool chec
       check_(rank_, engine_->hooks()),
       port_(C10dPort::make(engine_)) {
   std::vector<std::shared_ptr<MessageMatcher::Port>> ports(static_cast<std::size_t>(size_), port_);
-  messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes);
+  messages_ = std::make_shared<MessageMatcher>(rank_, std::move(ports), kInlineBytes, engine_->hooks());
 }
 
 C10dCommunicator::~C10dCommunicator() {
@@ -40,7 +40,7 @@ C10dCommunicator::~C10dCommunicator() {
 
 void C10dCommunicator::run(const CallRecord& record, const Call& call, const std::function<void()>& body) {
   const std::lock_guard lock(mutex_);
-  operation_ = {record.describe(), operation_.number + 1};
+  operation_ = {record.describe(engine_->hooks()), operation_.number + 1};
   engine_->check_usable(operation_.text);
   try {
     if (check_calls_) {

@@ -31,6 +31,7 @@ class C10dCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  std::string name_of(int rank) const override { return engine_->hooks().name_of(rank); }
   void all_reduce(MemoryView data, Reduction reduction, const Call& call) override;
   void reduce(MemoryView data, int root, Reduction reduction, const Call& call) override;
   void reduce_scatter(const std::vector<ConstMemoryView>& inputs, MemoryView output, Reduction reduction,

@@ -53,7 +53,6 @@ C10dEngine::C10dEngine(Connect connect, StorePointer store, const Place& place, 
       store_(std::move(store)),
       hooks_(std::move(hooks)),
       backend_(connect_(c10::make_intrusive<::c10d::PrefixStore>(place.name, store_), place.rank, place.size)),
-      known_as_(place.known_as),
       is_gloo_(backend_->getBackendName() == "gloo"),
       news_(store_, place.name) {}
 
@@ -207,7 +206,7 @@ void C10dEngine::check_process(const std::string& operation) const {
 
 void C10dEngine::check_usable(const std::string& operation) const {
   check_process(operation);
-  news_.failure().check(operation, known_as_);
+  news_.failure().check(operation, hooks_.number_of(rank()));
 }
 
 void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
@@ -235,7 +234,10 @@ void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
 }
 
 std::exception_ptr C10dEngine::translated(const std::exception& error, const std::string& operation) {
-  const auto give_up = steady_clock::now() + kWaitForReason;
+  const steady_clock::rep now = steady_clock::now().time_since_epoch().count();
+  steady_clock::rep first = 0;
+  first = first_loss_.compare_exchange_strong(first, now) ? now : first;
+  const auto give_up = steady_clock::time_point(steady_clock::duration(first)) + kWaitForReason;
   news_.ask();
   while (!news_.failure().reason() && steady_clock::now() < give_up) {
     std::this_thread::sleep_for(kSlice);

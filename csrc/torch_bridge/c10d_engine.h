@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +38,6 @@ class C10dEngine {
     std::string name;  // of this engine among those that share a store
     int rank;
     int size;
-    int known_as;  // the rank that messages give
   };
 
   // Collective over the ranks that pass the same name. `store` stays in use; engines that share it fail together.
@@ -94,12 +94,13 @@ class C10dEngine {
 
   bool is_usable() const;
   // What messages call this rank.
-  std::string who() const { return "rank " + std::to_string(known_as_); }
+  std::string who() const { return hooks_.name_of(rank()); }
   // Throws PeerLost once this group has failed, InvalidArgument in a forked child; `operation` was about to run.
   void check_usable(const std::string& operation) const;
   // Looks at everything that may end a wait that began with `deadline`; each wait calls it every 50 ms or so.
   void look_around(const Deadline& deadline, Operation& operation);
-  // The PeerLost for a failure of the engine itself; looks whether some rank has told the reason.
+  // The PeerLost for a failure of the engine itself; looks for a moment after the first one whether some rank tells the
+  // reason.
   std::exception_ptr translated(const std::exception& error, const std::string& operation);
 
   // Makes this group fail, here and, within moments, on all ranks. Never throws; the first reason stays.
@@ -124,9 +125,9 @@ class C10dEngine {
   const WaitHooks hooks_;
   const OwnerProcess process_;
   c10::intrusive_ptr<::c10d::Backend> backend_;
-  const int known_as_;
   const bool is_gloo_;
   C10dNews news_;
+  std::atomic<std::chrono::steady_clock::rep> first_loss_{0};  // when the engine failed first; 0: it has not
   std::mutex posting_;
   std::mutex memory_mutex_;
   std::vector<at::Tensor> memory_;  // at most kKeptMemory, each of at most kKeptBytes

@@ -130,7 +130,7 @@ class Arrival final : public Transfer {
   }
 
   void wait(Deadline deadline) override {
-    C10dEngine::Operation operation{"receive from rank " + std::to_string(source_)};
+    C10dEngine::Operation operation{"receive from " + engine_->hooks().name_of(source_)};
     auto last_asked = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     while (!ended_) {
@@ -149,8 +149,8 @@ class Arrival final : public Transfer {
       const bool left = ask && source_has_left();
       lock.lock();
       if (left && !ended_) {
-        error_ = std::make_exception_ptr(PeerLeft(operation.text + " on rank " + std::to_string(engine_->rank()) +
-                                                  ": rank " + std::to_string(source_) +
+        error_ = std::make_exception_ptr(PeerLeft(operation.text + " on " + engine_->who() + ": " +
+                                                  engine_->hooks().name_of(source_) +
                                                   " has left the group without sending"));
         ended_ = true;
       }
@@ -226,7 +226,7 @@ class WaitingPort final : public C10dPort {
   }
 
   std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint32_t slot, const Call&) override {
-    engine_->check_usable("send to rank " + std::to_string(destination));
+    engine_->check_usable("send to " + engine_->hooks().name_of(destination));
     const at::Tensor copy = at::empty({static_cast<std::int64_t>(data.size_bytes())}, at::TensorOptions(at::kByte));
     std::memcpy(copy.data_ptr(), data.data, data.size_bytes());
     const WorkPointer work = engine_->send(copy, destination, static_cast<int>(slot));
@@ -239,7 +239,7 @@ class WaitingPort final : public C10dPort {
   }
 
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint32_t slot, const Call& call) override {
-    engine_->check_usable("receive from rank " + std::to_string(source));
+    engine_->check_usable("receive from " + engine_->hooks().name_of(source));
     const bool is_envelope = slot == MessageMatcher::kEnvelopeSlot;
     const auto number = is_envelope ? std::optional(count(num_posted_, source)) : std::nullopt;
     const auto arrival = std::make_shared<Arrival>(engine_, data, source, number, call.deadline);

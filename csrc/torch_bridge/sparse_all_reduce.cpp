@@ -65,8 +65,8 @@ std::vector<std::int64_t> gather_counts(Communicator& communicator, std::int64_t
     counts.push_back(all[2 * r]);
     if (all[2 * r + 1] != sparse_dim) {
       throw MismatchedCollective("all_reduce: the sparse tensor has " + std::to_string(sparse_dim) +
-                                 " sparse dimensions on rank " + std::to_string(communicator.rank()) + " but " +
-                                 std::to_string(all[2 * r + 1]) + " on rank " + std::to_string(r));
+                                 " sparse dimensions on " + communicator.name_of(communicator.rank()) + " but " +
+                                 std::to_string(all[2 * r + 1]) + " on " + communicator.name_of(static_cast<int>(r)));
     }
   }
   return counts;

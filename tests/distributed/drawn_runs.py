@@ -176,7 +176,7 @@ def _patched(way: str) -> Any:
     are summed by a process group, as on accelerators.
     """
     if way == "apart":
-        return mock.patch("accelerate_cpp.comm.hosts.find_hosts", lambda store, rank, size: list(range(size)))
+        return mock.patch("accelerate_cpp.comm.hosts.find_hosts", lambda store, rank, size, numbers: list(range(size)))
     if way == "device":
         make = partial(dist.new_group, backend="gloo")
         return mock.patch("accelerate_cpp.parallel.data_parallel_strategy.device_group_maker", return_value=make)

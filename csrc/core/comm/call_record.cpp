@@ -160,7 +160,7 @@ std::string table_of(const KnownCalls& calls, const WaitHooks& names) {
       continue;
     }
     const CallSite site(calls[rank]->location);
-    table += site.name(calls[rank]->describe()) + site.suffix();
+    table += site.name(calls[rank]->describe(names)) + site.suffix();
   }
   return table;
 }

@@ -45,7 +45,7 @@ bool CallSignature::agrees_with(const CallSignature& other, bool sized) const {
          (sized || count == other.count) && round == other.round && shape == other.shape;
 }
 
-std::string CallSignature::describe() const {
+std::string CallSignature::describe(const WaitHooks& names) const {
   std::string text = name(kind);
   switch (kind) {
     case CallKind::kBarrier:
@@ -67,7 +67,7 @@ std::string CallSignature::describe() const {
       break;
   }
   text += " of " + (shape.known() ? shape.to_string() : std::to_string(count)) + " " + accelerate_cpp::name(dtype);
-  return root < 0 ? text : text + ", root " + std::to_string(root);
+  return root < 0 ? text : text + ", root " + std::to_string(names.number_of(root));
 }
 
 }  // namespace accelerate_cpp::comm

@@ -45,8 +45,8 @@ struct CallSignature {
   // When operands may differ in size (`sized`), their counts are compared by pairs of ranks, not here.
   bool agrees_with(const CallSignature& other, bool sized) const;
 
-  // "all_reduce(sum) of [10, 100] float32", for messages.
-  std::string describe() const;
+  // "all_reduce(sum) of [10, 100] float32", for messages, which call ranks as `names` does.
+  std::string describe(const WaitHooks& names = {}) const;
 };
 
 }  // namespace accelerate_cpp::comm

@@ -54,6 +54,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // What messages call a rank: in a group that is a part of another, by its number there.
+  virtual std::string name_of(int rank) const { return "rank " + std::to_string(rank); }
 
   // In place: afterwards `data` holds the reduction over all ranks, bitwise equal on all of them.
   virtual void all_reduce(MemoryView data, Reduction reduction, const Call& call) = 0;

@@ -76,24 +76,28 @@ void Hierarchical::run(const CallRecord& record, const Call& call, const Action&
 
 void Hierarchical::run_alone(const CallRecord& record, const Action& action) {
   const std::lock_guard lock(mutex_);
-  check_usable(record.describe());
+  check_usable(record.describe(hooks_));
   try {
     action();
   } catch (const MismatchedCollective&) {
     throw;
   } catch (...) {
-    fail(record.describe() + " failed on " + hooks_.name_of(rank_) + ": " + reason_in_flight("interrupted"));
+    fail(record.describe(hooks_) + " failed on " + hooks_.name_of(rank_) + ": " + reason_in_flight("interrupted"));
     throw;
   }
 }
 
 void Hierarchical::inside(const Action& action) const {
-  run_among(action, [this] { return "among the ranks of one host (" + layout_.names_within(host(), hooks_) + "): "; });
+  run_among(action, [] { return std::string("among the ranks of one host: "); });
 }
 
 void Hierarchical::between(const Action& action) const {
   run_among(action, [this] {
-    return "between the hosts (" + layout_.names_of_rail(layout_.index_within_host(rank_), hooks_) + "): ";
+    std::string others;
+    for (const int rank : layout_.ranks_of_rail(layout_.index_within_host(rank_))) {
+      others += rank == rank_ ? "" : (others.empty() ? "" : ", ") + hooks_.name_of(rank);
+    }
+    return "between the hosts, with " + others + ": ";
   });
 }
 
@@ -286,12 +290,12 @@ void Hierarchical::barrier(const Call& call) {
 
 std::shared_ptr<Transfer> Hierarchical::send(ConstMemoryView data, int destination, std::uint64_t tag,
                                              const Call& call) {
-  check_usable("send to rank " + std::to_string(destination));
+  check_usable("send to " + hooks_.name_of(destination));
   return messages_->send(data, destination, tag, call);
 }
 
 std::shared_ptr<Transfer> Hierarchical::receive(MemoryView data, int source, std::uint64_t tag, const Call& call) {
-  check_usable("receive from rank " + std::to_string(source));
+  check_usable("receive from " + hooks_.name_of(source));
   return messages_->receive(data, source, tag, call);
 }
 

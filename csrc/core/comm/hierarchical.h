@@ -60,6 +60,7 @@ class Hierarchical final : public Communicator {
   std::shared_ptr<Transfer> receive(MemoryView data, int source, std::uint64_t tag, const Call& call) override;
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
+  std::string name_of(int rank) const override { return hooks_.name_of(rank); }
   double cores_per_rank() const override { return parts_.inside->cores_per_rank(); }
   void leave() noexcept override;
   bool someone_has_left() override { return parts_.everyone->someone_has_left(); }
@@ -90,7 +91,7 @@ class Hierarchical final : public Communicator {
   void run(const CallRecord& record, const Call& call, const Action& body);
   void run_alone(const CallRecord& record, const Action& action);
   std::vector<int> check(const CallRecord& record, const Call& call);
-  // Runs an operation of `inside` or of the rail. Its errors explain which ranks their numbers mean.
+  // Runs an operation of `inside` or of the rail. Its errors tell which.
   void inside(const Action& action) const;
   void between(const Action& action) const;
   void check_usable(const std::string& what) const;

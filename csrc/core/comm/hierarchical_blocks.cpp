@@ -218,9 +218,7 @@ std::shared_ptr<Communicator> Hierarchical::split(int color, int key, const Call
     const bool on_rail = far && layout.is_on_rail(new_rank);
     const int rail = on_rail ? members.front() * size() + layout.index_within_host(new_rank) : -1;
     parts.rail = parts_.everyone->split(rail, new_rank, part_of(call));
-    WaitHooks hooks = hooks_;
-    hooks.numbers.clear();  // they are of this group
-    result = far ? std::make_shared<Hierarchical>(layout, parts, hooks) : parts.inside;
+    result = far ? std::make_shared<Hierarchical>(layout, parts, hooks_.among(members)) : parts.inside;
   });
   return result;
 }

@@ -4,17 +4,6 @@
 #include <map>
 
 namespace accelerate_cpp::comm {
-namespace {
-
-std::string numbered(const std::vector<int>& ranks, const WaitHooks& names) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(i) + ": " + names.name_of(ranks[i]);
-  }
-  return text;
-}
-
-}  // namespace
 
 HostLayout::HostLayout(const std::vector<int>& host_of_rank) {
   std::map<int, int> numbers;
@@ -28,10 +17,6 @@ HostLayout::HostLayout(const std::vector<int>& host_of_rank) {
   }
 }
 
-std::string HostLayout::names_within(int host, const WaitHooks& names) const {
-  return numbered(ranks_of(host), names);
-}
-
 int HostLayout::num_rails() const {
   std::size_t least = host_of_.size();
   for (const std::vector<int>& ranks : ranks_) {
@@ -40,12 +25,12 @@ int HostLayout::num_rails() const {
   return static_cast<int>(least);
 }
 
-std::string HostLayout::names_of_rail(int place, const WaitHooks& names) const {
+std::vector<int> HostLayout::ranks_of_rail(int index) const {
   std::vector<int> rail;
   for (const std::vector<int>& ranks : ranks_) {
-    rail.push_back(ranks.at(static_cast<std::size_t>(place)));
+    rail.push_back(ranks.at(static_cast<std::size_t>(index)));
   }
-  return numbered(rail, names);
+  return rail;
 }
 
 }  // namespace accelerate_cpp::comm

@@ -1,10 +1,7 @@
 // Which ranks of a group share a host.
 #pragma once
 
-#include <string>
 #include <vector>
-
-#include "core/comm/options.h"
 
 namespace accelerate_cpp::comm {
 
@@ -27,11 +24,8 @@ class HostLayout {
   // How many ranks each host has at least. The ranks with the same index below that form a rail.
   int num_rails() const;
   bool is_on_rail(int rank) const { return index_within_host(rank) < num_rails(); }
-
-  // "0: rank 2, 1: rank 3": the ranks of a host, as `names` calls them, by their places in it.
-  std::string names_within(int host, const WaitHooks& names = {}) const;
-  // "0: rank 0, 1: rank 2": the ranks at a place of their hosts, by host.
-  std::string names_of_rail(int place, const WaitHooks& names = {}) const;
+  // The ranks with this index within their hosts, by host.
+  std::vector<int> ranks_of_rail(int index) const;
 
  private:
   std::vector<int> host_of_;

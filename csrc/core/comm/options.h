@@ -40,8 +40,22 @@ struct WaitHooks {
   // By which numbers messages call the ranks of a group that is a part of another; empty: by those in the group.
   std::vector<int> numbers;
 
-  int number_of(int rank) const { return numbers.empty() ? rank : numbers.at(static_cast<std::size_t>(rank)); }
+  // What is no rank of the group, as an argument may be, stays as it is.
+  int number_of(int rank) const {
+    return rank < 0 || static_cast<std::size_t>(rank) >= numbers.size() ? rank
+                                                                        : numbers[static_cast<std::size_t>(rank)];
+  }
   std::string name_of(int rank) const { return "rank " + std::to_string(number_of(rank)); }
+
+  // For a group of `members` of this group, in their order: its messages call them as those of this group do.
+  WaitHooks among(const std::vector<int>& members) const {
+    WaitHooks hooks = *this;
+    hooks.numbers.clear();
+    for (const int member : members) {
+      hooks.numbers.push_back(number_of(member));
+    }
+    return hooks;
+  }
 };
 
 }  // namespace accelerate_cpp::comm

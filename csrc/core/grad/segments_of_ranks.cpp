@@ -23,7 +23,7 @@ SegmentsOfRanks::SegmentsOfRanks(comm::ShmCommunicator& communicator, std::size_
   communicator.all_gather({&own, 2, DType::kInt64}, outputs, deadline);
   for (std::size_t peer = 1; peer < homes.size(); ++peer) {
     if (homes[peer].layout != homes[0].layout) {
-      throw MismatchedCollective("rank 0 and rank " + std::to_string(peer) +
+      throw MismatchedCollective(communicator.name_of(0) + " and " + communicator.name_of(static_cast<int>(peer)) +
                                  " prepared models with different parameters; every rank must build the same model");
     }
   }

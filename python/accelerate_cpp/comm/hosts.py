@@ -46,33 +46,39 @@ def host_identity() -> str:
     return f"{boot_id} {namespaces[0]} {namespaces[1]} {os.getuid()}"
 
 
-def _exchange(store: dist.Store, rank: int, world_size: int, topic: str, own: str) -> list[str]:
-    """The values that all ranks pass, in rank order."""
+def _exchange(
+    store: dist.Store, rank: int, world_size: int, topic: str, own: str, numbers: Sequence[int] = ()
+) -> list[str]:
+    """The values that all ranks pass, in rank order. Messages call ranks by their ``numbers``, if there are any."""
+    numbers = numbers or range(world_size)
     store.set(f"accelerate_cpp/{topic}/{rank}", own)
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    wait = SlowWait(rank, world_size)
+    wait = SlowWait(numbers[rank], world_size)
     for peer in range(world_size):
         # The store's own wait answers no Ctrl-C and reports nothing.
         while not store.check([f"accelerate_cpp/{topic}/{peer}"]):
             if wait.seconds > timeout.total_seconds():
                 raise Timeout(
-                    f"{wait.sentence(f'rank {peer}')}, which did not answer; check that all ranks were started"
+                    f"{wait.sentence(f'rank {numbers[peer]}')}, which did not answer; check that all ranks were started"
                 )
-            wait.report(f"rank {peer}")
+            wait.report(f"rank {numbers[peer]}")
             time.sleep(_LOOK_INTERVAL_SECONDS)
     return [store.get(f"accelerate_cpp/{topic}/{peer}").decode() for peer in range(world_size)]
 
 
-def find_hosts(store: dist.Store, rank: int, world_size: int) -> list[int]:
+def find_hosts(store: dist.Store, rank: int, world_size: int, numbers: Sequence[int] = ()) -> list[int]:
     """The host of every rank, by a number: hosts are counted in the order of their first rank. Collective.
+
+    Args:
+        numbers: by which messages call ranks that are a part of all; empty: by their ranks here.
 
     Raises:
         Timeout: a rank did not come before the timeout of ``store``.
     """
-    numbers: dict[str, int] = {}
+    known: dict[str, int] = {}
     return [
-        numbers.setdefault(identity, len(numbers))
-        for identity in _exchange(store, rank, world_size, "host", host_identity())
+        known.setdefault(identity, len(known))
+        for identity in _exchange(store, rank, world_size, "host", host_identity(), numbers)
     ]
 
 
@@ -116,7 +122,7 @@ def _address_of_store(store: dist.Store) -> str | None:
     return store.host if isinstance(store, dist.TCPStore) else None
 
 
-def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int]) -> str | None:
+def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int], numbers: Sequence[int] = ()) -> str | None:
     """The address that Gloo must be told to bind to, or ``None`` when its own choice is right. Collective.
 
     Gloo goes by the host's name, which on many systems resolves to a loopback address that no other host can reach.
@@ -126,7 +132,7 @@ def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int]) -> str |
     default = default_gloo_address()
     store_host = _address_of_store(store)
     own = default if is_reachable(default) else address_towards(store_host) if store_host else None
-    addresses = _exchange(store, rank, len(hosts), "address", own if own and is_reachable(own) else "")
+    addresses = _exchange(store, rank, len(hosts), "address", own if own and is_reachable(own) else "", numbers)
     if GLOO_INTERFACE.is_set() or is_reachable(default):
         return None
     if is_reachable(own):
@@ -179,12 +185,12 @@ def create_backend(
     """
     from accelerate_cpp import _native
 
-    hosts = find_hosts(store, rank, world_size)
+    hosts = find_hosts(store, rank, world_size, numbers)
     backend: dist.Backend
     if len(set(hosts)) == 1:
         backend = _native.create_backend(store, rank, world_size, timeout, warn_after, list(numbers))
     else:
-        connect = gloo_connector(choose_gloo_address(store, rank, hosts), timeout)
+        connect = gloo_connector(choose_gloo_address(store, rank, hosts, numbers), timeout)
         backend = _native.create_hierarchical_backend(
             store, rank, world_size, hosts, timeout, connect, warn_after, list(numbers)
         )

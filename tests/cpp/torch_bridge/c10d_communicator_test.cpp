@@ -199,6 +199,24 @@ TEST(C10dCommunicator, TellsTheOthersThatItLeavesAndLosesNoMessage) {
   });
 }
 
+TEST(C10dCommunicator, CallsRanksByTheirNumbers) {
+  Network network("gloo");
+  WaitHooks hooks;
+  hooks.numbers = {5, 7};
+  testing::run_engines(
+      network, 2,
+      [&](const auto& engine) {
+        C10dCommunicator communicator(engine);
+        communicator.barrier(soon());
+        if (communicator.rank() == 1) {
+          return communicator.leave();
+        }
+        EXPECT_THAT(message_of<PeerLost>([&] { communicator.barrier(soon()); }),
+                    HasSubstr("barrier on rank 5: rank 7 has left the group without this operation"));
+      },
+      hooks);
+}
+
 TEST(C10dCommunicator, LosesAPeerWhenTheEngineFails) {
   Network network("gloo");
   std::atomic<int> passed{0};

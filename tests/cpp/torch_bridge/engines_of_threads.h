@@ -33,7 +33,7 @@ class Network {
       return c10::make_intrusive<ThreadEngine>(wires()[std::stoul(std::string(wire.begin(), wire.end()))], own_rank,
                                                own_size, engine_name_);
     };
-    return std::make_shared<C10dEngine>(make, store, C10dEngine::Place{name, rank, size, rank}, hooks);
+    return std::make_shared<C10dEngine>(make, store, C10dEngine::Place{name, rank, size}, hooks);
   }
 
   // In the order in which groups were connected.

@@ -72,6 +72,8 @@ def test_hosts_are_counted_in_the_order_of_their_first_rank() -> None:
 def test_a_rank_that_never_comes_is_lost() -> None:
     with pytest.raises(Timeout, match=r"rank 0 waited .* for rank 1, which did not answer"):
         hosts.find_hosts(store_with("host"), 0, 2)
+    with pytest.raises(Timeout, match=r"forming a group of 2 ranks: rank 4 waited .* for rank 7, which did not answer"):
+        hosts.find_hosts(store_with("host"), 0, 2, [4, 7])
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,7 @@ void Group::end_in_error() noexcept {
   } catch (const std::exception& error) {
     withdraw_or_fail(error.what());
   } catch (...) {
-    withdraw_or_fail("an exception during " + current_.signature.describe());
+    withdraw_or_fail("an exception during " + current_.signature.describe(hooks_));
   }
 }
 

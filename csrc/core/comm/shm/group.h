@@ -58,7 +58,7 @@ class Group {
   template <class Body>
   void run(const Operation& operation, const Call& call, const Body& body) {
     const std::lock_guard lock(mutex_);
-    check_usable([](const Operation& what) { return what.signature.describe(); }, operation);
+    check_usable([this](const Operation& what) { return what.signature.describe(hooks_); }, operation);
     current_ = operation;
     current_.signature.shape = call.shape;
     location_ = call.location;

@@ -73,7 +73,7 @@ void Group::throw_mismatch() {
   for (int rank = 0; rank < size_; ++rank) {
     const CallSite site = site_of(control(rank), sequence_);
     table += "\n  " + hooks_.name_of(rank) + ": " +
-             site.name(announced(rank).signature.describe() + describe_counts(rank)) + site.suffix();
+             site.name(announced(rank).signature.describe(hooks_) + describe_counts(rank)) + site.suffix();
   }
   throw MismatchedCollective(
       table + "\nEvery rank must call the same collectives in the same order, with equal shapes and dtypes");
@@ -97,7 +97,7 @@ std::string Group::describe_wait(int peer) const {
   const std::string own = meets ? own_place() : "";
   const CallSite site = meets ? CallSite(own) : site_of(control(rank_), number_);
   const std::string number = meets ? "" : " (operation #" + std::to_string(number_) + ")";
-  return site.name(current_.signature.describe()) + number + site.suffix() + " on " + hooks_.name_of(rank_) +
+  return site.name(current_.signature.describe(hooks_)) + number + site.suffix() + " on " + hooks_.name_of(rank_) +
          " waited for " + hooks_.name_of(peer) + ": ";
 }
 
@@ -116,7 +116,7 @@ std::string Group::standing(int peer) const {
   }
   const CallSite site = site_of(control, reached);
   return who + " last reached operation #" + std::to_string(reached) + " (" +
-         site.name(operation.signature.describe()) + ")" + site.suffix();
+         site.name(operation.signature.describe(hooks_)) + ")" + site.suffix();
 }
 
 std::string Group::standings() const {

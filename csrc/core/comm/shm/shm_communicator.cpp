@@ -274,9 +274,7 @@ std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key, const C
     return nullptr;
   }
   try {
-    WaitHooks hooks = group_->hooks();
-    hooks.numbers.clear();  // they are of this group
-    return connect(store, store.new_rank(), store.new_size(), call.deadline, std::move(hooks));
+    return connect(store, store.new_rank(), store.new_size(), call.deadline, group_->hooks().among(store.members()));
   } catch (const std::exception& error) {
     abort(std::string("splitting the group failed: ") + error.what());
     throw;

@@ -42,6 +42,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, const Call& call) override;
   std::shared_ptr<Buffer> allocate(std::size_t size_bytes) override;
   std::shared_ptr<Buffer> window(std::size_t size_bytes, const Call& call) override;
+  std::string name_of(int rank) const override { return group_->hooks().name_of(rank); }
   double cores_per_rank() const override { return group_->cores() / size(); }
   void leave() noexcept override;
   bool someone_has_left() override { return group_->someone_has_left(); }

@@ -57,9 +57,9 @@ std::shared_ptr<Buffer> open_window(ShmCommunicator& communicator, std::size_t s
     std::rethrow_exception(failure);
   }
   if (offer.error != 0) {
-    throw SystemFailure(
-        "allocating " + std::to_string(size_bytes) + " bytes of memory for all ranks of the host on rank 0",
-        static_cast<int>(offer.error));
+    throw SystemFailure("allocating " + std::to_string(size_bytes) + " bytes of memory for all ranks of the host on " +
+                            group.hooks().name_of(0),
+                        static_cast<int>(offer.error));
   }
   if (communicator.rank() != 0) {
     segment = group.peer_segment(0, static_cast<std::uint32_t>(offer.segment), call.deadline);

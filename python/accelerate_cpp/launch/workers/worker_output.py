@@ -25,10 +25,10 @@ _CLOSED_CONNECTION = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Erro
 # A collective inside a program of JAX, which passes on its error as text.
 _INSIDE_JAX = re.compile(r"^jax\S*RuntimeError: \w+: (PeerLost|Timeout|MismatchedCollective): ")
 _RANK = re.compile(r"\brank (\d+)")
-# Of several hosts: the ranks that met, by the numbers that they have among themselves.
-_AMONG = re.compile(r": (among the ranks of one host|between the hosts) \((\d+: rank \d+(?:, \d+: rank \d+)*)\): ")
-_ON = re.compile(r" on rank (\d+)\b")
-_WAITED_FOR = re.compile(r" waited for rank (\d+)\b")
+# The ranks of other hosts that take part in an operation between them.
+_BETWEEN = re.compile(r": between the hosts, with (rank \d+(?:, rank \d+)*): ")
+_ON = re.compile(r" on rank \d+\b")
+_WAITED_FOR = re.compile(r" waited for (?=rank )")
 # What torch.distributed puts before each line of an uncaught exception.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
@@ -178,16 +178,13 @@ def blamed_by(error: str) -> tuple[int, ...] | None:
 
 
 def _ranks_in(error: str) -> tuple[int, ...]:
-    """The ranks that a consequence names. Among the ranks of one host, they have numbers of their own there."""
-    among = _AMONG.search(error)
-    if among is None:
+    """The ranks that a consequence names. Between hosts, all that take part may be the cause, unless it says more.
+
+    What a rank says may hold what another one has said: the last is nearest to the cause.
+    """
+    between = [*_BETWEEN.finditer(error)]
+    if not between:
         return tuple(map(int, _RANK.findall(error)))
-    those = [int(rank) for rank in _RANK.findall(among[2])]
-    said = error[among.end() :]
-    awaited = _WAITED_FOR.search(said)
-    if awaited is not None and int(awaited[1]) < len(those):
-        return (those[int(awaited[1])],)
-    on = _ON.search(said)
-    named = said if on is None else said[on.end() :]
-    ranks = [int(rank) for rank in _RANK.findall(named)]
-    return tuple(ranks or (rank for rank in those if on is None or rank != int(on[1])))
+    said = error[between[-1].end() :]
+    named = _WAITED_FOR.split(said)[-1] if _WAITED_FOR.search(said) else _ON.split(said, 1)[-1]
+    return tuple(map(int, _RANK.findall(named) or _RANK.findall(between[-1][1])))

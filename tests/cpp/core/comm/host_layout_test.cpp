@@ -27,14 +27,10 @@ TEST(HostLayout, MakesTheFirstRankOfAHostItsLeader) {
   EXPECT_FALSE(layout.is_leader(2));
 }
 
-TEST(HostLayout, NamesRanksByTheirPlacesForMessages) {
-  const HostLayout layout({0, 1, 0, 1});
-  EXPECT_EQ(layout.names_within(1), "0: rank 1, 1: rank 3");
-  EXPECT_EQ(layout.names_of_rail(0), "0: rank 0, 1: rank 1");
-  WaitHooks hooks;
-  hooks.numbers = {2, 3, 6, 7};
-  EXPECT_EQ(layout.names_within(1, hooks), "0: rank 3, 1: rank 7");
-  EXPECT_EQ(layout.names_of_rail(0, hooks), "0: rank 2, 1: rank 3");
+TEST(HostLayout, TellsTheRanksOfARailByHost) {
+  const HostLayout layout({0, 1, 0, 1, 1});
+  EXPECT_THAT(layout.ranks_of_rail(0), ElementsAre(0, 1));
+  EXPECT_THAT(layout.ranks_of_rail(1), ElementsAre(2, 3));
 }
 
 TEST(HostLayout, OfNoRanksHasNoHosts) {

@@ -61,11 +61,12 @@ inline std::shared_ptr<Hierarchical> connect_hosts(Store& store, int rank, const
   const int host = layout.host_of(rank);
   Hierarchical::Parts parts;
   parts.inside = connect_part(store, "host" + std::to_string(host), layout.index_within_host(rank),
-                              static_cast<int>(layout.ranks_of(host).size()), hooks);
+                              static_cast<int>(layout.ranks_of(host).size()), hooks.among(layout.ranks_of(host)));
   parts.everyone = connect_part(store, "everyone", rank, layout.size(), hooks);
   if (layout.is_on_rail(rank)) {
-    const std::string name = "rail" + std::to_string(layout.index_within_host(rank));
-    parts.rail = connect_part(store, name, host, layout.num_hosts(), failing_with(parts.everyone, hooks));
+    const int index = layout.index_within_host(rank);
+    parts.rail = connect_part(store, "rail" + std::to_string(index), host, layout.num_hosts(),
+                              failing_with(parts.everyone, hooks.among(layout.ranks_of_rail(index))));
   }
   return std::make_shared<Hierarchical>(layout, parts, hooks);
 }

@@ -37,6 +37,15 @@ TEST(Reductions, MultiplyByOneUnlessTold) {
   EXPECT_EQ(scaled.factor, 0.25);
 }
 
+TEST(WaitHooks, OfAPartOfAGroupCallItsRanksAsThoseOfTheGroupDo) {
+  WaitHooks hooks;
+  EXPECT_EQ(hooks.name_of(1), "rank 1");
+  const WaitHooks part = hooks.among({3, 1, 2});
+  EXPECT_EQ(part.name_of(0), "rank 3");
+  EXPECT_EQ(part.among({2, 0}).name_of(0), "rank 2");
+  EXPECT_EQ(part.among({2, 0}).number_of(1), 3);
+}
+
 TEST(WaitHooks, CanAllBeCalledWhenNoneIsGiven) {
   const WaitHooks hooks;
   EXPECT_NO_THROW(hooks.probe());

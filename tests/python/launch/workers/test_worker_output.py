@@ -19,8 +19,8 @@ from accelerate_cpp.launch.workers.worker_output import (
     to_all,
 )
 
-AMONG_HOST = "accelerate_cpp.errors.Timeout: among the ranks of one host (0: rank 2, 1: rank 3): "
-BETWEEN_HOSTS = "accelerate_cpp.errors.Timeout: between the hosts (0: rank 1, 1: rank 3): "
+AMONG_HOST = "accelerate_cpp.errors.Timeout: among the ranks of one host: "
+BETWEEN_HOSTS = "accelerate_cpp.errors.Timeout: between the hosts, with rank 1, rank 5: "
 CHAIN = """noise
 Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -172,10 +172,14 @@ def test_rank_prefixes_of_torch_are_left_out_of_the_report() -> None:
         ("accelerate_cpp.errors.PeerLost: all_reduce on rank 0 of 4: rank 3 has ended", (0, 3)),
         ("accelerate_cpp.errors.OtherRankFailed: save_state: rank 2 failed with ValueError: boom", (2,)),
         ("accelerate_cpp.errors.Timeout: nobody came", ()),
-        (f"{AMONG_HOST}barrier (operation #3) at t.py:2 on rank 0 waited for rank 1: nothing came", (3,)),
-        (f"{AMONG_HOST}barrier on rank 1: rank 0 failed: its program ended with ValueError", (0,)),
+        (f"{AMONG_HOST}barrier (operation #3) at t.py:2 on rank 2 waited for rank 3: nothing came", (2, 3)),
         (f"{BETWEEN_HOSTS}all_gather of 24 uint8 on rank 3: rank 0 failed: its program ended", (0,)),
-        (f"{BETWEEN_HOSTS}all_gather of 24 uint8 on rank 1 has not completed after 15 ms: it waited", (3,)),
+        (f"{BETWEEN_HOSTS}all_gather of 24 uint8 on rank 3 has not completed after 15 ms: it waited", (1, 5)),
+        (f"{BETWEEN_HOSTS}all_gather on rank 3: rank 4 failed: barrier on rank 4 waited for rank 5: it ended", (5,)),
+        (
+            f"{AMONG_HOST}gather on rank 3 waited for rank 2: rank 2 failed: {BETWEEN_HOSTS}gather on rank 2 ended",
+            (1, 5),
+        ),
         ("jax.errors.JaxRuntimeError: INTERNAL: PeerLost: all_reduce on rank 0: rank 1 has ended", (0, 1)),
         ("jaxlib._jax.XlaRuntimeError: INTERNAL: Timeout: nobody came", ()),
         ("jax.errors.JaxRuntimeError: INTERNAL: rank 1 has a bug", None),
