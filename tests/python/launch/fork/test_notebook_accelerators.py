@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import accelerate_cpp.devices.table  # noqa: F401  (with the real torch, which tests replace)
 from accelerate_cpp.launch.fork import notebook_accelerators as accelerators
 from accelerate_cpp.launch.fork.notebook_accelerators import (
     gpu_count,
