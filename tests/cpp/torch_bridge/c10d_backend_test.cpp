@@ -347,14 +347,19 @@ TEST(C10dBackend, SaysWhyItLeavesUnlessAllIsWell) {
 }
 
 TEST(C10dBackend, GivesUpWhatIsUnderWayWhenItLeaves) {
-  run_backends(2, [](C10dBackend& backend, int rank) {
+  std::atomic<bool> has_left{false};
+  run_backends(2, [&](C10dBackend& backend, int rank) {
     if (rank == 0) {
       const WorkPointer work = backend.barrier(options<::c10d::BarrierOptions>(true));
       work->getFuture();  // begun by the thread, or not
       backend.leave();
+      has_left = true;
       EXPECT_TRUE(work->isCompleted());
       EXPECT_FALSE(work->isSuccess());
     } else {
+      while (!has_left) {  // else it could complete the barrier
+        std::this_thread::yield();
+      }
       EXPECT_THAT(message_of<PeerLost>([&] { backend.barrier(options<::c10d::BarrierOptions>(false)); }),
                   HasSubstr("its process ended while an asynchronous operation was under way"));
     }
