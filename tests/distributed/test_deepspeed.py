@@ -415,7 +415,12 @@ def run_scenarios() -> dict[str, str]:
     return failures_of(SCENARIOS, "shm")
 
 
-@pytest.fixture(scope="module", params=[0, 2, 3, pytest.param(1, marks=pytest.mark.long)], ids="stage {}".format)
+LONG = pytest.mark.long
+
+
+@pytest.fixture(
+    scope="module", params=[2, 3, *(pytest.param(stage, marks=LONG) for stage in (0, 1))], ids="stage {}".format
+)
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_processes(run_scenarios, 2, timeout=280, environment={"STAGE": str(request.param)})
 

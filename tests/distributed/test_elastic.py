@@ -35,6 +35,7 @@ def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path:
     assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
 
 
+@pytest.mark.long
 def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     with ElasticRun(tmp_path, ["1", str(SIZE)], most=2) as run:
         run.start(), run.start()

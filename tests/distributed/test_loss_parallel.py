@@ -252,7 +252,7 @@ def flat(numbers: Any) -> list[float]:
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-@pytest.mark.parametrize("options", [{}, {"sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.long), {"sequence_parallel": True}], ids=str)
 def test_a_decoder_trains_without_gathered_logits(options: dict[str, Any]) -> None:
     logits = 8 * 12 * 64
     for found, wanted, most in run_processes(trained, 2, options, False, environment=OFFLINE):

@@ -93,7 +93,7 @@ def _launch(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], dict[int,
     raise AssertionError(launcher.stderr.read() if launcher.stderr else lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_a_notice_to_the_launcher_saves_and_ends_with_the_code_for_requeueing(
     folder: Path, number: signal.Signals
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_notice_to_the_launcher_saves_and_ends_with_the_code_for_requeueing(
     assert any(line.startswith("resumed ") and int(line.split()[1]) >= 20 for line in lines), lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGUSR1])
 def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder: Path, number: signal.Signals) -> None:
     """So Slurm sends it: to whatever runs in a step. Workers get it from the launcher once more."""
     launcher, pids, _ = _launch(folder)

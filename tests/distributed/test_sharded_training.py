@@ -1394,11 +1394,10 @@ LONG = pytest.mark.long
     scope="module",
     params=[
         (2, "shm", GATHERED),
-        (3, "shm", GATHERED),
         (2, "shm", ONCE_PER_HOST),
         (2, "shm", ZERO_2),
         (3, "shm", ZERO_2),
-        *(pytest.param((*one, GATHERED), marks=LONG) for one in [(2, "gloo"), (4, "shm"), (4, "gloo")]),
+        *(pytest.param((*one, GATHERED), marks=LONG) for one in [(3, "shm"), (2, "gloo"), (4, "shm"), (4, "gloo")]),
         *(
             pytest.param((ranks, backend, way), marks=LONG)
             for ranks, backend in [(3, "shm"), (2, "gloo"), (4, "shm"), (4, "gloo")]

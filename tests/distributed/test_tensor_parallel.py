@@ -348,7 +348,7 @@ def run_scenarios(sizes: dict[str, int], backend: str, folder: str) -> dict[str,
         ("split", "shm"),
         pytest.param("split", "gloo", marks=pytest.mark.long),
         ("copies of split layers", "shm"),
-        ("shards of split layers", "shm"),
+        pytest.param("shards of split layers", "shm", marks=pytest.mark.long),
         pytest.param("copies of shards of split layers", "shm", marks=pytest.mark.long),
     ],
 )
