@@ -75,6 +75,7 @@ class ElasticRun:
     Args:
         workers: of each launcher.
         address: of the launcher that leads, as the others see it.
+        options: the value of ``--rdzv_conf``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ElasticRun:
         max_restarts: int = 0,
         workers: int = 1,
         address: str = "127.0.0.1",
+        options: str = "last_call_timeout=600",
     ) -> None:
         self.folder = folder
         (folder / "train.py").write_text(TRAINS)
@@ -93,7 +95,7 @@ class ElasticRun:
         self._command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_machines", f"1:{most}"]
         self._command += ["--num_processes", str(most * workers), "--max_restarts", str(max_restarts)]
         self._command += ["--main_process_ip", address, "--main_process_port", str(free_port())]
-        self._command += ["--rdzv_conf", "last_call_timeout=600", "train.py", *arguments]
+        self._command += ["--rdzv_conf", options, "train.py", *arguments]
         self.launchers: list[subprocess.Popen[str]] = []
         self._file: TextIO = self._log.open("a")
 

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp
         run.until_steps_of(1)
         assert run.end() == [0], "\n".join(run.lines)
     assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
+
+
+@pytest.mark.long
+def test_a_leader_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """For longer than a launcher may say nothing: it could hear nobody, and nobody could hear it."""
+    options = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+    with ElasticRun(tmp_path, ["1000", "48"], most=2, options=options) as run:
+        leader = run.start()
+        run.until_steps_of(1)
+        leader.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        leader.send_signal(signal.SIGCONT)
+        run.until_steps_of(1)
+        run.is_enough()
+        assert run.end() == [0], "\n".join(run.lines)
+        assert not any("has said nothing" in line for line in run.lines), "\n".join(run.lines)
 
 
 @pytest.mark.long
@@ -105,7 +122,10 @@ def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_
         run.until_steps_of(2)
         leader.kill()
         assert other.wait(PATIENCE_SECONDS) == 1, "\n".join(run.lines)
-        assert any("which leads the run, has gone; start the run again" in line for line in run.lines)
+        assert any(
+            "which leads the run, has gone; make sure that it has ended, and start the run again" in line
+            for line in run.lines
+        )
 
 
 def test_all_save_when_the_launcher_that_leads_is_told_to_end(tmp_path: Path) -> None:

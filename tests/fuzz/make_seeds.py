@@ -350,8 +350,9 @@ def _said_by_launchers() -> Iterator[tuple[str, str, bytes]]:
         "hello": b"h" + lines(hello, {"say": "alive"}, offered, ended),
         "run": b"p" + lines(offered, {"say": "alive"}, ended),
         "failure": b"p" + lines(offered, ended | {"status": 3, "sentence": "rank 0 failed"}),
-        "saved": b"p" + lines(offered, {"say": "stopped", "round": 1, "has_saved": True}),
-        "leaves": b"p" + lines(offered, {"say": "leaves"}, {"say": "stopped", "round": 1}),
+        "saved": b"p" + lines(offered, {"say": "stopped", "round": 1, "status": 75, "has_saved": True}),
+        "leaves": b"p"
+        + lines(offered, {"say": "leaves", "has_saved": True}, {"say": "stopped", "round": 1, "status": 143}),
         "large-numbers": b"p" + lines(offered | {"port": 1 << 70}, ended | {"status": -1}, ended | {"round": 1e400}),
         "unknown": b"p" + lines({"say": "dance", "round": 1}, [1], None),
         "orders": b"l"

@@ -59,14 +59,24 @@ def common_numbers(project: Project, ranks: Participants) -> list[int]:
     """The numbers of the checkpoints that all ranks see, the highest first. A collective.
 
     Raises:
-        InvalidArgument: the project does not number its checkpoints.
+        InvalidArgument: the project does not number its checkpoints, or some ranks see checkpoints, but none that all
+            see, so that what was trained would be lost without a word.
     """
     if not project.automatic_checkpoint_naming:
         raise InvalidArgument(
             "load_state needs input_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) numbers folders"
         )
-    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(checkpoints_folder(project))))]
-    return sorted(set.intersection(*known), reverse=True)
+    folder = checkpoints_folder(project)
+    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(folder)))]
+    common = set.intersection(*known)
+    if not common and any(known):
+        seen = ", ".join(f"rank {rank}: {max(one) if one else 'none'}" for rank, one in enumerate(known))
+        raise InvalidArgument(
+            f"there is no checkpoint in {folder} that all processes see; expected a folder that all machines share, "
+            f"found as the highest number of each: {seen}. Copy the checkpoints to where they are missing, or move "
+            "them away to start anew"
+        )
+    return sorted(common, reverse=True)
 
 
 def newest_whole(project: Project, ranks: Participants, why_not_whole: Callable[[Path], str | None]) -> Path:

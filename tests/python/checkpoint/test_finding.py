@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.checkpoint.finding import given, newest_whole, next_iteration, target_of
+from accelerate_cpp.checkpoint.finding import common_numbers, given, newest_whole, next_iteration, target_of
 from accelerate_cpp.checkpoint.manifest import Manifest, why_not_whole
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import InvalidArgument
@@ -65,6 +65,22 @@ def test_no_whole_checkpoint_is_an_error_that_says_why(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "checkpoint_12").mkdir(parents=True)
     with pytest.raises(ValueError, match="checkpoint_12 has neither"):
         newest_whole(project(tmp_path), Participants(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("known", "common"), [([[1, 2, 5], [2, 3, 5]], [5, 2]), ([[], []], []), ([[4], []], None), ([[4], [5]], None)]
+)
+def test_only_what_all_see_is_found_and_what_some_see_is_not_passed_over(
+    known: list[list[int]], common: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Participants, "gather", lambda ranks, own: known)
+    if common is not None:
+        assert common_numbers(project(tmp_path), Participants()) == common
+        return
+    with pytest.raises(
+        InvalidArgument, match=r"that all processes see; .*found .* of each: rank 0: 4, rank 1: (none|5)"
+    ):
+        common_numbers(project(tmp_path), Participants())
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

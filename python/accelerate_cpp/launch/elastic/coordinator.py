@@ -20,6 +20,8 @@ _OTHER_VERSION = (
     "machines"
 )
 _LOOK_SECONDS = 0.2
+STALL_SECONDS = 2.0
+"""Who comes so much later than it wanted did not run meanwhile: it was stopped, or its machine slept."""
 _GREETING_SECONDS = 10.0
 _MOST_STRANGERS = 64
 _FAREWELL_SECONDS = 10.0
@@ -78,9 +80,14 @@ class Coordinator:
         self._thread.join()
 
     def _run(self) -> None:
+        looked = time.monotonic()
         try:
             while not self._is_done():
-                for key, _ in self._selector.select(_LOOK_SECONDS):
+                ready = self._selector.select(_LOOK_SECONDS)
+                missed, looked = time.monotonic() - looked, time.monotonic()
+                if missed > STALL_SECONDS:
+                    self._rounds.excuse(missed)
+                for key, _ in ready:
                     if key.data is None:
                         self._accept()
                     else:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.launch.elastic.coordinator import PULSES
+from accelerate_cpp.launch.elastic.coordinator import PULSES, STALL_SECONDS
 from accelerate_cpp.launch.elastic.messages import MEMBER, Channel, Message, Misunderstood, Unproved, number_in, text_in
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan.host_resources import free_port
@@ -159,14 +159,18 @@ class Member:
             self._close_stop_writer()
             was_stopped = self._round == start.round and self.stop_reason is not None
         if was_stopped and not is_cause:
-            self._say({"say": "stopped", "round": start.round, "has_saved": has_saved})
+            self._say({"say": "stopped", "round": start.round, "has_saved": has_saved, "status": status})
             return
         told = {"status": status, "sentence": sentence, "is_cause": is_cause, "has_saved": has_saved}
         self._say({"say": "ended", "round": start.round, **told})
 
-    def leaves(self) -> None:
-        """This launcher ends because of a signal."""
-        self._say({"say": "leaves"})
+    def leaves(self, has_saved: bool) -> None:
+        """This launcher ends because of a signal.
+
+        Args:
+            has_saved: its workers have saved the state of the run before.
+        """
+        self._say({"say": "leaves", "has_saved": has_saved})
 
     def _interrupt(self, seconds: float | None) -> Interrupted | None:
         """The signal that has come, or comes before anything else happens or ``seconds`` have passed."""
@@ -192,14 +196,21 @@ class Member:
     def _read(self) -> None:
         address, port = self._place
         gone = f"the launcher at {address}, port {port}, which leads the run, "
-        advice = "start the run again: it continues from its last checkpoint"
+        advice = "make sure that it has ended, and start the run again: it continues from its last checkpoint"
         try:
             reason: str | None = None
+            heard = time.monotonic()
             while reason is None:
-                with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
-                    for message in self._channel.messages():
-                        self._obey(message)
-                reason = gone + "has gone" if self._is_led else self._reconnect(gone)
+                try:
+                    with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
+                        for message in self._channel.messages():
+                            heard = time.monotonic()
+                            self._obey(message)
+                    reason = gone + "has gone" if self._is_led else self._reconnect(gone)
+                except TimeoutError:
+                    waited, heard = time.monotonic() - heard, time.monotonic()
+                    if waited < self._terms.silence + STALL_SECONDS:
+                        raise
         except TimeoutError:
             reason = gone + f"has said nothing for {self._terms.silence:g} s"
         except Unproved:

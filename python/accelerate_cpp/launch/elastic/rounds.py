@@ -50,7 +50,7 @@ class _Launcher:
     ended: bool = False
     status: int | None = None
     has_saved: bool = False  # its workers have saved the state of the run and left
-    leaves: bool = False  # it was told to end, and its workers have ended
+    leaves: bool = False  # it was told to end, and its workers have saved the state of the run
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Rounds:
     _is_disturbed: bool = False  # a launcher of this round was lost, left or came
     _failure: _Failure | None = None
     _stop_at: float = math.inf
+    _stop_reason: str = ""
+    _can_save: bool = False
 
     def __post_init__(self) -> None:
         self._changed = self.began
@@ -144,11 +146,13 @@ class Rounds:
         if said == "alive":
             return
         if said == "leaves":
-            launcher.leaves = True
+            launcher.leaves = message.get("has_saved") is True
             if number in self._members:
                 self._is_disturbed = True
                 if self._phase is _Phase.RUNNING:
-                    self._stop(f"the launcher on {launcher.name} was told to end", can_save=True)
+                    self._stop(f"the launcher on {launcher.name} was told to end", can_save=launcher.leaves)
+                elif not launcher.leaves:
+                    self._save_no_more()
             return
         if number_in(message, "round") != self._round or number not in self._members:
             return  # of a round that is over
@@ -167,9 +171,18 @@ class Rounds:
                 self._stop_at = min(self._stop_at, now + CAUSE_SECONDS)
         elif said == "stopped":
             launcher.ended, launcher.has_saved = True, message.get("has_saved") is True
+            if number_in(message, "status", 0, 255) == 0:  # they had ended well before they could be stopped
+                launcher.status = 0
+            elif not launcher.has_saved:
+                self._save_no_more()
         else:
             raise Misunderstood(f"'say': expected alive, leaves, port, ended or stopped, found {said!r:.80}")
         self.look(now)
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nobody could be heard, whatever was said."""
+        for launcher in self._launchers.values():
+            launcher.heard += seconds
 
     def look(self, now: float) -> None:
         """Does what is due at this time."""
@@ -216,11 +229,16 @@ class Rounds:
 
     def _stop(self, reason: str, can_save: bool) -> None:
         """The workers have to end. They can save their state before if all of them are there."""
-        self._phase = _Phase.STOPPING
+        self._phase, self._stop_reason, self._can_save = _Phase.STOPPING, reason, can_save
         for number in self._members:
             if not self._launchers[number].ended:
                 order = {"do": "stop", "round": self._round, "reason": reason, "can_save": can_save}
                 self.outbox.append((number, order))
+
+    def _save_no_more(self) -> None:
+        """Workers have ended without saving, so those of the others wait for them in vain."""
+        if self._phase is _Phase.STOPPING and self._can_save:
+            self._stop(self._stop_reason, can_save=False)
 
     def _conclude(self, now: float) -> None:
         """All launchers of the round have ended their workers."""

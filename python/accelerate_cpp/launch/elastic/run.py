@@ -92,7 +92,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         attempts.append(made)
         reason = member.stop_reason
         if made.end.is_signalled:
-            member.leaves()
+            member.leaves(made.is_saved)
             show(made, "", quiet)
             return status_of(made)
         show(made, "" if reason is not None else made.sentence(), quiet)

@@ -29,6 +29,8 @@ CAUSE_SECONDS = 30.0
 that is stopped will not, and gets no time."""
 GRACE_SECONDS = 5.0
 """How long workers get to end after each signal before a harder one follows."""
+KILLED_SECONDS = 60.0
+"""How long the system gets to end what was killed: it may have to release much memory, or wait for a disk."""
 SAVING_SECONDS = 600.0
 """How long those get that have said that they save their state, when the launch is interrupted."""
 _CHUNK_BYTES = 64 * 1024
@@ -266,16 +268,16 @@ class Supervisor:
         if not self._anything_lives():
             return
         self._signal_groups(signal.SIGKILL)
-        self._wait(lambda: not self._anything_lives(), GRACE_SECONDS)
+        self._wait(lambda: not self._anything_lives(), KILLED_SECONDS)
         if self._anything_lives():
             raise SystemFailure(
-                f"processes {self._living()} are still alive {GRACE_SECONDS:g} s after SIGKILL: check their state"
+                f"processes {self._living()} are still alive {KILLED_SECONDS:g} s after SIGKILL: check their state"
             )
 
     def _is_saving(self) -> bool:
         """Whether workers that were told to end may be saving their state, all of them together."""
         saving = not self._savers().isdisjoint(self._living_ranks())
-        return self._is_interrupted and saving and self._can_save()
+        return self._is_interrupted and saving and not self._any_failed and self._can_save()
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for worker in self._workers:

@@ -131,7 +131,10 @@ def test_the_end_of_the_coordinator_ends_the_run(place: Place) -> None:
     end = member.next_order()
     assert isinstance(end, End)
     assert end.status == 1
-    assert "has gone; start the run again: it continues from its last checkpoint" in end.reason
+    assert (
+        "has gone; make sure that it has ended, and start the run again: it continues from its last checkpoint"
+        in end.reason
+    )
 
 
 def test_nobody_listens(place: Place) -> None:
@@ -150,7 +153,7 @@ def test_a_lost_launcher_is_told_so_when_it_speaks_again_and_the_others_go_on(pl
     assert isinstance(end, End)
     assert "the run goes on without it" in end.reason
     assert second.stop_reason == ""  # the end tells the reason
-    second.leaves()
+    second.leaves(has_saved=True)
     while first.stop_reason is None:
         os.sched_yield()
     first.ended(start, 143, "")

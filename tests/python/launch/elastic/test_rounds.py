@@ -26,6 +26,8 @@ class Run:
         self.deliver()
 
     def say(self, number: int, said: str, **more: Any) -> None:
+        if said == "stopped":
+            more.setdefault("status", 143)
         self.rounds.hear(number, {"say": said, **more}, self.now)
         self.deliver()
 
@@ -220,10 +222,42 @@ def test_those_that_may_save_before_a_new_round_may_not_once_one_of_them_is_lost
 
 def test_those_that_save_because_one_was_told_to_end_may_go_on_when_it_has_left() -> None:
     run = running(1, 2, 3)
-    run.say(3, "leaves")
+    run.say(3, "leaves", has_saved=True)
     run.lose(3)
     assert run.told[1]["can_save"] is True
     assert run.told[1]["reason"] == "the launcher on node3 was told to end"
+
+
+def test_those_of_a_machine_that_leaves_without_saving_leave_the_others_nothing_to_save() -> None:
+    run = running(1, 2, 3)
+    run.say(3, "leaves", has_saved=False)
+    assert (run.told[1]["do"], run.told[1]["can_save"]) == ("stop", False)
+
+
+@pytest.mark.parametrize(("status", "can_save"), [(143, False), (0, True)])
+def test_one_that_has_ended_without_saving_is_no_more_waited_for(status: int, can_save: bool) -> None:
+    run = running(1, 2)
+    run.join(7)
+    assert run.told[1]["can_save"] is True
+    run.say(2, "stopped", round=1, status=status, has_saved=False)
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 has come", "can_save": can_save}
+
+
+def test_a_run_that_ends_well_while_another_machine_comes_is_over() -> None:
+    run = running(1, 2)
+    run.join(7)
+    for number in (1, 2):
+        run.say(number, "stopped", round=1, status=0)
+    assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 0)}
+
+
+def test_nobody_is_lost_while_the_coordinator_could_hear_nobody() -> None:
+    run = running(1, 2, 3)
+    run.rounds.excuse(60)
+    run.wait(60)
+    assert set(run.doing().values()) == {"start"}
+    run.wait(TERMS.silence + 1, 1, 2)
+    assert run.told[3]["do"] == "end"
 
 
 def test_a_run_whose_processes_have_all_saved_and_left_ends_to_be_started_again() -> None:
@@ -253,7 +287,7 @@ def test_an_exit_code_of_75_of_programs_that_have_saved_nothing_is_a_failure() -
 
 def test_those_that_saved_because_one_was_told_to_end_go_on_without_it() -> None:
     run = running(1, 2, 3)
-    run.say(3, "leaves")
+    run.say(3, "leaves", has_saved=True)
     run.lose(3)
     for number in (1, 2):
         run.say(number, "ended", round=1, status=75, sentence="", has_saved=True)
