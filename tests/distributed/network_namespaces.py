@@ -45,19 +45,19 @@ class Host:
 
     def cut(self) -> None:
         """Nothing gets over the cable any more, and neither side is told."""
-        self._nft("add", "table", "inet", "cut")
+        self.nft("add", "table", "inet", "cut")
         for hook, direction in (("input", "iifname"), ("output", "oifname")):
-            self._nft(*f"add chain inet cut {hook} {{ type filter hook {hook} priority 0 ; }}".split())
-            self._nft(*f"add rule inet cut {hook} {direction} {INTERFACE} drop".split())
+            self.nft(*f"add chain inet cut {hook} {{ type filter hook {hook} priority 0 ; }}".split())
+            self.nft(*f"add rule inet cut {hook} {direction} {INTERFACE} drop".split())
 
     def mend(self) -> None:
         """Takes back :meth:`cut`."""
-        self._nft("delete", "table", "inet", "cut")
+        self.nft("delete", "table", "inet", "cut")
 
-    def _nft(self, *arguments: str) -> None:
-        nft = find_nft()
-        assert nft is not None
-        _run("nsenter", "--net", "--target", str(self.pid), nft, *arguments)
+    def nft(self, *arguments: str) -> str:
+        """Changes the rules for packets of this host, or asks for them; returns what nft prints."""
+        command = ["nsenter", "--net", "--target", str(self.pid), str(find_nft()), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def bytes_sent(self) -> int:
         """How many bytes this host has sent over the cable, headers included."""

@@ -98,8 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.with_suffix(".json").write_text(json.dumps([run.as_dict() for run in done]))
     plot(done, options.out.with_suffix(".png"))
     print(table(done))
-    print("\n".join(slowing(done)))
-    return 1 if slowing(done) or any(run.growing() for run in done) else 0
+    slower = slowing(done)
+    print("\n".join(slower))
+    return 1 if slower or any(run.growing() for run in done) else 0
 
 
 if __name__ == "__main__":

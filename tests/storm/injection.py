@@ -17,7 +17,7 @@ from tests.storm.draw import LAUNCHER, SIGNALS, Fault
 from tests.storm.inside import OF_RUNS, from_outside, write
 from tests.storm.starting import Surroundings, fill, marked
 
-from network_namespaces import INTERFACE
+from network_namespaces import INTERFACE, Host
 
 PAUSE_SECONDS = 1.0
 """How long a rank stops that is continued."""
@@ -108,16 +108,15 @@ def _launcher(fault: Fault, place: Surroundings, started: list[subprocess.Popen[
 
 def dropped_packets(fault: Fault, place: Surroundings) -> int:
     """How many packets the network between the hosts of a run has lost."""
-    return sum(map(int, re.findall(r"counter packets (\d+)", _nft(fault, place, "list", "table", "inet", "storm"))))
+    return sum(
+        map(int, re.findall(r"counter packets (\d+)", _host(fault, place).nft("list", "table", "inet", "storm")))
+    )
 
 
-def _nft(fault: Fault, place: Surroundings, *arguments: str, told: str = "") -> str:
-    """What nft says on the host of the rank that is hit."""
+def _host(fault: Fault, place: Surroundings) -> Host:
+    """That of the rank that is hit."""
     assert place.hosts is not None
-    enter = ["nsenter", "--net", "--target", str(place.hosts[max(fault.rank, 0) * 2 // fault.size].pid)]
-    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-    command = [*enter, "nft", *arguments]
-    return subprocess.run(command, input=told, check=True, capture_output=True, text=True, env=environment).stdout
+    return place.hosts[max(fault.rank, 0) * 2 // fault.size]
 
 
 def _change_surroundings(fault: Fault, place: Surroundings, outputs: Sequence[Output]) -> None:
@@ -126,15 +125,13 @@ def _change_surroundings(fault: Fault, place: Surroundings, outputs: Sequence[Ou
     elif fault.kind == "read-only folder":
         subprocess.run(["mount", "-o", "remount,ro", str(place.project)], check=True, capture_output=True)
     elif fault.kind in ("lost packets", "cut network"):
-        assert place.hosts is not None
         chance = "" if fault.kind == "cut network" else f"numgen random mod 100 < {fault.percent} "
-        chance += "counter "
-        rule = (
-            "add table inet storm\n"
-            "add chain inet storm in { type filter hook input priority 0; }\n"
-            f'add rule inet storm in iifname "{INTERFACE}" {chance}drop\n'
-        )
-        _nft(fault, place, "-f", "-", told=rule)
+        for rule in (
+            "add table inet storm",
+            "add chain inet storm in { type filter hook input priority 0 ; }",
+            f"add rule inet storm in iifname {INTERFACE} {chance}counter drop",
+        ):
+            _host(fault, place).nft(*rule.split())
     elif fault.kind == "clock set back":
         place.clock.write_text("-3600")
     elif fault.kind == "closed stdout":
