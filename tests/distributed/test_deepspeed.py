@@ -451,7 +451,7 @@ def killed_in_backward() -> tuple[str, str] | None:
     return None
 
 
-@pytest.mark.parametrize("number", [0, 2, 3])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=LONG), pytest.param(2, marks=LONG), 3])
 def test_a_killed_rank_is_named_by_the_backward_of_the_other(number: int) -> None:
     first, second = start_processes(killed_in_backward, 2, environment={"STAGE": str(number)})
     assert second.exit_code == -signal.SIGKILL

@@ -50,6 +50,21 @@ def test_a_machine_that_is_told_to_end_saves_and_leaves_and_the_others_go_on(tmp
 
 
 @pytest.mark.long
+def test_a_machine_that_is_lost_twice_waits_before_it_returns(tmp_path: Path) -> None:
+    options = "last_call_timeout=600,return_delay=500"
+    with ElasticRun(tmp_path, ["1000", "48"], most=2, options=options) as run:
+        run.start(), run.start()
+        for _ in range(2):
+            run.until_steps_of(2)
+            run.launchers.pop().kill()
+            run.start()
+        run.until("was lost 2 times soon after it had begun to take part, so it takes part again in ")
+        run.until_steps_of(1)
+        run.is_enough()
+        assert run.end() == [0, 0], "\n".join(run.lines)
+
+
+@pytest.mark.long
 def test_a_leader_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
     """For longer than a launcher may say nothing: it could hear nobody, and nobody could hear it."""
     options = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -99,7 +114,7 @@ def test_a_worker_is_killed_and_a_network_is_cut(tmp_path: Path, hosts: tuple[Ho
 @pytest.mark.timeout(1800)
 def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
     chance = random.Random(7)
-    with ElasticRun(tmp_path, ["1000", str(SIZE)]) as run:
+    with ElasticRun(tmp_path, ["1000", str(SIZE)], options="last_call_timeout=600,return_delay=0.1") as run:
         for _ in range(3):
             run.start()
         run.until_steps_of(3)

@@ -260,6 +260,7 @@ def test_workers_of_a_kernel_that_has_started_jax_come_from_the_helper_process(k
     assert ("from a helper process instead" in warned) == (kernel == "started")
 
 
+@pytest.mark.long
 def test_the_example_trains_alike_on_one_process_without_this_package_and_on_two(tmp_path: Path) -> None:
     run(sys.executable, EXAMPLES / "jax_digits_plain.py", "--metrics", tmp_path / "plain.json")
     run(*LAUNCH, "2", EXAMPLES / "jax_digits.py", "--metrics", tmp_path / "two.json")

@@ -15,9 +15,14 @@ from tensorflow_ranks import examples_in_docstrings
 # Never imported here: it would stay in the process of all tests, and the backend with it.
 pytestmark = pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
 
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
+IS_MISSING = {
+    name: pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed")
     for name in ("torch", "jax", "tensorflow")
+}
+BACKENDS = [pytest.param(name, marks=is_missing) for name, is_missing in IS_MISSING.items()]
+FITTED = [
+    pytest.param(name, marks=[is_missing, *[pytest.mark.long] * (name == "jax")])
+    for name, is_missing in IS_MISSING.items()
 ]
 EPOCHS = 3
 
@@ -70,7 +75,7 @@ def histories(alone: bool) -> dict[str, tuple[list[Any], dict[str, list[float]]]
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FITTED)
 def test_fit_on_two_processes_is_that_of_keras_on_one(backend: str) -> None:
     (alone,) = run_processes(histories, 1, True, environment=environment(backend))
     both = run_processes(histories, 2, False, environment=environment(backend))

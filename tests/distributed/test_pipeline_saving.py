@@ -86,7 +86,11 @@ def saved(kind: str, folder: str, schedule: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "schedule"),
-    [("llama", "1f1b"), ("gpt2", "1f1b"), pytest.param("tied llama", "interleaved", marks=pytest.mark.long)],
+    [
+        ("llama", "1f1b"),
+        pytest.param("gpt2", "1f1b", marks=pytest.mark.long),
+        pytest.param("tied llama", "interleaved", marks=pytest.mark.long),
+    ],
 )
 def test_the_files_are_those_of_the_whole_model(kind: str, schedule: str, tmp_path: Path) -> None:
     for found in run_processes(saved, 2, kind, str(tmp_path / "model"), schedule, timeout=300, environment=OFFLINE):

@@ -1395,8 +1395,8 @@ LONG = pytest.mark.long
     params=[
         (2, "shm", GATHERED),
         (2, "shm", ONCE_PER_HOST),
-        (2, "shm", ZERO_2),
         (3, "shm", ZERO_2),
+        pytest.param((2, "shm", ZERO_2), marks=LONG),
         *(pytest.param((*one, GATHERED), marks=LONG) for one in [(3, "shm"), (2, "gloo"), (4, "shm"), (4, "gloo")]),
         *(
             pytest.param((ranks, backend, way), marks=LONG)

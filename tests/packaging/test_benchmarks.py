@@ -168,12 +168,14 @@ def test_facade_measures_imports(runs: Runs) -> None:
 
 
 @linux_only
+@pytest.mark.long
 def test_data_measures_batches(runs: Runs) -> None:
     done = runs.run(BENCHMARKS / "data.py", "--turns", "1", "--contestants", "accelerate_cpp")
     assert done.returncode == 0, done.stderr
     assert len(rows(done.stdout)) == 5
 
 
+@pytest.mark.long
 def test_placement_measures_maps_and_offloaded_layers(runs: Runs) -> None:
     contestants = ["accelerate_cpp", "no hooks"]
     options = ["--turns", "1", "--only", "*small layer", "--contestants", *contestants]
@@ -183,6 +185,7 @@ def test_placement_measures_maps_and_offloaded_layers(runs: Runs) -> None:
     assert rows(done.stdout).keys() == {(name, contestant) for name in wanted for contestant in contestants}
 
 
+@pytest.mark.long
 def test_checkpoint_measures_saving_and_loading(runs: Runs) -> None:
     options = ["--turns", "1", "--megabytes", "13", "--folder", str(runs.folder), "--contestants", "accelerate_cpp"]
     done = runs.run(BENCHMARKS / "checkpoint.py", *options)

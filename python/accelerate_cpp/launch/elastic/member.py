@@ -38,6 +38,13 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """The run goes on without this launcher for now."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class End:
     """The run has ended for all."""
 
@@ -66,7 +73,7 @@ class Member:
     def __init__(self, address: str, port: int, terms: Terms, signals: socket.socket, order: int, secret: str) -> None:
         self._place, self._terms, self._signals = (address, port), terms, signals
         self._order, self._secret = order, secret
-        self._orders: queue.SimpleQueue[Start | End] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Start | Wait | End] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = os.pipe()
         self._lock = threading.Lock()
         self._round = 0
@@ -129,8 +136,8 @@ class Member:
         connection.settimeout(self._terms.silence)
         return Channel(connection)
 
-    def next_order(self) -> Start | End | Interrupted:
-        """Waits for the next round, the end of the run, or a signal."""
+    def next_order(self) -> Start | Wait | End | Interrupted:
+        """Waits for the next round, word that it takes longer, the end of the run, or a signal."""
         while True:
             with suppress(queue.Empty):
                 return self._orders.get_nowait()
@@ -272,13 +279,16 @@ class Member:
             address, port = text_in(message, "address"), number_in(message, "port", 1, 65535)
             self._orders.put(Start(number, rank, count, address, port))
             os.write(self._wake_writer, b"\0")
+        elif do == "wait":
+            self._orders.put(Wait(text_in(message, "reason")))
+            os.write(self._wake_writer, b"\0")
         elif do == "stop":
             can_save = message.get("can_save") is True
             self._stop(number_in(message, "round"), text_in(message, "reason"), can_save)
         elif do == "end":
             self._order_end(End(number_in(message, "status", 0, 255), text_in(message, "reason")))
         elif do != "alive":
-            raise Misunderstood(f"'do': expected offer, start, stop, end or alive, found {do!r:.80}")
+            raise Misunderstood(f"'do': expected offer, start, wait, stop, end or alive, found {do!r:.80}")
 
     def _order_end(self, end: End) -> None:
         with self._lock:

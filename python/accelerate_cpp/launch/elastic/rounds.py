@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from accelerate_cpp.launch.elastic.messages import Message, Misunderstood, number_in, text_in
+from accelerate_cpp.launch.elastic.returns import Returns
 from accelerate_cpp.runtime.preemption import REQUEUE
 
 SETTLE_SECONDS = 1.0
 """After a round, how long nothing may change before the next one begins with fewer launchers than there can be."""
+
+ARRIVAL_SECONDS = 5.0
+"""After one launcher has come, how long a round goes on to let others come with it, where there is room for more."""
 
 CAUSE_SECONDS = 30.0
 """How long launchers get to tell of a failure of their own after one whose workers blame others: it may end last."""
@@ -31,6 +35,7 @@ class Terms:
         last_call: seconds that the first round waits for more launchers when there are enough.
         join: seconds that a round waits for enough of them.
         silence: seconds after which a launcher that says nothing is lost.
+        return_delay: seconds that a machine waits which was lost twice in a short time; see :class:`Returns`.
     """
 
     least: int
@@ -39,6 +44,7 @@ class Terms:
     last_call: float = 30.0
     join: float = 600.0
     silence: float = 15.0
+    return_delay: float = 30.0
 
 
 @dataclass
@@ -47,6 +53,8 @@ class _Launcher:
     address: str
     order: int
     heard: float
+    came: float
+    takes_part_since: float | None = None
     ended: bool = False
     status: int | None = None
     has_saved: bool = False  # its workers have saved the state of the run and left
@@ -82,6 +90,7 @@ class Rounds:
     _launchers: dict[int, _Launcher] = field(default_factory=dict)
     _round: int = 0
     _members: list[int] = field(default_factory=list)
+    _began_with: int = 0  # so many members, of which those that end well may leave
     _phase: _Phase = _Phase.GATHERING
     _changed: float = 0.0
     _restarts: int = 0
@@ -93,6 +102,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         self._changed = self.began
+        self._returns = Returns(self.terms.return_delay)
 
     @property
     def is_over(self) -> bool:
@@ -101,17 +111,16 @@ class Rounds:
 
     def join(self, number: int, hello: Message, address: str, now: float) -> None:
         """Launcher ``number``, which is at ``address``, has said ``hello``."""
-        launcher = _Launcher(text_in(hello, "name"), address, number_in(hello, "order"), now)
+        launcher = _Launcher(text_in(hello, "name"), address, number_in(hello, "order"), heard=now, came=now)
         self._launchers[number] = launcher
         if self._phase is _Phase.OVER:
             self.outbox.append((number, {"do": "end", "status": 1, "reason": "the run has ended"}))
+        elif self._returns.waits(launcher.name, now):
+            self.outbox.append((number, {"do": "wait", "reason": self._returns.reason(launcher.name, now)}))
         elif self._phase is _Phase.GATHERING:
             self._changed = now
         elif len(self._members) < self.terms.most and self._phase is _Phase.OFFERED:
             self._gather(now)
-        elif len(self._members) < self.terms.most and self._phase is _Phase.RUNNING:
-            self._is_disturbed = True
-            self._stop(f"{launcher.name} has come", can_save=True)
         self.look(now)
 
     def lose(self, number: int, now: float, how: str = "is gone") -> None:
@@ -124,6 +133,8 @@ class Rounds:
         if number in self._members:
             self._members.remove(number)
             self._is_disturbed |= launcher.status != 0
+            if launcher.takes_part_since is not None and launcher.status != 0 and not launcher.leaves:
+                self._returns.lose(launcher.name, launcher.takes_part_since, now)
             if self._phase is _Phase.OFFERED:
                 self._gather(now)
             elif (self._phase is _Phase.RUNNING and launcher.status != 0) or (
@@ -198,20 +209,42 @@ class Rounds:
             self._conclude(now)
         elif self._phase is _Phase.RUNNING and now >= self._stop_at:
             self._stop("", can_save=any(self._launchers[number].has_saved for number in self._members))
+        elif self._phase is _Phase.RUNNING and (comers := self._comers(now)):
+            self._is_disturbed = True
+            self._stop(f"{' and '.join(comers)} ha{'ve' if len(comers) > 1 else 's'} come", can_save=True)
 
     def _all_ended(self) -> bool:
         return all(self._launchers[number].ended for number in self._members)
 
+    def _comers(self, now: float) -> list[str]:
+        """The names of launchers that the round in progress ends for, now that all have come that come together."""
+        room = self.terms.most - self._began_with
+        others = [self._launchers[number] for number in self._launchers if number not in self._members]
+        others = [launcher for launcher in others if not self._returns.waits(launcher.name, now)][:room]
+        are_all = len(others) == room or all(now - launcher.came >= ARRIVAL_SECONDS for launcher in others)
+        return [launcher.name for launcher in others] if are_all else []
+
+    def _candidates(self, now: float) -> list[int]:
+        """Who can take part in a round that begins now: of those that wait, as many as it cannot do without."""
+        ordered = sorted(self._launchers, key=lambda number: (self._launchers[number].order, number))
+        waits = {number: self._returns.waits(self._launchers[number].name, now) for number in ordered}
+        soonest = sorted(ordered, key=lambda number: waits[number])
+        chosen = soonest[: max(self.terms.least, sum(wait == 0 for wait in waits.values()))]
+        return [number for number in ordered if number in chosen]
+
     def _begin_if_ready(self, now: float) -> None:
-        present, terms = len(self._launchers), self.terms
+        candidates, terms = self._candidates(now), self.terms
+        present = len(candidates)
         patience = terms.last_call if self._round == 0 else SETTLE_SECONDS
         if present >= terms.most or (present >= terms.least and now - self._changed >= patience):
             self._round += 1
-            chosen = sorted(self._launchers, key=lambda number: (self._launchers[number].order, number))
-            self._members = chosen[: terms.most]
+            self._members = candidates[: terms.most]
+            self._began_with = len(self._members)
             for number in self._members:
                 launcher = self._launchers[number]
                 launcher.ended, launcher.status, launcher.has_saved = False, None, False
+                if launcher.takes_part_since is None:
+                    launcher.takes_part_since = now
             self._is_disturbed, self._failure, self._stop_at, self._phase = False, None, math.inf, _Phase.OFFERED
             self.outbox.append((self._members[0], {"do": "offer", "round": self._round}))
         elif present < terms.least and now - self._changed > terms.join:

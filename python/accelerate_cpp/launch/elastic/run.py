@@ -13,7 +13,7 @@ from typing import Any
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
-from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start
+from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start, Wait
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import ElasticRun, LaunchPlan
@@ -61,7 +61,7 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
 
 def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: list[Attempt], quiet: bool) -> int:
     """Does what the coordinator says until the run has ended; adds what was run to ``attempts``."""
-    order: Start | End | Interrupted | None = member.connect()
+    order: Start | Wait | End | Interrupted | None = member.connect()
     has_lost_output = False
     while True:
         order = member.next_order() if order is None else order
@@ -73,6 +73,11 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
             if order.status and attempts and attempts[-1].is_saved:
                 return REQUEUE  # the launcher that led was told to end, and all saved their state
             return order.status or int(has_lost_output)
+        if isinstance(order, Wait):
+            if not quiet:
+                _say(order.reason)
+            order = None
+            continue
         _announce(plan, order, quiet)
         with Streams(plan.logs, len(attempts), _in_round(plan, order).group.ranks, plan.monitor) as streams:
             stop_requests = member.begin(order)
@@ -132,6 +137,7 @@ def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:
         last_call=given.pop("last_call_timeout", terms.last_call),
         join=given.pop("join_timeout", terms.join),
         silence=silence,
+        return_delay=given.pop("return_delay", terms.return_delay),
     )
 
 

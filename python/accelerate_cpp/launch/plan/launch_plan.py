@@ -75,8 +75,9 @@ class ElasticRun:
         least_machines: how many are enough.
         is_numbered: whether this launcher knows the number of its machine, of which 0 leads; else the first launcher on
             the machine with the address of the run does.
-        options: ``last_call_timeout``, ``join_timeout``, ``keep_alive_interval`` (seconds) and
-            ``keep_alive_max_attempt``, which mean what they do to torch's agent; those that are given.
+        options: those that are given of ``last_call_timeout``, ``join_timeout``, ``keep_alive_interval`` (seconds) and
+            ``keep_alive_max_attempt``, which mean what they do to torch's agent, and ``return_delay``, the seconds that
+            a machine waits which is lost again and again.
     """
 
     least_machines: int
@@ -215,7 +216,13 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
 
 
 _MOST_SECONDS = 1e6
-_ELASTIC_OPTIONS = ("last_call_timeout", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_ELASTIC_OPTIONS = (
+    "last_call_timeout",
+    "join_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "return_delay",
+)
 
 
 def _elastic(options: LaunchOptions, group: WorkerGroup, settings: Mapping[str, Setting]) -> ElasticRun:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.launch.elastic.messages import Misunderstood
-from accelerate_cpp.launch.elastic.rounds import CAUSE_SECONDS, SETTLE_SECONDS, Rounds, Terms
+from accelerate_cpp.launch.elastic.returns import STEADY_SECONDS
+from accelerate_cpp.launch.elastic.rounds import ARRIVAL_SECONDS, CAUSE_SECONDS, SETTLE_SECONDS, Rounds, Terms
 
 TERMS = Terms(least=1, most=3, max_restarts=1, last_call=30, join=600, silence=15)
 
@@ -211,6 +212,94 @@ def test_a_newcomer_is_taken_in_by_a_new_round_until_there_are_enough() -> None:
     run.say(7, "stopped", round=2)
     run.wait(0)
     assert [run.places()[number] for number in (1, 7, 8)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_those_that_come_together_end_one_round() -> None:
+    run = running(1, terms=Terms(least=1, most=4))
+    run.join(7)
+    run.wait(ARRIVAL_SECONDS / 2, 1, 7)
+    run.join(8)
+    run.wait(ARRIVAL_SECONDS - 1, 1, 7, 8)
+    assert run.told[1]["do"] == "start"
+    run.wait(1, 1, 7, 8)
+    assert run.told[1] == {"do": "stop", "round": 1, "reason": "node7 and node8 have come", "can_save": True}
+
+
+def test_a_launcher_for_which_there_was_no_room_does_not_end_a_round_that_ends_well() -> None:
+    run = running(1, 2, 3)
+    run.join(4)
+    run.say(3, "ended", round=1, status=0, sentence="")
+    run.lose(3)
+    run.wait(ARRIVAL_SECONDS, 1, 2, 4)
+    assert run.doing()[1] == run.doing()[2] == "start"
+
+
+def lose_and_return(run: Run, lost: int, *rest: int) -> None:
+    """Launcher ``lost`` is lost, so that those of ``rest`` begin a round without it, and is started again."""
+    run.lose(lost)
+    for number in rest:
+        run.say(number, "stopped", round=run.told[number]["round"])
+    run.wait(SETTLE_SECONDS, *rest)
+    assert run.places()[rest[0]] == (0, len(rest))
+    run.told.pop(lost, None)
+    run.join(lost)
+
+
+def take_part(run: Run, comer: int, *rest: int) -> None:
+    """Those of ``rest`` end their round for one that has come, and begin one with it."""
+    for number in rest:
+        assert run.told[number]["do"] == "stop"
+        run.say(number, "stopped", round=run.told[number]["round"])
+    run.wait(0, comer, *rest)
+    assert run.places() == {number: (place, len(rest) + 1) for place, number in enumerate(sorted([comer, *rest]))}
+
+
+def test_a_machine_that_is_lost_again_and_again_waits_longer_each_time() -> None:
+    run = running(1, 2, terms=Terms(least=1, most=2, return_delay=30))
+    lose_and_return(run, 2, 1)
+    take_part(run, 2, 1)
+    for wait, losses in ((30, 2), (60, 3), (120, 4)):
+        lose_and_return(run, 2, 1)
+        assert run.told[2]["do"] == "wait"
+        assert run.told[2]["reason"].startswith(f"node2 was lost {losses} times soon after it had begun to take part, ")
+        for _ in range(wait // 10 - 1):
+            run.wait(10, 1, 2)
+            assert run.told[1]["do"] == "start"
+        run.wait(10, 1, 2)
+        take_part(run, 2, 1)
+
+
+def test_the_wait_has_a_limit_and_a_steady_machine_has_none() -> None:
+    run = running(1, 2, terms=Terms(least=1, most=2, return_delay=30))
+    for _ in range(12):
+        lose_and_return(run, 2, 1)
+        for _ in range(60):
+            run.wait(10, 1, 2)
+        take_part(run, 2, 1)
+    for _ in range(int(STEADY_SECONDS // 10)):
+        run.wait(10, 1, 2)
+    lose_and_return(run, 2, 1)
+    take_part(run, 2, 1)
+
+
+def test_a_run_takes_a_machine_that_waits_where_it_lacks_one() -> None:
+    run = running(1, 2, 3, terms=Terms(least=2, most=3))
+    lose_and_return(run, 3, 1, 2)
+    take_part(run, 3, 1, 2)
+    lose_and_return(run, 3, 1, 2)
+    assert run.told[3]["do"] == "wait"
+    run.lose(2)
+    run.say(1, "stopped", round=run.told[1]["round"])
+    run.wait(SETTLE_SECONDS, 1, 3)
+    assert (run.told[1]["count"], run.told[3]["count"]) == (2, 2)
+
+
+def test_a_machine_that_saves_before_it_leaves_returns_at_once() -> None:
+    run = running(1, 2, terms=Terms(least=1, most=2))
+    for _ in range(3):
+        run.say(2, "leaves", has_saved=True)
+        lose_and_return(run, 2, 1)
+        take_part(run, 2, 1)
 
 
 def test_those_that_may_save_before_a_new_round_may_not_once_one_of_them_is_lost() -> None:
