@@ -154,6 +154,22 @@ def test_death_of_a_worker_leaves_the_kernel_alive(tmp_path: Path, kind: str, fa
     assert (status, out, _without_news(err)) == (0, f"{words}\n{words}\nTrue\n", "")
 
 
+def test_a_worker_without_a_descriptor_left_tells_its_error(tmp_path: Path, kind: str) -> None:
+    code = (
+        "def train():\n"
+        "    import resource\n"
+        "    if os.environ['RANK'] != '1': time.sleep(600)\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "    while True: os.open(os.devnull, os.O_RDONLY)\n"
+        "try: notebook_launcher(train, (), num_processes=2)\n"
+        "except RuntimeError as error: print(str(error).splitlines()[0])\n"
+        "print(no_child_is_left())\n"
+    )
+    status, out, err = _run(code, tmp_path, kind)
+    assert (status, _without_news(err)) == (0, "")
+    assert out == "rank 1 failed: OSError: [Errno 24] Too many open files: '/dev/null'\nTrue\n"
+
+
 def test_interrupt_of_the_kernel_ends_the_workers_and_not_the_kernel(tmp_path: Path, kind: str) -> None:
     code = (
         "def train():\n"

@@ -15,7 +15,7 @@ from accelerate_cpp.launch.fork.kernel_messages import hand_over
 from accelerate_cpp.launch.fork.results import send
 from accelerate_cpp.launch.plan.environment import become_worker
 from accelerate_cpp.launch.workers.child import ChildSetup
-from accelerate_cpp.launch.workers.error_report import ErrorReport
+from accelerate_cpp.launch.workers.error_report import ErrorReport, load_modules_of_reports
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
 
@@ -55,6 +55,7 @@ def run_child(
             os.close(descriptor)
         _redirect(*write_ends[:2])
         hand_over(write_ends[3] if shows else None)
+        load_modules_of_reports()
         exit_code = _run_task(task, write_ends[2], result)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -89,13 +90,23 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
         _part_from_others(request if code else None)
         return code
     except BaseException as error:
-        with open(report_to, "wb", closefd=False) as pipe:
-            pipe.write(report_of(error).render())
+        _tell(error, report_to)
         announce_error()
         _part_from_others(error)
         return 1
     _part_from_others(None)
     return 0
+
+
+def _tell(error: BaseException, report_to: int) -> None:
+    """Sends the report of ``error``; where none can be made, the parent finds what Python prints."""
+    try:
+        report = report_of(error).render()
+    except Exception:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return
+    with open(report_to, "wb", closefd=False) as pipe:
+        pipe.write(report)
 
 
 def _part_from_others(error: BaseException | None) -> None:

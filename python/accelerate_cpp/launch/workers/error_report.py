@@ -90,6 +90,14 @@ class ErrorReport:
         return cls(summary, traceback, None if blames is None else tuple(ranks))
 
 
+def load_modules_of_reports() -> None:
+    """Loads what a report needs, for processes that may have no descriptor left for that when they fail."""
+    import json  # noqa: F401
+    import traceback  # noqa: F401
+
+    import accelerate_cpp.launch.workers.folded_traceback  # noqa: F401
+
+
 def report_uncaught(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """The ``sys.excepthook`` of a worker: leaves its report where the launcher looks, and prints nothing.
 
