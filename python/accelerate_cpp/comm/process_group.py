@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,10 +14,13 @@ import torch.distributed as dist
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.fresh_store import fresh_store
 from accelerate_cpp.comm.joining import announced_joining
+from accelerate_cpp.comm.slow_wait import SlowWait
 from accelerate_cpp.config import env_table
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, Timeout
 
 DEFAULT_TIMEOUT = timedelta(seconds=1800)
+_CONNECT_SECONDS = 3.0
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
 
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
@@ -37,7 +42,11 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 def _met(timeout: timedelta) -> tuple[dist.Store, int, int]:
     """The store that rank 0 holds at the address in the environment."""
     try:
-        return _held_here(timeout) or next(dist.rendezvous("env://", timeout=timeout))
+        held = _held_here(timeout)
+        if held is None:
+            _await_rank_0(timeout)
+            held = next(dist.rendezvous("env://", timeout=timeout))
+        return held
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -61,6 +70,34 @@ def _held_here(timeout: timedelta) -> tuple[dist.Store, int, int] | None:
         address, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
     )
     return store, 0, world_size
+
+
+def _await_rank_0(timeout: timedelta) -> None:
+    """Returns when rank 0 listens: torch's own wait takes twice the time, says nothing meanwhile, and names no rank.
+
+    Raises:
+        Timeout: it does not.
+    """
+    address, port, world_size = env_table.MASTER_ADDR.get(), env_table.MASTER_PORT.get(), env_table.WORLD_SIZE.get()
+    rank = env_table.RANK.get()
+    if not rank or not address or port is None or world_size is None or env_table.USE_AGENT_STORE.get():
+        return
+    wait, pause = SlowWait(rank, world_size), _SHORTEST_PAUSE_SECONDS
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            awaited = f"rank 0, which does not listen at {address}, port {port} ({error})"
+        if wait.seconds > timeout.total_seconds():
+            raise Timeout(
+                f"the processes of this run did not all join within {timeout.total_seconds():g} s: waited for {awaited}"
+                "; its process has ended or was not started, or that is not the address and port of its machine, or a "
+                "firewall is between them"
+            )
+        wait.report(awaited)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def choose_backend(device_type: str, collectives: Callable[[], str] | None = None) -> str:

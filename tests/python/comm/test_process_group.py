@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import C10dBackend
-from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, choose_backend, connect
+from accelerate_cpp.comm.process_group import DEFAULT_TIMEOUT, _await_rank_0, choose_backend, connect
 from accelerate_cpp.errors import InvalidArgument, Timeout
+from accelerate_cpp.launch.plan.host_resources import free_port
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_CPP_RENDEZVOUS_FD")
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="shared-memory collectives exist on Linux only")
@@ -127,6 +128,44 @@ def test_a_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(Timeout, match="which did not answer"):
         connect(device_type="cpu", collectives=str, timeout=timedelta(milliseconds=200))
+
+
+def test_a_rank_0_that_does_not_listen_is_named_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    described = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**described, "ACCELERATE_CPP_SLOW_WAIT_SECONDS": "0.05"}.items():
+        monkeypatch.setenv(name, value)
+    awaited = f"rank 0, which does not listen at 127.0.0.1, port {port} \\(.*refused\\)"
+    with pytest.raises(Timeout, match=f"did not all join within 0.2 s: waited for {awaited}; its process has ended"):
+        connect(device_type="cpu", collectives=str, timeout=timedelta(seconds=0.2))
+    assert len(caplog.records) == 1
+    assert f"waited 0 s for rank 0, which does not listen at 127.0.0.1, port {port}" in caplog.text
+
+
+def test_a_rank_0_that_listens_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refusals: list[OSError] = []
+    listening: list[socket.socket] = []
+    connect_once = socket.create_connection
+
+    def connects(*arguments: object, **options: object) -> socket.socket:
+        try:
+            return connect_once(*arguments, **options)  # type: ignore[arg-type]
+        except OSError as refusal:
+            refusals.append(refusal)
+            if len(refusals) == 3:
+                listening.append(socket.create_server(("127.0.0.1", port)))
+            raise
+
+    monkeypatch.setattr(socket, "create_connection", connects)
+    _await_rank_0(timedelta(seconds=60))
+    assert len(refusals) == 3
+    listening[0].close()
 
 
 def test_the_backend_is_ours_among_cpu_processes_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
