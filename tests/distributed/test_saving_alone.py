@@ -253,6 +253,13 @@ def test_a_death_before_a_checkpoint_of_all_leaves_the_one_before(tmp_path: Path
         assert set(os.listdir(tmp_path / "checkpoints" / f"checkpoint_{len(earlier)}")) == FILES
 
 
+def test_a_process_that_would_save_nothing_alone_misses_one_that_died(tmp_path: Path) -> None:
+    """It may not go on as if the checkpoint were there: where all were to save, the main process may have failed."""
+    outcomes = start_processes(dies_before_a_checkpoint_of_all, 3, str(tmp_path), "cpu:shm", "unknown", "kill")
+    assert outcomes[0].value == ("", ["checkpoint_0"])
+    assert "waited for rank 1: rank 1 has ended" in outcomes[2].value[0]
+
+
 @BACKENDS
 def test_an_error_of_another_process_is_told_where_it_is_missed(tmp_path: Path, backend: str) -> None:
     outcomes = start_processes(dies_before_a_checkpoint_of_all, 2, str(tmp_path), backend, "saved", "error")

@@ -28,6 +28,7 @@ MAYBE_HARMLESS = (
     *("full /dev/shm", "tiny /dev/shm", "no descriptors", "closed stdout", "lost packets"),
     *("truncated checkpoint", "flipped checkpoint"),
 )
+_STATUS_OF_LOST_OUTPUT = 120  # of Python, where what it has left to print at its end cannot be written
 # What hits all ranks alike, so that any may be named.
 _OF_ALL = (
     *("full /dev/shm", "tiny /dev/shm", "full disk", "read-only folder", "closed stdout", "cut network"),
@@ -166,6 +167,8 @@ def status_fits(fault: Fault, seen: Seen) -> bool:
         return _status_of_launcher(fault, seen)
     if fault.start == "mpirun":
         return seen.statuses[0] != 0
+    if fault.kind == "closed stdout" and seen.statuses == [_STATUS_OF_LOST_OUTPUT]:
+        return True
     if fault.start in ("torchrun", "notebook", "kernel"):
         return seen.statuses == [1]
     wanted = _status_of_rank(fault)
@@ -199,7 +202,7 @@ def _names_rank(fault: Fault, text: str) -> bool:
         return re.search(rf"\brank {rank}\b", text) is not None
     blamed = (
         rf"\brank {rank}( \(host [^)]*\))? (failed|left|has|had|was|is|stopped|did)\b|because of rank {rank}\b"
-        rf"|waited .*for (rank|ranks [\d, -]*) ?{rank}\b"
+        rf"|waited .*for (rank|ranks [\d, -]*) ?{rank}\b|from rank {rank}\b.*: nothing came for"
         rf"|^\s*rank +: {rank} \(local|^\[rank{rank}\]:"
     )
     if fault.start == "mpirun":

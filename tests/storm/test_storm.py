@@ -116,6 +116,13 @@ def test_between_hosts_the_launcher_that_knows_names_the_rank_of_the_other() -> 
     ]
 
 
+def test_a_message_that_never_came_names_the_rank_from_which_it_was_awaited() -> None:
+    stopped = replace(KILLED, kind="stop", start="torchrun", rank=0, size=2)
+    said = "Timeout: receive of 2 float32 from rank 0 with tag 0 on rank 1 at a.py:1: nothing came for 15042 ms"
+    verdict = judge(stopped, _seen((said,), statuses=[1]))
+    assert (verdict.failures, verdict.seconds_to_name) == ([], 0.5)
+
+
 def test_a_fault_that_harms_nobody_must_leave_the_run_as_it_was() -> None:
     continued = replace(KILLED, kind="stop and continue")
     assert judge(continued, _seen((), statuses=[0])).failures == []

@@ -134,14 +134,17 @@ class Checkpoints:
             The folder.
 
         Raises:
-            PeerLost: a rank has died, and its part would be missing: see ``are_of_all``.
+            PeerLost: a rank has died, and its part would be missing: see ``are_of_all``. On processes other than the
+                main one always, as what they save alone is nothing.
         """
         self.wait()
+        is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
         ranks = ranks.those_in(
-            f"save_state {os.path.basename(output_dir or '')}", self.are_of_all, needs_all=strategy.layout != "plain"
+            f"save_state {os.path.basename(output_dir or '')}",
+            with_the_dead=self.are_of_all or not is_main,
+            needs_all=strategy.layout != "plain",
         )
         self.are_of_all = not ranks.alone
-        is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
 
         if project.automatic_checkpoint_naming:
             project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
