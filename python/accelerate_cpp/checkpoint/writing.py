@@ -39,6 +39,9 @@ _Place = tuple[str, int, int]
 _Written = tuple[_Place, dict[str, FileRecord], list[list[Any]]]
 """The place of the folder, records of the files of one rank, and for each folder of shards the places of its parts."""
 
+_OF_PLACE_0 = ".of_place_0"
+"""A file in the temporary folder on the disk of the process in place 0, until the folder is complete."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -95,11 +98,14 @@ class Checkpoint:
         """
         temporary = temporary_folder(self.target, self.token)
         in_others_hands = False  # whether the process in place 0 may be moving the folder, without waiting for this one
+        has_own_disk = False  # whether this is another folder than that of the process in place 0
 
         def write() -> _Written:
-            nonlocal in_others_hands
+            nonlocal in_others_hands, has_own_disk
             written = self._write(temporary, ranks, threads, of_engines)
             in_others_hands = ranks.place != 0
+            # Looked for before the folder is moved, after which clients of NFS may see it for a while longer.
+            has_own_disk = not (temporary / _OF_PLACE_0).exists()
             return written
 
         def together(doing: str, attempt: Callable[[], T]) -> list[T]:
@@ -124,14 +130,15 @@ class Checkpoint:
 
             def complete() -> None:
                 if ranks.place == 0:
+                    if ranks.are_of_several_hosts:
+                        (temporary / _OF_PLACE_0).unlink(missing_ok=True)
                     for folder, there in zip(self.folders, places, strict=True):
                         records.update(folder.write_index(temporary, there))
                 self._move(temporary, records, written_here, ranks.place == 0)
 
             together(f"moving {self.target} to its place", complete)
-            if not ranks.alone and ranks.topology.world_size > ranks.topology.local_world_size:
-                # Hosts with their own disks have their own folder; on a shared disk it has already been moved.
-                moves = ranks.topology.local_rank == 0 and temporary.is_dir()
+            if ranks.are_of_several_hosts:
+                moves = ranks.topology.local_rank == 0 and has_own_disk
                 in_others_hands = not moves
                 together(
                     f"moving {self.target} to its place", lambda: self._move(temporary, records, written_here, moves)
@@ -171,6 +178,9 @@ class Checkpoint:
         if ranks.share[0] == 0:
             remove_leftovers(self.target, keep=temporary)
             make_folder(temporary)
+        if ranks.place == 0 and ranks.are_of_several_hosts:
+            make_folder(temporary)
+            (temporary / _OF_PLACE_0).touch()
 
     def _write(self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]) -> _Written:
         """Writes what this rank has."""

@@ -154,6 +154,26 @@ def test_hosts_with_their_own_disks_may_have_any_ranks(tmp_path: Path) -> None:
     assert [why_not_whole(disk / "c", Participants()) for disk in disks] == [None, None]
 
 
+def test_a_host_may_see_the_folder_for_a_while_after_another_one_has_moved_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients of NFS do, which know folders for up to a minute from what they have seen."""
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: path.name == ".c.tmp-token" or is_dir(path))
+
+    def save(ranks: Participants) -> None:
+        files = checkpoint(tmp_path).files[:1] if ranks.place == 0 else []
+        replace(checkpoint(tmp_path / "c"), files=[*files, random_states_file(ranks.place, 0)]).write(ranks)
+
+    assert outcomes(ranks_of([0, 0, 1, 1]), save) == [None] * 4
+    assert os.listdir(tmp_path) == ["c"]
+    names = ["model.safetensors", *(f"random_states_{rank}.pkl" for rank in range(4))]
+    assert sorted(os.listdir(tmp_path / "c")) == ["accelerate_cpp.json", *names]
+    written = read_manifest(tmp_path / "c")
+    assert written is not None
+    assert sorted(written.files) == names
+
+
 def test_a_file_that_vanishes_is_missed_on_its_host_whatever_its_rank(tmp_path: Path) -> None:
     disks = [tmp_path / "a", tmp_path / "b"]
 
