@@ -481,12 +481,21 @@ def what_needs_whole_models_refuses_it(kind: str, folder: str) -> None:
         LocalSGD(run, model, 2)
 
 
+ALL_KINDS = [*OF_VERSION_2, *OF_VERSION_1, *OF_TENSORS]
+
+
 def run_scenarios(kind: str, backend: str, folder: str) -> dict[str, str]:
     return failures_of(SCENARIOS, backend, kind, folder)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
-@pytest.mark.parametrize("kind", [*OF_VERSION_2, *OF_VERSION_1, *OF_TENSORS])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *((kind, "shm") for kind in ALL_KINDS),
+        (ALL_KINDS[0], "gloo"),
+        *(pytest.param(kind, "gloo", marks=pytest.mark.long) for kind in ALL_KINDS[1:]),
+    ],
+)
 def test_in_two_processes(kind: str, backend: str, tmp_path: Path) -> None:
     failures = run_processes(run_scenarios, 2, kind, backend, str(tmp_path), timeout=280)
     assert failures == [{}] * 2, "\n".join(text for own in failures for text in own.values())
