@@ -57,6 +57,7 @@ def test_a_machine_that_is_lost_twice_waits_before_it_returns(tmp_path: Path) ->
         for _ in range(2):
             run.until_steps_of(2)
             run.launchers.pop().kill()
+            run.until_steps_of(1)
             run.start()
         run.until("was lost 2 times soon after it had begun to take part, so it takes part again in ")
         run.until_steps_of(1)

@@ -135,7 +135,7 @@ class Checkpoints:
 
         Raises:
             PeerLost: a rank has died, and its part would be missing: see ``are_of_all``. On processes other than the
-                main one always, as what they save alone is nothing.
+                main one whatever is known, as what they save alone is nothing. Once: who knows of it is alone.
         """
         self.wait()
         is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0

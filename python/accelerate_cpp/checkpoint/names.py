@@ -23,6 +23,9 @@ OPTIMIZER_FILE = f"{OPTIMIZER_NAME}.bin"
 SCHEDULER_FILE = f"{SCHEDULER_NAME}.bin"
 LOADER_FILE = "dl_state_dict.bin"
 
+OF_PLACE_0 = ".of_place_0"
+"""In the temporary folder on the disk of the process in place 0, until the checkpoint is complete."""
+
 
 def random_states_name(rank: int) -> str:
     """The file of the random states of ``rank``."""

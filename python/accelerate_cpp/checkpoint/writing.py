@@ -27,6 +27,7 @@ from accelerate_cpp.checkpoint.folder import (
 )
 from accelerate_cpp.checkpoint.layout import StateFile
 from accelerate_cpp.checkpoint.manifest import Manifest
+from accelerate_cpp.checkpoint.names import OF_PLACE_0
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
@@ -38,9 +39,6 @@ T = TypeVar("T")
 _Place = tuple[str, int, int]
 _Written = tuple[_Place, dict[str, FileRecord], list[list[Any]]]
 """The place of the folder, records of the files of one rank, and for each folder of shards the places of its parts."""
-
-_OF_PLACE_0 = ".of_place_0"
-"""A file in the temporary folder on the disk of the process in place 0, until the folder is complete."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ class Checkpoint:
             written = self._write(temporary, ranks, threads, of_engines)
             in_others_hands = ranks.place != 0
             # Looked for before the folder is moved, after which clients of NFS may see it for a while longer.
-            has_own_disk = not (temporary / _OF_PLACE_0).exists()
+            has_own_disk = not (temporary / OF_PLACE_0).exists()
             return written
 
         def together(doing: str, attempt: Callable[[], T]) -> list[T]:
@@ -131,7 +129,7 @@ class Checkpoint:
             def complete() -> None:
                 if ranks.place == 0:
                     if ranks.are_of_several_hosts:
-                        (temporary / _OF_PLACE_0).unlink(missing_ok=True)
+                        (temporary / OF_PLACE_0).unlink(missing_ok=True)
                     for folder, there in zip(self.folders, places, strict=True):
                         records.update(folder.write_index(temporary, there))
                 self._move(temporary, records, written_here, ranks.place == 0)
@@ -180,7 +178,7 @@ class Checkpoint:
             make_folder(temporary)
         if ranks.place == 0 and ranks.are_of_several_hosts:
             make_folder(temporary)
-            (temporary / _OF_PLACE_0).touch()
+            (temporary / OF_PLACE_0).touch()
 
     def _write(self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]) -> _Written:
         """Writes what this rank has."""

@@ -89,13 +89,13 @@ def _await_rank_0(timeout: timedelta) -> None:
             return
         except OSError as error:
             awaited = f"rank 0, which does not listen at {address}, port {port} ({error})"
+        wait.report(awaited)
         if wait.seconds > timeout.total_seconds():
             raise Timeout(
                 f"the processes of this run did not all join within {timeout.total_seconds():g} s: waited for {awaited}"
                 "; its process has ended or was not started, or that is not the address and port of its machine, or a "
                 "firewall is between them"
             )
-        wait.report(awaited)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

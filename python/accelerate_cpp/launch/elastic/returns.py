@@ -13,12 +13,15 @@ _MOST_DELAYS = 20
 
 @dataclass
 class _Losses:
-    count: int = 0
+    count: int = 0  # one soon after the other
+    newest: float = -math.inf
     returns_at: float = -math.inf
 
 
 class Returns:
     """When machines may take part again: one that is lost for the first time at once, then after longer and longer.
+
+    Machines are known by their host names.
 
     Args:
         delay: seconds after the second loss; each further one doubles them, up to twenty times as many.
@@ -29,9 +32,14 @@ class Returns:
         self._losses: dict[str, _Losses] = {}
 
     def lose(self, machine: str, since: float, now: float) -> None:
-        """``machine`` has taken part ``since`` then and is lost."""
+        """A launcher of ``machine`` has taken part ``since`` then and is lost."""
+        if now - since >= STEADY_SECONDS:
+            self._losses.pop(machine, None)
+            return
         losses = self._losses.setdefault(machine, _Losses())
-        losses.count = 1 if now - since >= STEADY_SECONDS else losses.count + 1
+        if since <= losses.newest:  # with another launcher of the same machine
+            return
+        losses.count, losses.newest = losses.count + 1, now
         if losses.count > 1:
             losses.returns_at = now + self._delay * min(2.0 ** min(losses.count - 2, 10), _MOST_DELAYS)
 

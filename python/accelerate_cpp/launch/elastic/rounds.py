@@ -220,14 +220,18 @@ class Rounds:
         """The names of launchers that the round in progress ends for, now that all have come that come together."""
         room = self.terms.most - self._began_with
         others = [self._launchers[number] for number in self._launchers if number not in self._members]
-        others = [launcher for launcher in others if not self._returns.waits(launcher.name, now)][:room]
+        others = [launcher for launcher in others if not self._wait_of(launcher, now)][:room]
         are_all = len(others) == room or all(now - launcher.came >= ARRIVAL_SECONDS for launcher in others)
         return [launcher.name for launcher in others] if are_all else []
+
+    def _wait_of(self, launcher: _Launcher, now: float) -> float:
+        """For how many seconds it does not take part: one that has done so since it came waits no more."""
+        return 0.0 if launcher.takes_part_since is not None else self._returns.waits(launcher.name, now)
 
     def _candidates(self, now: float) -> list[int]:
         """Who can take part in a round that begins now: of those that wait, as many as it cannot do without."""
         ordered = sorted(self._launchers, key=lambda number: (self._launchers[number].order, number))
-        waits = {number: self._returns.waits(self._launchers[number].name, now) for number in ordered}
+        waits = {number: self._wait_of(self._launchers[number], now) for number in ordered}
         soonest = sorted(ordered, key=lambda number: waits[number])
         chosen = soonest[: max(self.terms.least, sum(wait == 0 for wait in waits.values()))]
         return [number for number in ordered if number in chosen]

@@ -28,7 +28,7 @@ from accelerate_cpp.launch.view.live_view import CELL_DELAY_SECONDS, LiveView, i
 from accelerate_cpp.launch.view.notebook_cells import FunctionFailed
 from accelerate_cpp.launch.workers.attendance import Attendance, attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
-from accelerate_cpp.launch.workers.error_report import ErrorReport
+from accelerate_cpp.launch.workers.error_report import ErrorReport, load_modules_of_reports
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, account, describe, first_failure
 from accelerate_cpp.launch.workers.news import Voice
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
@@ -124,6 +124,7 @@ def run_forked(
     running.
     """
     host_resources.require_supervision(group.num_processes)
+    load_modules_of_reports()
     parent, supervision = parent or Parent(), supervision or Supervision()
     with ExitStack() as stack:
         signals = parent.signals

@@ -15,7 +15,7 @@ from accelerate_cpp.launch.fork.kernel_messages import hand_over
 from accelerate_cpp.launch.fork.results import send
 from accelerate_cpp.launch.plan.environment import become_worker
 from accelerate_cpp.launch.workers.child import ChildSetup
-from accelerate_cpp.launch.workers.error_report import ErrorReport, load_modules_of_reports
+from accelerate_cpp.launch.workers.error_report import ErrorReport
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
 
@@ -55,7 +55,6 @@ def run_child(
             os.close(descriptor)
         _redirect(*write_ends[:2])
         hand_over(write_ends[3] if shows else None)
-        load_modules_of_reports()
         exit_code = _run_task(task, write_ends[2], result)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -91,7 +91,7 @@ class ErrorReport:
 
 
 def load_modules_of_reports() -> None:
-    """Loads what a report needs, for processes that may have no descriptor left for that when they fail."""
+    """Loads what a report needs, for forks of this process, which may have no descriptor left when they fail."""
     import json  # noqa: F401
     import traceback  # noqa: F401
 

@@ -21,9 +21,10 @@ class Run:
         self.rounds = Rounds(terms, self.now)
         self.told: dict[int, dict[str, Any]] = {}
 
-    def join(self, *numbers: int, order: int = 0) -> None:
+    def join(self, *numbers: int, order: int = 0, name: str | None = None) -> None:
         for number in numbers:
-            self.rounds.join(number, {"name": f"node{number}", "order": order}, f"10.0.0.{number}", self.now)
+            hello = {"name": name or f"node{number}", "order": order}
+            self.rounds.join(number, hello, f"10.0.0.{number}", self.now)
         self.deliver()
 
     def say(self, number: int, said: str, **more: Any) -> None:
@@ -292,6 +293,51 @@ def test_a_run_takes_a_machine_that_waits_where_it_lacks_one() -> None:
     run.say(1, "stopped", round=run.told[1]["round"])
     run.wait(SETTLE_SECONDS, 1, 3)
     assert (run.told[1]["count"], run.told[3]["count"]) == (2, 2)
+
+
+def test_one_that_was_taken_because_one_lacked_stays_when_another_comes() -> None:
+    run = running(1, 2, 3, terms=Terms(least=2, most=3))
+    lose_and_return(run, 3, 1, 2)
+    take_part(run, 3, 1, 2)
+    lose_and_return(run, 3, 1, 2)
+    run.lose(2)
+    run.say(1, "stopped", round=run.told[1]["round"])
+    run.wait(SETTLE_SECONDS, 1, 3)
+    run.join(4)
+    for number in (1, 3):
+        run.say(number, "stopped", round=run.told[number]["round"])
+    run.wait(0, 1, 3, 4)
+    assert [run.told[number]["count"] for number in (1, 3, 4)] == [3, 3, 3]
+
+
+def test_other_launchers_of_a_machine_of_which_one_is_lost_again_and_again_go_on() -> None:
+    run = Run(Terms(least=1, most=3, silence=1000))
+    run.join(1, 2, 3, name="node")
+    for lost in (3, 4):
+        run.lose(lost)
+        for number in (1, 2):
+            run.say(number, "stopped", round=run.told[number]["round"])
+        run.wait(SETTLE_SECONDS, 1, 2)
+        assert (run.told[1]["count"], run.told[2]["count"]) == (2, 2)
+        run.told.pop(lost)
+        run.join(lost + 1, name="node")
+        if lost == 3:
+            take_part(run, 4, 1, 2)
+    assert run.told[5]["do"] == "wait"
+
+
+def test_a_machine_that_is_lost_with_all_its_launchers_is_lost_once() -> None:
+    run = Run(Terms(least=1, most=3))
+    run.join(1)
+    run.join(2, 3, name="node")
+    for lost in (2, 3):
+        run.lose(lost)
+    run.say(1, "stopped", round=1)
+    run.wait(SETTLE_SECONDS, 1)
+    run.join(4, name="node")
+    assert 4 not in run.told
+    run.wait(ARRIVAL_SECONDS, 1, 4)
+    assert run.told[1]["do"] == "stop"
 
 
 def test_a_machine_that_saves_before_it_leaves_returns_at_once() -> None:
