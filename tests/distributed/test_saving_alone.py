@@ -260,6 +260,27 @@ def test_a_process_that_would_save_nothing_alone_misses_one_that_died(tmp_path: 
     assert "waited for rank 1: rank 1 has ended" in outcomes[2].value[0]
 
 
+def saves_when_the_main_process_has_left(folder: str, backend: str) -> str:
+    from accelerate_cpp.errors import PeerLost
+
+    accelerator, model, optimizer = started(folder, backend)
+    train(accelerator, model, optimizer)
+    if accelerator.is_main_process:
+        return "left"
+    try:
+        accelerator.save_state(os.path.join(folder, "checkpoint"))
+    except PeerLost as lost:
+        return str(lost)
+    return "went on"
+
+
+@BACKENDS
+def test_a_process_does_not_go_on_as_if_one_that_has_left_had_saved(tmp_path: Path, backend: str) -> None:
+    outcomes = start_processes(saves_when_the_main_process_has_left, 2, str(tmp_path), backend)
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0]
+    assert outcomes[1].value.startswith("save_state on rank 1 waited for the main process, but a rank has left")
+
+
 @BACKENDS
 def test_an_error_of_another_process_is_told_where_it_is_missed(tmp_path: Path, backend: str) -> None:
     outcomes = start_processes(dies_before_a_checkpoint_of_all, 2, str(tmp_path), backend, "saved", "error")

@@ -40,7 +40,7 @@ from accelerate_cpp.checkpoint.sharded_states import Parts, named_parameters, pa
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory
 from accelerate_cpp.checkpoint.writers_group import WRITERS_GROUP
 from accelerate_cpp.checkpoint.writing import Checkpoint
-from accelerate_cpp.errors import CheckpointError, InvalidArgument
+from accelerate_cpp.errors import CheckpointError, InvalidArgument, PeerLost
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.strategy import Strategy
 
@@ -135,7 +135,8 @@ class Checkpoints:
 
         Raises:
             PeerLost: a rank has died, and its part would be missing: see ``are_of_all``. On processes other than the
-                main one whatever is known, as what they save alone is nothing. Once: who knows of it is alone.
+                main one whatever is known, as what they save alone is nothing. Once: who knows of it is alone. Or
+                the main process may have left, and this is another one.
         """
         self.wait()
         is_main = (ranks.topology.local_rank if project.save_on_each_node else ranks.topology.rank) == 0
@@ -151,6 +152,11 @@ class Checkpoints:
         # All ranks check for the folder before hooks on any of them write into it.
         target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
         if ranks.alone and not is_main:
+            if ranks.meeting is not None and ranks.meeting.someone_has_left():
+                raise PeerLost(
+                    f"save_state on rank {ranks.topology.rank} waited for the main process, but a rank has left the "
+                    "group: nothing was saved"
+                )
             _log.warning(
                 "save_state was called on rank %d, but neither on all ranks nor on the main process: nothing is "
                 "saved; call it on all ranks, or only on the main process",
@@ -181,7 +187,15 @@ class Checkpoints:
             manifest = Manifest(project.iteration + 1, ranks.num_together, {}, cursors())
             limit = project.total_limit if project.automatic_checkpoint_naming else None
             checkpoint = Checkpoint(
-                target, uuid.uuid4().hex[:8], files, manifest, limit, existed, parts.folders, engines
+                target,
+                uuid.uuid4().hex[:8],
+                files,
+                manifest,
+                limit,
+                existed,
+                project.save_on_each_node,
+                parts.folders,
+                engines,
             )
             return checkpoint if waits else checkpoint.copied(self._memory)
 
@@ -296,15 +310,27 @@ class Checkpoints:
         def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
             """A collective: the fault that any rank found in its share, which explains why others could not read."""
 
-            def examine() -> str | None:
+            def examine() -> tuple[str | None, str]:
                 folder = find()
                 read.clear()
                 read[folder] = _outcome_of(
                     lambda: read_states(folder, bundle, ranks.topology.rank, map_location, load_kwargs, models)
                 )
-                return why_not_whole(folder, ranks, by_outline)
+                reason = why_not_whole(folder, ranks, by_outline)
+                manifest = read_manifest(folder) if reason is None else None
+                return reason, "" if manifest is None else manifest.origin
 
-            return next((reason for reason in ranks.together("load_state", examine) if reason is not None), None)
+            found = ranks.together("load_state", examine)
+            reasons = [reason for reason, _ in found if reason is not None]
+            strangers = [rank for rank, (_, origin) in enumerate(found) if origin != found[0][1]]
+            if strangers and not reasons:
+                ((folder, _),) = read.items()
+                reasons.append(
+                    f"{folder}: rank 0 and rank {strangers[0]} have different checkpoints under this name, as machines "
+                    "with disks of their own do when a save has ended on some of them only; load one that is the same "
+                    "on all, or copy it to the others"
+                )
+            return reasons[0] if reasons else None
 
         if input_dir is None:
             finding.newest_whole(project, ranks, lambda folder: why_not(lambda: folder, by_outline=True))

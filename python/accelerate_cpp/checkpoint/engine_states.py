@@ -11,7 +11,7 @@ from typing import Any
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import FileRecord, read_pickle, record_of, sync_file
-from accelerate_cpp.checkpoint.names import MODEL_NAME, OF_PLACE_0
+from accelerate_cpp.checkpoint.names import MODEL_NAME, is_mark
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import CheckpointError
 from accelerate_cpp.parallel.strategy import Strategy
@@ -58,7 +58,7 @@ class EngineStates:
             if failure is not None:
                 raise failure
             share, shares = ranks.share
-            written = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / OF_PLACE_0)
+            written = sorted(path for path in folder.rglob("*") if path.is_file() and not is_mark(path.name))
             others = [path for path in written if path.relative_to(folder).as_posix() not in known]
             for path in others[share::shares]:
                 sync_file(path)

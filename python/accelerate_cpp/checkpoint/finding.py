@@ -76,6 +76,9 @@ def common_numbers(project: Project, ranks: Participants) -> list[int]:
             f"found as the highest number of each: {seen}. Copy the checkpoints to where they are missing, or move "
             "them away to start anew"
         )
+    if common and (highest := max(max(one) for one in known)) > max(common):
+        rank = next(rank for rank, one in enumerate(known) if highest not in one)
+        _log.warning("%s is skipped: rank %d does not see it", folder / f"checkpoint_{highest}", rank)
     return sorted(common, reverse=True)
 
 

@@ -168,6 +168,7 @@ def _exchange(first: Path, second: Path) -> None:
     if rename is not None and rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
         return
     aside = _set_aside(second)
+    shutil.rmtree(aside, ignore_errors=True)  # what an earlier run has left: now there is a newer one
     os.rename(second, aside)
     os.rename(first, second)
     os.rename(aside, first)
@@ -178,12 +179,19 @@ def _set_aside(target: Path) -> Path:
 
 
 def put_back(target: Path) -> None:
-    """Restores the old folder of ``target`` if a process was killed while replacing it with a new one."""
+    """Restores the old folder of ``target`` if a process was killed while replacing it with a new one.
+
+    Somebody may have made an empty folder of that name since.
+    """
     aside = _set_aside(target)
-    if aside.is_dir() and not target.exists():
+    if not aside.is_dir():
+        return
+    with suppress(OSError):  # it is not there, or not empty
+        target.rmdir()
+    if not target.exists():
         with suppress(FileNotFoundError):  # another process has done it
             os.rename(aside, target)
-    elif aside.is_dir():
+    elif (target / MANIFEST_NAME).is_file():
         shutil.rmtree(aside, ignore_errors=True)
 
 

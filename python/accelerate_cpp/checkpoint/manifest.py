@@ -37,12 +37,19 @@ class Manifest:
         world_size: the number of processes that wrote it.
         files: by name; without files that hooks or other programs wrote.
         cursors: the position of every prepared loader, in the order of ``prepare``, as plain values.
+        token: of the save, so the same on all hosts that have a part of it; empty in older checkpoints.
     """
 
     iteration: int
     world_size: int
     files: dict[str, FileRecord]
     cursors: list[dict[str, int | str]]
+    token: str = ""
+
+    @property
+    def origin(self) -> str:
+        """What is the same in all parts of a checkpoint; of those that processes have saved alone, where they were."""
+        return self.token if self.world_size > 1 else json.dumps(self.cursors, sort_keys=True)
 
     def write(self, folder: Path) -> None:
         """Writes it into ``folder``, and waits until it is on the disk."""
@@ -52,6 +59,7 @@ class Manifest:
             "world_size": self.world_size,
             "files": {name: asdict(record) for name, record in sorted(self.files.items())},
             "cursors": self.cursors,
+            "token": self.token,
         }
         text = json.dumps({**body, "xxh3": _checksum(body)}, indent=1) + "\n"
         write_bytes(folder / MANIFEST_NAME, text.encode())
@@ -79,7 +87,8 @@ def read_manifest(folder: Path) -> Manifest | None:
             for name in body["files"]:
                 path_within(folder, name, path)
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
-            return _of_right_types(Manifest(body["iteration"], body["world_size"], files, body["cursors"]))
+            numbers = body["iteration"], body["world_size"]
+            return _of_right_types(Manifest(*numbers, files, body["cursors"], body.get("token", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected the manifest of a checkpoint, found {error}; {_ADVICE}") from error
     if version != _FORMAT:
@@ -98,6 +107,8 @@ def _of_right_types(manifest: Manifest) -> Manifest:
         raise TypeError("something else than a number where iteration, world_size, bytes and xxh3 should be")
     if not isinstance(manifest.cursors, list) or not all(isinstance(cursor, dict) for cursor in manifest.cursors):
         raise TypeError("something else than positions of loaders in cursors")
+    if not isinstance(manifest.token, str):
+        raise TypeError("something else than a text in token")
     return manifest
 
 

@@ -23,8 +23,18 @@ OPTIMIZER_FILE = f"{OPTIMIZER_NAME}.bin"
 SCHEDULER_FILE = f"{SCHEDULER_NAME}.bin"
 LOADER_FILE = "dl_state_dict.bin"
 
-OF_PLACE_0 = ".of_place_0"
-"""In the temporary folder on the disk of the process in place 0, until the checkpoint is complete."""
+
+_MARK = ".of_place_"
+
+
+def mark_name(place: int) -> str:
+    """A file in the temporary folder on the disk of the process in this place, until the checkpoint is complete."""
+    return f"{_MARK}{place}"
+
+
+def is_mark(name: str) -> bool:
+    """Whether a file of a temporary folder has the name of such a mark."""
+    return name.startswith(_MARK)
 
 
 def random_states_name(rank: int) -> str:

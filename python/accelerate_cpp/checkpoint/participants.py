@@ -51,9 +51,9 @@ class Participants:
         return (0, 1) if self.alone else (self.topology.local_rank, self.topology.local_world_size)
 
     @property
-    def are_of_several_hosts(self) -> bool:
-        """Whether processes of other hosts take part."""
-        return not self.alone and self.topology.world_size > self.topology.local_world_size
+    def lead_a_host(self) -> bool:
+        """Whether this process is the one of its host that makes and moves folders."""
+        return self.share[0] == 0
 
     def those_in(self, call: str, with_the_dead: bool = True, needs_all: bool = False) -> Participants:
         """The same processes if all of them are in ``call``, else only this one.

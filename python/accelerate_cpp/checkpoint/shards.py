@@ -56,7 +56,7 @@ def save_in_shards(
     """Writes ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and so on, and an index of these.
 
     Every file is moved into place when it is on the disk, the index last; shards of an earlier save that are not
-    replaced are then removed.
+    replaced are then removed. Where some are replaced, there is no index meanwhile: it would be one of two saves.
 
     Args:
         max_shard_size: bytes, or as ``"5GB"``.
@@ -82,8 +82,12 @@ def save_in_shards(
         if count > 1:
             waiting[index_name] = waiting_name(folder / index_name)
             write_bytes(waiting[index_name], _index(names, shards).encode())
+        if count > 1 and any((folder / name).exists() for name in names):
+            (folder / index_name).unlink(missing_ok=True)
+            sync_folder(folder)
         for name, path in waiting.items():
             os.replace(path, folder / name)
+        sync_folder(folder)
     finally:
         for path in waiting.values():
             path.unlink(missing_ok=True)

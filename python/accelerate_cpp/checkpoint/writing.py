@@ -27,29 +27,18 @@ from accelerate_cpp.checkpoint.folder import (
 )
 from accelerate_cpp.checkpoint.layout import StateFile
 from accelerate_cpp.checkpoint.manifest import Manifest
-from accelerate_cpp.checkpoint.names import OF_PLACE_0
+from accelerate_cpp.checkpoint.names import mark_name
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.sharded_folder import ShardedFolder
 from accelerate_cpp.checkpoint.snapshot import SnapshotMemory, snapshot
-from accelerate_cpp.comm.hosts import host_identity
 from accelerate_cpp.devices.tree import leaves_of
-from accelerate_cpp.errors import OtherRankFailed, PeerLost, SystemFailure, Timeout
+from accelerate_cpp.errors import InvalidArgument, OtherRankFailed, PeerLost, SystemFailure, Timeout
 
 T = TypeVar("T")
-_Place = tuple[str, int, int]
-_Written = tuple[_Place, dict[str, FileRecord], list[list[Any]]]
-"""The place of the folder, records of the files of one rank, and for each folder of shards the places of its parts."""
+_Written = tuple[int, dict[str, FileRecord], list[list[Any]]]
+"""The disk, records of the files of one rank, and for each folder of shards the places of its parts."""
 
 _log = logging.getLogger(__name__)
-
-
-def _place_of(folder: Path) -> _Place:
-    """The same on all ranks that have this very folder, however they are numbered.
-
-    Ranks of two hosts never have the same place, though they may share a disk.
-    """
-    found = folder.stat()
-    return host_identity(), found.st_dev, found.st_ino
 
 
 @dataclass(frozen=True)
@@ -62,6 +51,7 @@ class Checkpoint:
         files: those of this rank.
         manifest: without its files, which are known after they are written.
         limit: the number of numbered checkpoints to keep, including this one; ``None`` for all.
+        on_each_node: whether the project wants what all need on each host.
         existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
         folders: of states in shards, what this rank writes there.
         engines: of another library, which writes them itself.
@@ -73,6 +63,7 @@ class Checkpoint:
     manifest: Manifest
     limit: int | None = None
     existed: bool = False
+    on_each_node: bool = False
     folders: Sequence[ShardedFolder] = ()
     engines: EngineStates | None = None
 
@@ -95,52 +86,57 @@ class Checkpoint:
                 while the interpreter exits and starts no threads.
         """
         temporary = temporary_folder(self.target, self.token)
-        in_others_hands = False  # whether the process in place 0 may be moving the folder, without waiting for this one
-        has_own_disk = False  # whether this is another folder than that of the process in place 0
+        leaders: list[int] = []
+        in_others_hands = False  # whether another process may be moving the folder, without waiting for this one
 
         def write() -> _Written:
-            nonlocal in_others_hands, has_own_disk
-            written = self._write(temporary, ranks, threads, of_engines)
+            nonlocal in_others_hands
+            files, in_folders = self._write(temporary, threads, of_engines)
             in_others_hands = ranks.place != 0
-            # Looked for before the folder is moved, after which clients of NFS may see it for a while longer.
-            has_own_disk = not (temporary / OF_PLACE_0).exists()
-            return written
+            return _disk_of(temporary, leaders), files, in_folders
 
         def together(doing: str, attempt: Callable[[], T]) -> list[T]:
             return ranks.together(doing, lambda: self._told(doing, attempt))
 
         try:
             # Before anybody writes, who might else find no room where leftovers are still being removed.
-            together(f"making room for {self.target}", lambda: self._make_room(temporary, ranks))
+            leading = together(f"making room for {self.target}", lambda: self._make_room(temporary, ranks))
+            leaders += [place for place, leads in enumerate(leading) if leads]
             # Not together: where the library fails on one rank, it leaves the others in the midst of its collectives.
             written = None if self.engines is None else self.engines.write(temporary, ranks)
             of_engines = {} if written is None else together(f"writing {self.target}", written)[ranks.place]
-            records: dict[str, FileRecord] = {}
-            places: list[list[Any]] = [[] for _ in self.folders]
-            written_here: dict[str, int] = {}
             everyones = together(f"writing {self.target}", write)
-            here = everyones[ranks.place][0]
-            for rank, (place, files, own) in enumerate(everyones):
-                records |= files
-                written_here |= dict.fromkeys(files, rank) if place == here else {}
-                for folder, there in zip(places, own, strict=True):
-                    folder.extend(there)
+            disk = everyones[ranks.place][0]
+
+            def remove_marks() -> None:
+                for place in leaders:
+                    (temporary / mark_name(place)).unlink(missing_ok=True)
 
             def complete() -> None:
                 if ranks.place == 0:
-                    if ranks.are_of_several_hosts:
-                        (temporary / OF_PLACE_0).unlink(missing_ok=True)
-                    for folder, there in zip(self.folders, places, strict=True):
-                        records.update(folder.write_index(temporary, there))
-                self._move(temporary, records, written_here, ranks.place == 0)
+                    self._require_loadable(everyones)
+                    remove_marks()
+                    places = [
+                        [part for _, _, own in everyones for part in own[number]] for number in range(len(self.folders))
+                    ]
+                    index = {
+                        name: record
+                        for folder, there in zip(self.folders, places, strict=True)
+                        for name, record in folder.write_index(temporary, there).items()
+                    }
+                    self._move(temporary, everyones, disk, index)
 
             together(f"moving {self.target} to its place", complete)
-            if ranks.are_of_several_hosts:
-                moves = ranks.topology.local_rank == 0 and has_own_disk
+            moves = ranks.place == disk
+            if any(one[0] != 0 for one in everyones):  # hosts with their own disks have their own folder
                 in_others_hands = not moves
-                together(
-                    f"moving {self.target} to its place", lambda: self._move(temporary, records, written_here, moves)
-                )
+
+                def move() -> None:
+                    if moves and disk != 0:
+                        remove_marks()
+                        self._move(temporary, everyones, disk, {})
+
+                together(f"moving {self.target} to its place", move)
         except BaseException as error:
             # If another rank has failed, all have ended their attempts; if one is lost, nobody knows about the others.
             if ranks.share[0] == 0 and (isinstance(error, OtherRankFailed) or not in_others_hands):
@@ -148,6 +144,8 @@ class Checkpoint:
                 if not self.existed or is_unfinished(self.target):
                     remove_unfinished(self.target)
             raise
+        if moves and self.limit is not None:  # not before all hosts have the new one
+            self._prune(self.limit)
         _log.info("saved %s", self.target)
 
     def _told(self, doing: str, attempt: Callable[[], T]) -> T:
@@ -171,16 +169,19 @@ class Checkpoint:
             return needs
         return f"{needs}, and the disk has room for {disk.f_bavail * disk.f_frsize:,} bytes and {disk.f_favail:,} files"
 
-    def _make_room(self, temporary: Path, ranks: Participants) -> None:
-        """Once on each host: removes leftovers, and makes the folder in which all write."""
-        if ranks.share[0] == 0:
+    def _make_room(self, temporary: Path, ranks: Participants) -> bool:
+        """Once on each host: removes leftovers, and makes the folder in which all write; whether this was done here."""
+        leads = ranks.lead_a_host or ranks.place == 0
+        if ranks.lead_a_host:
             remove_leftovers(self.target, keep=temporary)
+        if leads:
             make_folder(temporary)
-        if ranks.place == 0 and ranks.are_of_several_hosts:
-            make_folder(temporary)
-            (temporary / OF_PLACE_0).touch()
+            (temporary / mark_name(ranks.place)).touch()
+        return leads
 
-    def _write(self, temporary: Path, ranks: Participants, threads: int, of_engines: dict[str, FileRecord]) -> _Written:
+    def _write(
+        self, temporary: Path, threads: int, of_engines: dict[str, FileRecord]
+    ) -> tuple[dict[str, FileRecord], list[list[Any]]]:
         """Writes what this rank has."""
         parts: list[Any] = [*self.files, *self.folders]
         if threads == 1:
@@ -192,22 +193,79 @@ class Checkpoint:
         in_folders = written[len(self.files) :]
         for of_folder, _ in in_folders:
             records |= of_folder
-        return _place_of(temporary), records, [places for _, places in in_folders]
+        return records, [places for _, places in in_folders]
 
-    def _move(self, temporary: Path, records: dict[str, FileRecord], written_here: dict[str, int], moves: bool) -> None:
-        """Moves the folder to its place, if this process ``moves`` it; files ``written_here``, by the rank that did so,
-        have to be in it."""
-        if not moves:
-            return
-        for name, rank in written_here.items():
-            if not (temporary / name).is_file():
-                raise SystemFailure(
-                    errno.ENOENT,
-                    f"{temporary / name} is gone, which rank {rank} has written: its folder was removed, or its file "
-                    "system taken away, before the checkpoint was complete; choose a folder that stays",
-                )
-        files = {name: record for name, record in records.items() if (temporary / name).is_file()}
-        replace(self.manifest, files=files).write(temporary)
+    def _require_loadable(self, everyones: Sequence[_Written]) -> None:
+        """Refuses what nobody could load, while the checkpoints before are still there.
+
+        Raises:
+            InvalidArgument: shards are on several disks, or several hosts have written different files under one name.
+        """
+        writers: dict[tuple[int, str], tuple[int, FileRecord]] = {}
+        shards = tuple(f"{folder.name}/" for folder in self.folders)
+        for rank, (disk, files, _) in enumerate(everyones):
+            for name, record in files.items():
+                first, other = writers.setdefault((disk, name), (rank, record))
+                if other != record:
+                    raise InvalidArgument(
+                        f"{self.target / name}: rank {first} and rank {rank} have written different files under this "
+                        "name; ProjectConfiguration(save_on_each_node=True) is for machines with disks of their own: "
+                        "leave it out where they share the folder"
+                    )
+                if disk != 0 and not self.on_each_node and name.startswith(shards):
+                    raise InvalidArgument(
+                        f"{self.target}: rank {rank} has written its part of the state to another disk than rank 0, so "
+                        "that no process could load it; expected a folder that all machines share, or, to bring the "
+                        "parts together by hand, ProjectConfiguration(save_on_each_node=True)"
+                    )
+        apart = [rank for rank, (disk, _, _) in enumerate(everyones) if disk != 0]
+        if apart and not self.on_each_node:
+            _log.warning(
+                "%s: rank %d writes to another disk than rank 0, where the model is: to load it on all machines, "
+                "choose a folder that they share, or pass ProjectConfiguration(save_on_each_node=True)",
+                self.target,
+                apart[0],
+            )
+
+    def _move(self, temporary: Path, everyones: Sequence[_Written], disk: int, index: dict[str, FileRecord]) -> None:
+        """Moves the folder of ``disk`` to its place; all files that were written there have to be in it.
+
+        Its manifest names them, those of ``index``, and no file of another disk, which may have other contents.
+        """
+        files = dict(index)
+        for rank, (there, written, _) in enumerate(everyones):
+            for name, record in written.items() if there == disk else ():
+                files[name] = record
+                if not (temporary / name).is_file():
+                    raise SystemFailure(
+                        errno.ENOENT,
+                        f"{temporary / name} is gone, which rank {rank} has written: its folder was removed, or its "
+                        "file system taken away, before the checkpoint was complete; choose a folder that stays",
+                    )
+        replace(self.manifest, files=files, token=self.token).write(temporary)
         commit(temporary, self.target)
-        if self.limit is not None:
-            prune(self.target.parent, self.limit, newest=self.target)
+
+    def _prune(self, limit: int) -> None:
+        try:
+            prune(self.target.parent, limit, newest=self.target)
+        except OSError as error:  # no reason to stop training: the new one is complete, and so are the others
+            _log.warning("checkpoints that are too many could not be removed: %s; remove them", error)
+
+
+def _disk_of(temporary: Path, leaders: Sequence[int]) -> int:
+    """The first of ``leaders`` whose mark is in ``temporary``: processes with the same one have the same folder.
+
+    Marks are there since before anybody wrote, and nobody has looked for them before: clients of NFS know for a while
+    longer what they have seen, so whether a folder was moved is no question for them.
+
+    Raises:
+        SystemFailure: none is there.
+    """
+    for place in leaders:
+        if (temporary / mark_name(place)).exists():
+            return place
+    raise SystemFailure(
+        errno.ENOENT,
+        f"{temporary} is gone, which was made for this checkpoint: it was removed, or its file system taken away; "
+        "choose a folder that stays",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,17 @@ def save(
     folder: Path | None,
     project: ProjectConfiguration,
     ranks: Participants = ONE_RANK,
+    cursors: Any = ({"epoch": 2, "generator": "abc"},),
     **options: Any,
 ) -> Path:
-    model = torch.nn.Linear(1, 1)
-    parts, cursors = Bundle(models=[model]), [{"epoch": 2, "generator": "abc"}]
-    return checkpoints.save(folder, project, ranks, parts, SingleStrategy(), 7, lambda: cursors, **options)
+    parts = Bundle(models=[torch.nn.Linear(1, 1)])
+    return checkpoints.save(folder, project, ranks, parts, SingleStrategy(), 7, lambda: list(cursors), **options)
 
 
-def load(checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration) -> Any:
-    return checkpoints.load(folder, project, Participants(), Bundle(models=[MODEL]), SingleStrategy(), lambda _: None)
+def load(
+    checkpoints: Checkpoints, folder: Path | None, project: ProjectConfiguration, ranks: Participants = ONE_RANK
+) -> Any:
+    return checkpoints.load(folder, project, ranks, Bundle(models=[MODEL]), SingleStrategy(), lambda _: None)
 
 
 def test_step_cursors_and_iteration_come_back(tmp_path: Path) -> None:
@@ -197,3 +200,46 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.safetensors: expected \d+ bytes, found 0"):
         load(checkpoints, tmp_path / "c", project)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_hosts_do_not_load_checkpoints_of_two_saves_under_one_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, alone: bool, is_named: bool
+) -> None:
+    """The second save has ended on one of them only, or each host has saved for itself, after other steps."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+
+    def project_of(ranks: Participants) -> ProjectConfiguration:
+        folder = str(folders[ranks.topology.rank])
+        return ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, save_on_each_node=True)
+
+    def saves(ranks: Participants, steps: int) -> None:
+        project, checkpoints = project_of(ranks), Checkpoints()
+        for step in range(steps):
+            cursors = [{"batches": step + (ranks.topology.rank if alone and step == 1 else 0)}]
+            who = Participants(ranks.topology, alone=True) if alone else ranks
+            save(checkpoints, None, project, who, cursors=cursors)
+
+    def loads(ranks: Participants) -> int:
+        project = project_of(ranks)
+        named = folders[ranks.topology.rank] / "checkpoints" / "checkpoint_1" if is_named else None
+        load(Checkpoints(), named, project, ranks)
+        return project.iteration
+
+    assert outcomes(ranks_of([0, 1]), lambda ranks: saves(ranks, 2)) == [None] * 2
+    if not alone:
+        kept = (folders[1] / "checkpoints" / "checkpoint_1").rename(tmp_path / "kept")
+        shutil.rmtree(folders[0] / "checkpoints")
+        shutil.rmtree(folders[1] / "checkpoints")
+        assert outcomes(ranks_of([0, 1]), lambda ranks: saves(ranks, 2)) == [None] * 2
+        shutil.rmtree(folders[1] / "checkpoints" / "checkpoint_1")
+        kept.rename(folders[1] / "checkpoints" / "checkpoint_1")
+    told = "rank 0 and rank 1 have different checkpoints under this name"
+    found = outcomes(ranks_of([0, 1]), loads)
+    if is_named:
+        assert all(isinstance(one, CheckpointError) and told in str(one) for one in found)
+    else:
+        assert found == [2, 2]
+        assert f"checkpoint_1 is incomplete and is skipped: {folders[0]}" in caplog.text
+        assert told in caplog.text

@@ -281,28 +281,6 @@ def test_a_child_does_not_keep_what_was_removed(tmp_path: Path, monkeypatch: pyt
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_process_killed_between_two_renames_has_lost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = checkpoint(tmp_path / "c", {"a": "old"})
-    fresh = checkpoint(tmp_path / ".c.tmp-1", {"a": "new"})
-    monkeypatch.setattr(folder.ctypes, "CDLL", lambda *_arguments, **_options: object())  # without renameat2
-    rename, calls = os.rename, []
-
-    def killed(source: Path, destination: Path) -> None:
-        calls.append(source)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        rename(source, destination)
-
-    monkeypatch.setattr(os, "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
-        folder.commit(fresh, target)
-    assert not target.exists()
-    monkeypatch.setattr(os, "rename", rename)
-    folder.remove_leftovers(target)
-    assert contents(target) == {"a": "old"}
-    assert os.listdir(tmp_path) == ["c"]
-
-
 def open_files() -> set[int]:
     """The inodes of the files that this process has open."""
     inodes = set()
@@ -310,3 +288,38 @@ def open_files() -> set[int]:
         with suppress(OSError):
             inodes.add(os.fstat(int(descriptor)).st_ino)
     return inodes
+
+
+@pytest.mark.parametrize("made", ["nothing", "an empty folder", "a folder with a file"])
+def test_a_process_killed_between_two_renames_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    """Where the system cannot swap folders; a script may make its output folder before it looks for a checkpoint."""
+    monkeypatch.setattr(folder.ctypes, "CDLL", lambda *_arguments, **_options: object())
+    target = checkpoint(tmp_path / "c", {"a": "1"})
+    rename, renamed = os.rename, []
+
+    def killed_after_one(source: Path, new: Path) -> None:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(source)
+        rename(source, new)
+
+    monkeypatch.setattr(os, "rename", killed_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        folder.commit(checkpoint(folder.temporary_folder(target, "1"), {"a": "2"}), target)
+    monkeypatch.setattr(os, "rename", rename)
+    assert not target.exists()
+    if made != "nothing":
+        target.mkdir()
+    if made == "a folder with a file":
+        (target / "log").write_text("0")
+    folder.remove_leftovers(target)
+    if made == "a folder with a file":
+        assert contents(folder._set_aside(target)) == {"a": "1"}
+        assert contents(target) == {"log": "0"}
+        folder.commit(checkpoint(folder.temporary_folder(target, "2"), {"a": "3"}), target)
+        assert contents(target) == {"a": "3", "log": "0"}
+    else:
+        assert contents(target) == {"a": "1"}
+    assert os.listdir(tmp_path) == ["c"]

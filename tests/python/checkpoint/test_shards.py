@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,34 @@ def test_shards_of_an_earlier_save_go_and_other_files_stay(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text("{}")
     save_in_shards(STATE, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(("second", "index_stays"), [(800, False), (400, True)])
+def test_a_save_that_is_killed_leaves_no_index_of_two_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: int, index_stays: bool
+) -> None:
+    """Shards of another number have other names, so that the earlier model is whole until its index is replaced."""
+    save_in_shards(STATE, tmp_path, max_shard_size=800)
+    before = (tmp_path / "model.safetensors.index.json").read_text()
+    replace, replaced = os.replace, []
+
+    def killed_after_one(source: Path, target: Path) -> None:
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        save_in_shards({name: tensor + 1 for name, tensor in STATE.items()}, tmp_path, max_shard_size=second)
+    index = tmp_path / "model.safetensors.index.json"
+    assert index.exists() == index_stays
+    if index_stays:
+        assert index.read_text() == before
+        names = set(json.loads(before)["weight_map"].values())
+        assert {key: value[0].item() for name in names for key, value in load_file(tmp_path / name).items()} == {
+            key: value[0].item() for key, value in STATE.items()
+        }
 
 
 def test_pickles_are_named_as_the_original_names_them(tmp_path: Path) -> None:

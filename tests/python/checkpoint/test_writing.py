@@ -245,13 +245,114 @@ def test_a_host_that_loses_a_rank_leaves_the_folder_to_the_one_that_moves_it(
     assert os.listdir(tmp_path) == ["c"]
 
 
-def test_a_folder_of_another_host_is_another_one_whatever_its_number(
+def test_each_host_checks_the_files_of_its_own_disk(tmp_path: Path) -> None:
+    """What all hosts save may differ: running statistics of the model, objects of the program."""
+    targets = [tmp_path / host / "c" for host in "aabb"]
+
+    def save(ranks: Participants) -> None:
+        files = [random_states_file(ranks.place, 0)]
+        if ranks.topology.local_rank == 0:
+            files += checkpoint(tmp_path, value=float(ranks.place)).files[:1]
+        mine = replace(checkpoint(targets[ranks.place]), files=files, on_each_node=True)
+        mine.write(ranks)
+
+    assert outcomes(ranks_of([0, 0, 1, 1]), save) == [None] * 4
+    assert [why_not_whole(target, Participants()) for target in targets] == [None] * 4
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_hosts_that_share_a_disk_may_not_write_different_files_under_one_name(tmp_path: Path, differs: bool) -> None:
+    target = tmp_path / "c"
+    checkpoint(target, value=7.0).write(Participants())
+
+    def save(ranks: Participants) -> None:
+        files = checkpoint(target, value=float(ranks.place) if differs else 1.0).files[:1]
+        replace(checkpoint(target), files=files, existed=True, on_each_node=True).write(ranks)
+
+    found = outcomes(ranks_of([0, 1]), save)
+    assert why_not_whole(target, Participants()) is None
+    assert os.listdir(tmp_path) == ["c"]
+    if differs:
+        assert "rank 0 and rank 1 have written different files under this name" in str(found[0])
+        assert isinstance(found[1], OtherRankFailed)
+    else:
+        assert found == [None] * 2
+
+
+class Shards:
+    """A folder of which each rank writes its part."""
+
+    name, content = "shards", ()
+
+    def __init__(self, place: int) -> None:
+        self._file = StateFile(f"part_{place}", {"a": torch.full((4,), float(place))}, safe=True)
+
+    def write(self, folder: Path) -> tuple[dict[str, FileRecord], list[Any]]:
+        (folder / self.name).mkdir(exist_ok=True)
+        return {f"{self.name}/{self._file.name}": self._file.write(folder / self.name)}, []
+
+    def write_index(self, folder: Path, places: Any) -> dict[str, FileRecord]:
+        return {f"{self.name}/index": StateFile("index", {}).write(folder / self.name)}
+
+
+@pytest.mark.parametrize("on_each_node", [False, True])
+def test_shards_on_several_disks_are_refused_while_the_checkpoint_before_is_there(
+    tmp_path: Path, on_each_node: bool
+) -> None:
+    targets = [tmp_path / host / "checkpoint_1" for host in "ab"]
+    checkpoint(targets[0].with_name("checkpoint_0")).write(Participants())
+
+    def save(ranks: Participants) -> None:
+        folders: Any = [Shards(ranks.place)]
+        mine = checkpoint(targets[ranks.place], limit=1)
+        replace(mine, files=mine.files[1:], folders=folders, on_each_node=on_each_node).write(ranks)
+
+    found = outcomes(ranks_of([0, 1]), save)
+    if on_each_node:
+        assert found == [None] * 2
+        names = [sorted(path.name for path in (target / "shards").iterdir()) for target in targets]
+        assert names == [["index", "part_0"], ["part_1"]]
+        assert [why_not_whole(target, Participants()) for target in targets] == [None] * 2
+    else:
+        assert "rank 1 has written its part of the state to another disk than rank 0" in str(found[0])
+        assert [os.listdir(target.parent) for target in targets] == [["checkpoint_0"], []]
+
+
+def test_a_host_removes_older_checkpoints_only_when_all_have_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = saving._place_of(tmp_path)
-    assert saving._place_of(tmp_path) == here
-    monkeypatch.setattr(saving, "host_identity", lambda: "another")
-    assert saving._place_of(tmp_path) != here
+    folders, commit = [tmp_path / "a", tmp_path / "b"], saving.commit
+
+    def save(ranks: Participants, number: int) -> None:
+        files = [random_states_file(ranks.place, 0)]
+        replace(checkpoint(folders[ranks.place] / f"checkpoint_{number}", limit=1), files=files).write(ranks)
+
+    def refuses(temporary: Path, target: Path) -> None:
+        if target == folders[1] / "checkpoint_1":
+            raise SystemFailure(errno.ENOSPC, "no space left")
+        commit(temporary, target)
+
+    monkeypatch.setattr(saving, "commit", refuses)
+    assert outcomes(ranks_of([0, 1]), lambda ranks: save(ranks, 0)) == [None] * 2
+    assert None not in outcomes(ranks_of([0, 1]), lambda ranks: save(ranks, 1))
+    assert [sorted(os.listdir(folder)) for folder in folders] == [["checkpoint_0", "checkpoint_1"], ["checkpoint_0"]]
+    assert outcomes(ranks_of([0, 1]), lambda ranks: save(ranks, 2)) == [None] * 2
+    assert [os.listdir(folder) for folder in folders] == [["checkpoint_2"]] * 2
+
+
+def test_of_hosts_that_share_another_disk_than_the_first_one_moves_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets = [tmp_path / host / "c" for host in "abb"]
+
+    def save(ranks: Participants) -> None:
+        replace(checkpoint(targets[ranks.place]), files=[random_states_file(ranks.place, 0)]).write(ranks)
+
+    for _ in range(2):
+        assert outcomes(ranks_of([0, 1, 2]), save) == [None] * 3
+        assert sorted(os.listdir(targets[1])) == ["accelerate_cpp.json", "random_states_1.pkl", "random_states_2.pkl"]
+        assert [why_not_whole(target, Participants()) for target in targets] == [None] * 3
+    assert "rank 1 writes to another disk than rank 0, where the model is" in caplog.text
 
 
 @pytest.mark.parametrize("fails", ["writing on 0", "writing on 1", "moving on 0", "moving on 1"])

@@ -182,18 +182,23 @@ class PipelineStrategy(TensorParallelStrategy):
         return self._mesh.rank % (self._mesh.world_size // self._mesh.size("pp")) == 0
 
     def _brought_together(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """On rank 0, the states of all stages. Called by the first process of each."""
-        width = self._mesh.world_size // self._mesh.size("pp")
+        """On rank 0, the states of all stages. Called by the first process of each.
+
+        Not in the group of all ranks: Gloo counts messages as if they were collectives, which a meeting
+        (:mod:`accelerate_cpp.comm.whereabouts`) takes to be as many on all ranks.
+        """
+        width, group = self._mesh.world_size // self._mesh.size("pp"), self._stages_group()
         if dist.get_rank() > 0:
-            dist.send_object_list([[(name, value.shape, value.dtype) for name, value in own.items()]], dst=0)
+            shapes = [(name, value.shape, value.dtype) for name, value in own.items()]
+            dist.send_object_list([shapes], dst=0, group=group)
             for value in own.values():
-                dist.send(value.to(self._device).contiguous(), dst=0)
+                dist.send(value.to(self._device).contiguous(), dst=0, group=group)
             return {}
         for source in range(width, self._mesh.world_size, width):
             said: list[Any] = [None]
-            dist.recv_object_list(said, src=source)
+            dist.recv_object_list(said, src=source, group=group)
             for name, shape, dtype in said[0]:
                 value = torch.empty(shape, dtype=dtype, device=self._device)
-                dist.recv(value, src=source)
+                dist.recv(value, src=source, group=group)
                 own.setdefault(name, value.cpu())
         return own
