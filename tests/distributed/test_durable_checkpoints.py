@@ -70,6 +70,8 @@ class Disk:
             self._change(*(held[-1:] if call == "copy_file_range" else held[:1]))
         elif call.startswith(("mkdir", "link", "symlink", "unlink", "rmdir")):
             self._change(paths[-1].parent)
+            if call.startswith("unlink"):  # nothing of it is to be on the disk
+                self.lost.discard(paths[-1])
         elif call.startswith(("open", "creat")) and "O_CREAT" in arguments:
             self._change(paths[0], paths[0].parent)
         elif call.startswith("rename"):

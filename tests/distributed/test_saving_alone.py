@@ -260,12 +260,12 @@ def test_a_process_that_would_save_nothing_alone_misses_one_that_died(tmp_path: 
     assert "waited for rank 1: rank 1 has ended" in outcomes[2].value[0]
 
 
-def saves_when_the_main_process_has_left(folder: str, backend: str) -> str:
+def saves_when_one_has_left(folder: str, backend: str, gone: int) -> str:
     from accelerate_cpp.errors import PeerLost
 
     accelerator, model, optimizer = started(folder, backend)
     train(accelerator, model, optimizer)
-    if accelerator.is_main_process:
+    if accelerator.process_index == gone:
         return "left"
     try:
         accelerator.save_state(os.path.join(folder, "checkpoint"))
@@ -276,9 +276,13 @@ def saves_when_the_main_process_has_left(folder: str, backend: str) -> str:
 
 @BACKENDS
 def test_a_process_does_not_go_on_as_if_one_that_has_left_had_saved(tmp_path: Path, backend: str) -> None:
-    outcomes = start_processes(saves_when_the_main_process_has_left, 2, str(tmp_path), backend)
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0]
-    assert outcomes[1].value.startswith("save_state on rank 1 waited for the main process, but a rank has left")
+    told = run_processes(saves_when_one_has_left, 2, str(tmp_path), backend, 0)[1]
+    assert told.startswith("save_state on rank 1 waited for rank 0, but a rank has left")
+
+
+def test_one_that_has_left_is_not_missed_where_the_main_process_saves(tmp_path: Path) -> None:
+    assert run_processes(saves_when_one_has_left, 3, str(tmp_path), "cpu:shm", 2) == ["went on", "went on", "left"]
+    assert run_processes(reads, 1, str(tmp_path / "checkpoint")) == [True]
 
 
 @BACKENDS

@@ -152,10 +152,11 @@ class Checkpoints:
         # All ranks check for the folder before hooks on any of them write into it.
         target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
         if ranks.alone and not is_main:
-            if ranks.meeting is not None and ranks.meeting.someone_has_left():
+            without_rank_0 = ranks.here is not None and 0 not in ranks.here
+            if without_rank_0 and ranks.meeting is not None and ranks.meeting.someone_has_left():
                 raise PeerLost(
-                    f"save_state on rank {ranks.topology.rank} waited for the main process, but a rank has left the "
-                    "group: nothing was saved"
+                    f"save_state on rank {ranks.topology.rank} waited for rank 0, but a rank has left the group: "
+                    "nothing was saved"
                 )
             _log.warning(
                 "save_state was called on rank %d, but neither on all ranks nor on the main process: nothing is "
@@ -310,7 +311,7 @@ class Checkpoints:
         def why_not(find: Callable[[], Path], by_outline: bool) -> str | None:
             """A collective: the fault that any rank found in its share, which explains why others could not read."""
 
-            def examine() -> tuple[str | None, str]:
+            def examine() -> tuple[str | None, tuple[str, str]]:
                 folder = find()
                 read.clear()
                 read[folder] = _outcome_of(
@@ -318,19 +319,12 @@ class Checkpoints:
                 )
                 reason = why_not_whole(folder, ranks, by_outline)
                 manifest = read_manifest(folder) if reason is None else None
-                return reason, "" if manifest is None else manifest.origin
+                name = folder.name if input_dir is None else os.path.abspath(folder)
+                return reason, (name, "" if manifest is None else manifest.origin)
 
             found = ranks.together("load_state", examine)
             reasons = [reason for reason, _ in found if reason is not None]
-            strangers = [rank for rank, (_, origin) in enumerate(found) if origin != found[0][1]]
-            if strangers and not reasons:
-                ((folder, _),) = read.items()
-                reasons.append(
-                    f"{folder}: rank 0 and rank {strangers[0]} have different checkpoints under this name, as machines "
-                    "with disks of their own do when a save has ended on some of them only; load one that is the same "
-                    "on all, or copy it to the others"
-                )
-            return reasons[0] if reasons else None
+            return reasons[0] if reasons else _difference_of([one for _, one in found])
 
         if input_dir is None:
             finding.newest_whole(project, ranks, lambda folder: why_not(lambda: folder, by_outline=True))
@@ -366,6 +360,26 @@ class Checkpoints:
 
         tokens = ranks.together(what, attempt)
         return replace(own[0], token=tokens[0])
+
+
+def _difference_of(checkpoints: Sequence[tuple[str, str]]) -> str | None:
+    """What is wrong with what the ranks have under one name; ``None`` if nothing is, as far as is known.
+
+    Args:
+        checkpoints: by rank, the name and the origin. Ranks may load different ones on purpose, by different names.
+    """
+    known: dict[str, tuple[int, str]] = {}
+    for rank, (name, origin) in enumerate(checkpoints):
+        if not origin:
+            continue
+        first, other = known.setdefault(name, (rank, origin))
+        if origin != other:
+            return (
+                f"{name}: rank {first} and rank {rank} have different checkpoints under this name, as machines with "
+                "disks of their own do when a save has ended on some of them only; load one that is the same on all, "
+                "or copy it to the others"
+            )
+    return None
 
 
 def _engines(strategy: Strategy, bundle: Bundle, options: Mapping[str, Any] | None) -> EngineStates | None:

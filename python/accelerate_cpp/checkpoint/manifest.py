@@ -48,8 +48,13 @@ class Manifest:
 
     @property
     def origin(self) -> str:
-        """What is the same in all parts of a checkpoint; of those that processes have saved alone, where they were."""
-        return self.token if self.world_size > 1 else json.dumps(self.cursors, sort_keys=True)
+        """What is the same in all parts of a checkpoint; of those that processes have saved alone, where loaders were.
+
+        Empty if nothing is known.
+        """
+        if self.world_size > 1:
+            return self.token
+        return ", ".join(f"{cursor.get('epoch')}:{cursor.get('position')}" for cursor in self.cursors)
 
     def write(self, folder: Path) -> None:
         """Writes it into ``folder``, and waits until it is on the disk."""

@@ -28,12 +28,14 @@ class Participants:
         meeting: finds the ranks that are in the same call, if that can be known before all of them are; others may be
             in other collectives.
         alone: whether this process acts alone, without the others.
+        here: the ranks that were in the same call when that was asked last; ``None`` if all are expected.
     """
 
     topology: Topology = field(default_factory=Topology)
     group: dist.ProcessGroup | None = None
     meeting: Meeting | None = None
     alone: bool = False
+    here: Sequence[int] | None = None
 
     @property
     def num_together(self) -> int:
@@ -90,7 +92,7 @@ class Participants:
                 f"{name} was called on {_named(here)} alone, but all ranks have parts of a checkpoint: call it on all "
                 f"ranks, also on {missing}"
             )
-        return replace(self, alone=True) if absent else self
+        return replace(self, alone=bool(absent) or self.alone, here=here)
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all participating processes, in rank order, on every rank. A collective."""

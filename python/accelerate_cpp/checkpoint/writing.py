@@ -137,6 +137,9 @@ class Checkpoint:
                         self._move(temporary, everyones, disk, {})
 
                 together(f"moving {self.target} to its place", move)
+            if self.limit is not None:  # not before all hosts have the new one
+                limit = self.limit
+                together("removing older checkpoints", lambda: self._prune(limit) if moves else None)
         except BaseException as error:
             # If another rank has failed, all have ended their attempts; if one is lost, nobody knows about the others.
             if ranks.share[0] == 0 and (isinstance(error, OtherRankFailed) or not in_others_hands):
@@ -144,8 +147,6 @@ class Checkpoint:
                 if not self.existed or is_unfinished(self.target):
                     remove_unfinished(self.target)
             raise
-        if moves and self.limit is not None:  # not before all hosts have the new one
-            self._prune(self.limit)
         _log.info("saved %s", self.target)
 
     def _told(self, doing: str, attempt: Callable[[], T]) -> T:

@@ -151,13 +151,14 @@ class PipelineStrategy(TensorParallelStrategy):
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:
         """On the CPU of rank 0, to which each stage sends its tensors one by one; or empty unless ``here``."""
         whole: dict[str, torch.Tensor] = {}
+        group = self._stages_group()  # on all ranks, as the first call makes the groups of the mesh
         for name, value in self.local_state(model).items():
             gathered = value.full_tensor() if is_sharded_tensor(value) else value
             if self._is_first_of_stage:
                 whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
         if not self._is_first_of_stage:
             return {}
-        found = self._brought_together(whole)
+        found = self._brought_together(whole, group)
         inner = self.unwrap(model)
         for name, first in inner.names_of_copies.items() if isinstance(inner, Pipeline) else ():
             if name in found and first in found:
@@ -181,13 +182,13 @@ class PipelineStrategy(TensorParallelStrategy):
     def _is_first_of_stage(self) -> bool:
         return self._mesh.rank % (self._mesh.world_size // self._mesh.size("pp")) == 0
 
-    def _brought_together(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _brought_together(self, own: dict[str, torch.Tensor], group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
         """On rank 0, the states of all stages. Called by the first process of each.
 
         Not in the group of all ranks: Gloo counts messages as if they were collectives, which a meeting
         (:mod:`accelerate_cpp.comm.whereabouts`) takes to be as many on all ranks.
         """
-        width, group = self._mesh.world_size // self._mesh.size("pp"), self._stages_group()
+        width = self._mesh.world_size // self._mesh.size("pp")
         if dist.get_rank() > 0:
             shapes = [(name, value.shape, value.dtype) for name, value in own.items()]
             dist.send_object_list([shapes], dst=0, group=group)
