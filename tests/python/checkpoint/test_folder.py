@@ -7,6 +7,7 @@ import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,23 +293,15 @@ def open_files() -> set[int]:
 
 @pytest.mark.parametrize("made", ["nothing", "an empty folder", "a folder with a file"])
 def test_a_process_killed_between_two_renames_has_lost_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at_the_second: Any, made: str
 ) -> None:
     """Where the system cannot swap folders; a script may make its output folder before it looks for a checkpoint."""
     monkeypatch.setattr(folder.ctypes, "CDLL", lambda *_arguments, **_options: object())
     target = checkpoint(tmp_path / "c", {"a": "1"})
-    rename, renamed = os.rename, []
-
-    def killed_after_one(source: Path, new: Path) -> None:
-        if renamed:
-            raise KeyboardInterrupt
-        renamed.append(source)
-        rename(source, new)
-
-    monkeypatch.setattr(os, "rename", killed_after_one)
+    end_of_death = dies_at_the_second("rename")
     with pytest.raises(KeyboardInterrupt):
         folder.commit(checkpoint(folder.temporary_folder(target, "1"), {"a": "2"}), target)
-    monkeypatch.setattr(os, "rename", rename)
+    end_of_death()
     assert not target.exists()
     if made != "nothing":
         target.mkdir()

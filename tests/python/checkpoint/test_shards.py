@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,20 +48,12 @@ def test_shards_of_an_earlier_save_go_and_other_files_stay(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("second", "index_stays"), [(800, False), (400, True)])
 def test_a_save_that_is_killed_leaves_no_index_of_two_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: int, index_stays: bool
+    tmp_path: Path, dies_at_the_second: Any, second: int, index_stays: bool
 ) -> None:
     """Shards of another number have other names, so that the earlier model is whole until its index is replaced."""
     save_in_shards(STATE, tmp_path, max_shard_size=800)
     before = (tmp_path / "model.safetensors.index.json").read_text()
-    replace, replaced = os.replace, []
-
-    def killed_after_one(source: Path, target: Path) -> None:
-        if replaced:
-            raise KeyboardInterrupt
-        replaced.append(target)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", killed_after_one)
+    dies_at_the_second("replace")
     with pytest.raises(KeyboardInterrupt):
         save_in_shards({name: tensor + 1 for name, tensor in STATE.items()}, tmp_path, max_shard_size=second)
     index = tmp_path / "model.safetensors.index.json"
