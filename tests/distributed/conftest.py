@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 from faults import end_zygote
 from launched import STARTED
 from network_namespaces import Host, Unavailable, two_hosts
-from rank_process import end_zygotes
+from rank_process import end_zygotes, may_be_forked
 
 FOLDER = Path(__file__).parent
 
@@ -24,6 +27,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_outlives_these_tests() -> Iterator[None]:
+    if sys.platform == "linux" and not may_be_forked({**os.environ, "OMP_NUM_THREADS": "1"}):
+        warnings.warn(
+            "an earlier test, or a library that it has imported, has changed a variable that torch reads at its start, "
+            "so that each process of these tests is a new interpreter, which takes seconds",
+            stacklevel=1,
+        )
     yield
     end_zygote()
 
