@@ -165,7 +165,7 @@ class Checkpoints:
             )
             return target
         # One after the other: while one rank removes a folder, another may find half of it.
-        ranks.together("save_state", lambda: remove_leftovers(target) if ranks.share[0] == 0 else None)
+        ranks.together("save_state", lambda: remove_leftovers(target) if ranks.lead_a_host else None)
         existed = any(ranks.together("save_state", target.exists))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
@@ -203,7 +203,7 @@ class Checkpoints:
         try:
             checkpoint = self._agreed("save_state", prepared, ranks)
         except BaseException:
-            if ranks.share[0] == 0 and (not existed or is_unfinished(target)):
+            if ranks.lead_a_host and (not existed or is_unfinished(target)):
                 remove_unfinished(target)
             raise
         if waits:

@@ -211,16 +211,19 @@ def prune(folder: Path, limit: int, newest: Path) -> None:
     Each is renamed in one step, so that no checkpoint is ever incomplete. One that the system does not let go stays,
     with a warning: ``newest`` is complete, and training goes on.
     """
-    paths = list(numbered(folder).values())
+    try:
+        paths = list(numbered(folder).values())
+    except OSError as error:
+        _log.warning("checkpoints that are too many could not be removed: %s; remove them", error)
+        return
     for path in paths[: max(0, len(paths) - max(limit, 1))]:
         if path != newest:
             doomed = temporary_folder(path, "pruned")
             try:
                 os.rename(path, doomed)
+                _remove(doomed)
             except OSError as error:
                 _log.warning("%s is one checkpoint too many and could not be removed: %s; remove it", path, error)
-                continue
-            _remove(doomed)
 
 
 def _remove(folder: Path) -> None:

@@ -107,42 +107,28 @@ class Checkpoint:
             of_engines = {} if written is None else together(f"writing {self.target}", written)[ranks.place]
             everyones = together(f"writing {self.target}", write)
             disk = everyones[ranks.place][0]
-
-            def remove_marks() -> None:
-                for place in leaders:
-                    (temporary / mark_name(place)).unlink(missing_ok=True)
+            moves = ranks.place == disk
 
             def complete() -> None:
                 if ranks.place == 0:
                     self._require_loadable(everyones)
-                    remove_marks()
-                    places = [
-                        [part for _, _, own in everyones for part in own[number]] for number in range(len(self.folders))
-                    ]
-                    index = {
-                        name: record
-                        for folder, there in zip(self.folders, places, strict=True)
-                        for name, record in folder.write_index(temporary, there).items()
-                    }
-                    self._move(temporary, everyones, disk, index)
+                    self._move(temporary, everyones, leaders, disk)
 
             together(f"moving {self.target} to its place", complete)
-            moves = ranks.place == disk
             if any(one[0] != 0 for one in everyones):  # hosts with their own disks have their own folder
                 in_others_hands = not moves
 
                 def move() -> None:
                     if moves and disk != 0:
-                        remove_marks()
-                        self._move(temporary, everyones, disk, {})
+                        self._move(temporary, everyones, leaders, disk)
 
                 together(f"moving {self.target} to its place", move)
-            if self.limit is not None:  # not before all hosts have the new one
-                limit = self.limit
-                together("removing older checkpoints", lambda: self._prune(limit) if moves else None)
+            if (limit := self.limit) is not None:  # not before all hosts have the new one
+                parent = self.target.parent
+                together("removing older checkpoints", lambda: prune(parent, limit, self.target) if moves else None)
         except BaseException as error:
             # If another rank has failed, all have ended their attempts; if one is lost, nobody knows about the others.
-            if ranks.share[0] == 0 and (isinstance(error, OtherRankFailed) or not in_others_hands):
+            if ranks.lead_a_host and (isinstance(error, OtherRankFailed) or not in_others_hands):
                 shutil.rmtree(temporary, ignore_errors=True)
                 if not self.existed or is_unfinished(self.target):
                     remove_unfinished(self.target)
@@ -228,12 +214,21 @@ class Checkpoint:
                 apart[0],
             )
 
-    def _move(self, temporary: Path, everyones: Sequence[_Written], disk: int, index: dict[str, FileRecord]) -> None:
+    def _write_indices(self, temporary: Path, everyones: Sequence[_Written]) -> dict[str, FileRecord]:
+        """Writes where in the folders of shards the parts of all ranks are."""
+        records: dict[str, FileRecord] = {}
+        for number, folder in enumerate(self.folders):
+            records |= folder.write_index(temporary, [part for _, _, own in everyones for part in own[number]])
+        return records
+
+    def _move(self, temporary: Path, everyones: Sequence[_Written], leaders: Sequence[int], disk: int) -> None:
         """Moves the folder of ``disk`` to its place; all files that were written there have to be in it.
 
-        Its manifest names them, those of ``index``, and no file of another disk, which may have other contents.
+        Its manifest names them, and no file of another disk, which may have other contents.
         """
-        files = dict(index)
+        for place in leaders:
+            (temporary / mark_name(place)).unlink(missing_ok=True)
+        files = self._write_indices(temporary, everyones) if disk == 0 else {}
         for rank, (there, written, _) in enumerate(everyones):
             for name, record in written.items() if there == disk else ():
                 files[name] = record
@@ -245,12 +240,6 @@ class Checkpoint:
                     )
         replace(self.manifest, files=files, token=self.token).write(temporary)
         commit(temporary, self.target)
-
-    def _prune(self, limit: int) -> None:
-        try:
-            prune(self.target.parent, limit, newest=self.target)
-        except OSError as error:  # no reason to stop training: the new one is complete, and so are the others
-            _log.warning("checkpoints that are too many could not be removed: %s; remove them", error)
 
 
 def _disk_of(temporary: Path, leaders: Sequence[int]) -> int:

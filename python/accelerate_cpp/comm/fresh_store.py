@@ -12,13 +12,12 @@ other rank has accepted.
 from __future__ import annotations
 
 import json
-import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from accelerate_cpp.comm.slow_wait import SlowWait
-from accelerate_cpp.errors import InvalidArgument, Timeout
+from accelerate_cpp.comm.slow_wait import JoiningWait
+from accelerate_cpp.errors import InvalidArgument
 
 _PREFIX = "accelerate_cpp/attempts"
 _LONGEST_PAUSE_SECONDS = 0.05
@@ -28,9 +27,9 @@ class _Call:
     """One call of :func:`fresh_store`."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        self.store, self._rank, self.world_size, self._timeout = store, rank, world_size, timeout
+        self.store, self._rank, self.world_size = store, rank, world_size
         self.name = f"{rank}/{store.add(f'{rank}/calls', 1)}"
-        self._wait, self._pause = SlowWait(rank, world_size), 0.001
+        self._wait = JoiningWait(rank, world_size, timeout, _LONGEST_PAUSE_SECONDS)
 
     def newest_of(self, rank: int) -> str:
         """The name of the newest call of ``rank``; empty if there is none."""
@@ -52,14 +51,7 @@ class _Call:
     def pause(self, awaited: str) -> None:
         """Waits, a little longer each time; raises when the timeout is over."""
         self.require_newest()
-        if self._wait.seconds > self._timeout.total_seconds():
-            raise Timeout(
-                f"the processes of this run did not all join within {self._timeout.total_seconds():g} s: waited for "
-                f"{awaited}; check whether it was started and why it ended, or pass a longer timeout"
-            )
-        self._wait.report(awaited)
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._wait.pause(awaited, "check whether it was started and why it ended, or pass a longer timeout")
 
 
 def fresh_store(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import socket
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,13 +13,13 @@ import torch.distributed as dist
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.fresh_store import fresh_store
 from accelerate_cpp.comm.joining import announced_joining
-from accelerate_cpp.comm.slow_wait import SlowWait
+from accelerate_cpp.comm.slow_wait import JoiningWait
 from accelerate_cpp.config import env_table
-from accelerate_cpp.errors import InvalidArgument, Timeout
+from accelerate_cpp.errors import InvalidArgument
 
 DEFAULT_TIMEOUT = timedelta(seconds=1800)
 _CONNECT_SECONDS = 3.0
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
@@ -82,22 +81,18 @@ def _await_rank_0(timeout: timedelta) -> None:
     rank = env_table.RANK.get()
     if not rank or not address or port is None or world_size is None or env_table.USE_AGENT_STORE.get():
         return
-    wait, pause = SlowWait(rank, world_size), _SHORTEST_PAUSE_SECONDS
+    wait = JoiningWait(rank, world_size, timeout, _LONGEST_PAUSE_SECONDS)
     while True:
         try:
             socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
             return
         except OSError as error:
             awaited = f"rank 0, which does not listen at {address}, port {port} ({error})"
-        wait.report(awaited)
-        if wait.seconds > timeout.total_seconds():
-            raise Timeout(
-                f"the processes of this run did not all join within {timeout.total_seconds():g} s: waited for {awaited}"
-                "; its process has ended or was not started, or that is not the address and port of its machine, or a "
-                "firewall is between them"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        wait.pause(
+            awaited,
+            "its process has ended or was not started, or that is not the address and port of its machine, or a "
+            "firewall is between them",
+        )
 
 
 def choose_backend(device_type: str, collectives: Callable[[], str] | None = None) -> str:

@@ -1,11 +1,15 @@
-"""The log message about processes that take long to arrive."""
+"""Waits for processes that take long to arrive, and the log message about them."""
 
 from __future__ import annotations
 
 import logging
 import time
+from datetime import timedelta
 
 from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import Timeout
+
+_FIRST_PAUSE_SECONDS = 0.001
 
 
 class SlowWait:
@@ -30,3 +34,25 @@ class SlowWait:
         if not self._reported and self.seconds > self._threshold:
             self._reported = True
             logging.getLogger("accelerate_cpp.comm").warning("%s until now", self.sentence(awaited))
+
+
+class JoiningWait(SlowWait):
+    """A wait for the processes of a run, in pauses that become longer, up to ``longest_pause`` seconds."""
+
+    def __init__(self, rank: int, world_size: int, timeout: timedelta, longest_pause: float) -> None:
+        super().__init__(rank, world_size)
+        self._timeout, self._longest_pause, self._pause = timeout.total_seconds(), longest_pause, _FIRST_PAUSE_SECONDS
+
+    def pause(self, awaited: str, advice: str) -> None:
+        """Waits for ``awaited``, and reports it.
+
+        Raises:
+            Timeout: for too long already; with ``advice``.
+        """
+        self.report(awaited)
+        if self.seconds > self._timeout:
+            raise Timeout(
+                f"the processes of this run did not all join within {self._timeout:g} s: waited for {awaited}; {advice}"
+            )
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, self._longest_pause)

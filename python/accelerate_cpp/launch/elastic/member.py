@@ -277,11 +277,9 @@ class Member:
         elif do == "start":
             number, rank, count = (number_in(message, name) for name in ("round", "rank", "count"))
             address, port = text_in(message, "address"), number_in(message, "port", 1, 65535)
-            self._orders.put(Start(number, rank, count, address, port))
-            os.write(self._wake_writer, b"\0")
+            self._pass_on(Start(number, rank, count, address, port))
         elif do == "wait":
-            self._orders.put(Wait(text_in(message, "reason")))
-            os.write(self._wake_writer, b"\0")
+            self._pass_on(Wait(text_in(message, "reason")))
         elif do == "stop":
             can_save = message.get("can_save") is True
             self._stop(number_in(message, "round"), text_in(message, "reason"), can_save)
@@ -295,7 +293,11 @@ class Member:
             self._is_over, self.stop_reason = True, ""  # the reason is told with the order
             self.can_save = end.status == REQUEUE  # else its workers end by themselves, or those of others are gone
             self._close_stop_writer()
-        self._orders.put(end)
+        self._pass_on(end)
+
+    def _pass_on(self, order: Start | Wait | End) -> None:
+        """To who waits in :meth:`next_order`."""
+        self._orders.put(order)
         os.write(self._wake_writer, b"\0")
 
     def _stop(self, number: int, reason: str, can_save: bool) -> None:
