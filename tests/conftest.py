@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,23 @@ def pytest_collection_finish() -> None:
     """Spares the collector all that has been made so far: it takes most of a second to look at that each time."""
     gc.collect()
     gc.freeze()
+
+
+def _end_zygotes() -> None:
+    """Ends the processes from which those of tests are forked, if there are any."""
+    if rank_process := sys.modules.get("rank_process"):
+        rank_process.end_zygotes()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Zygotes serve the tests of all folders but ``tests/python``, where the children of the process are counted."""
+    if Path(__file__).parent / "python" in item.path.parents:
+        _end_zygotes()
+
+
+def pytest_sessionfinish() -> None:
+    _end_zygotes()
 
 
 @pytest.hookimpl(optionalhook=True)

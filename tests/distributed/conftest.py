@@ -6,35 +6,22 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from faults import end_zygote
 from launched import STARTED
 from network_namespaces import Host, Unavailable, two_hosts
-from rank_process import end_zygotes, may_be_forked
-
-FOLDER = Path(__file__).parent
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Zygotes serve all tests of this folder, and end with the last one: other tests count their children."""
-    if nextitem is None or FOLDER not in nextitem.path.parents:
-        end_zygotes()
+from rank_process import may_be_forked
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_process_outlives_these_tests() -> Iterator[None]:
+def _warns_of_interpreters() -> None:
     if sys.platform == "linux" and not may_be_forked({**os.environ, "OMP_NUM_THREADS": "1"}):
         warnings.warn(
             "an earlier test, or a library that it has imported, has changed a variable that torch reads at its start, "
             "so that each process of these tests is a new interpreter, which takes seconds",
             stacklevel=1,
         )
-    yield
-    end_zygote()
 
 
 @pytest.fixture

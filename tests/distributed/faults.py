@@ -8,7 +8,6 @@ the processes find each other with :func:`connect`, :func:`tell` and :func:`awai
 from __future__ import annotations
 
 import faulthandler
-import functools
 import importlib.util
 import inspect
 import os
@@ -25,7 +24,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from processes import Outcome
-from zygote import Zygote, exit_file
+from rank_process import fork
+from zygote import exit_file
 
 # Long enough for every machine; only a test that fails waits for so long.
 PATIENCE = 120.0
@@ -141,18 +141,6 @@ def die() -> None:
 # --- in the test ------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _zygote() -> Zygote:
-    return Zygote(sys.path)
-
-
-def end_zygote() -> None:
-    """The process that starts ranks stays for the next job; this ends it, if there was any."""
-    if _zygote.cache_info().currsize:
-        _zygote().end()
-        _zygote.cache_clear()
-
-
 class Job:
     """``function(*arguments)`` in ``size`` processes. Leaving the ``with`` block ends them all, however it is left."""
 
@@ -176,17 +164,19 @@ class Job:
     def __enter__(self) -> Job:
         for name in ("events", "temporary"):
             (self.folder / name).mkdir()
-        (self.folder / "call").write_bytes(pickle.dumps(self._call))
+        (self.folder / "call").write_bytes(pickle.dumps((sys.path, *self._call)))
         for worker in range(self.size):
             place = {"RANK": worker, "LOCAL_RANK": worker, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size}
             environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
                 **{name: str(value) for name, value in place.items()},
                 "TMPDIR": str(self.folder / "temporary"),
                 FOLDER: str(self.folder),
                 FINALIZE: str(int(self._finalize)),
                 **self._extra,
             }
-            self._processes.append(_zygote().start(self.folder, worker, "faults:work", environment))
+            self._processes.append(fork(self.folder, worker, "faults:work", environment))
         return self
 
     def __exit__(
@@ -355,7 +345,7 @@ def run_job(
 def work() -> None:
     """What a rank of a job does."""
     faulthandler.register(TRACEBACK)
-    path, name, arguments = pickle.loads((job_folder() / "call").read_bytes())
+    sys.path[:], path, name, arguments = pickle.loads((job_folder() / "call").read_bytes())
     spec = importlib.util.spec_from_file_location("worker_module", path)
     assert spec is not None
     assert spec.loader is not None

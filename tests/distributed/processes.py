@@ -79,12 +79,15 @@ def running(
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
     fresh: bool = False,
+    finalize: bool = False,
 ) -> Iterator[Running]:
     """Runs ``function(*arguments)`` in ``world_size`` processes, and kills them and all that is left in their groups.
 
     Args:
         fresh: each process is an interpreter that has loaded nothing yet, for tests of how a program starts or ends,
             or of what it loads. Otherwise it may have torch and this package loaded, though not used.
+        finalize: each process ends by taking the interpreter down, also when it may have torch loaded. Otherwise it
+            may end when its threads and handlers have.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
@@ -96,7 +99,7 @@ def running(
                 environment_here = environment_of(rank, world_size, port, environment or {})
                 for stream in ("stdout", "stderr"):
                     (job.folder / f"{stream}{rank}").touch()  # to be read from now on
-                call = Call(job.folder, rank, (*script_arguments, f"{name}/result{rank}"), environment_here)
+                call = Call(job.folder, rank, (*script_arguments, f"{name}/result{rank}"), environment_here, finalize)
                 forked = not fresh and may_be_forked(environment_here)
                 job.processes.append(start_forked(call) if forked else start_fresh(call))
             yield job
@@ -111,13 +114,14 @@ def start_processes(
     timeout: float = 120,
     environment: Mapping[str, str] | None = None,
     fresh: bool = False,
+    finalize: bool = False,
 ) -> list[Outcome]:
     """As :func:`running`, but returns the outcomes in rank order once all processes have ended.
 
     Each process leads a process group of its own; all of these groups are killed when ``timeout`` seconds are over (the
     exit code then is ``-SIGKILL``) and at the end, so that nothing outlives the call.
     """
-    with running(function, world_size, *arguments, environment=environment, fresh=fresh) as job:
+    with running(function, world_size, *arguments, environment=environment, fresh=fresh, finalize=finalize) as job:
         deadline = time.monotonic() + timeout
         for process in job.processes:
             await_end(process, deadline)
@@ -132,9 +136,12 @@ def run_processes(
     timeout: float = 120,
     environment: Mapping[str, str] | None = None,
     fresh: bool = False,
+    finalize: bool = False,
 ) -> list[Any]:
     """As :func:`start_processes`, but returns the results and fails with all output if any process failed."""
-    outcomes = start_processes(function, world_size, *arguments, timeout=timeout, environment=environment, fresh=fresh)
+    outcomes = start_processes(
+        function, world_size, *arguments, timeout=timeout, environment=environment, fresh=fresh, finalize=finalize
+    )
     if any(outcome.exit_code != 0 for outcome in outcomes):
         report = "".join(
             f"\n--- rank {outcome.rank}: exit code {outcome.exit_code}\n{outcome.stdout}{outcome.stderr}"

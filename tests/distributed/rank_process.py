@@ -1,13 +1,14 @@
 """The process of one rank: an interpreter of its own or, in a fraction of the time, the fork of a zygote.
 
 Both run the same script with the same arguments, environment, working directory and streams, and end as interpreters
-do. What a fork cannot give is left to interpreters: see :func:`may_be_forked`.
+do, except that a fork whose script has returned does not take its modules apart unless it is asked to: that takes it
+longer than most tests. What a fork cannot give is left to interpreters: see :func:`may_be_forked`.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
-import gc
 import os
 import pickle
 import signal
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from zygote import Zygote, exit_file
 
@@ -57,12 +58,16 @@ _PATIENCE_SECONDS = 60.0  # until it is known that a killed process has ended
 
 @dataclass(frozen=True)
 class Call:
-    """What the process of a rank is to do; ``folder`` is where its output goes."""
+    """What the process of a rank is to do; ``folder`` is where its output goes.
+
+    ``finalize``: a fork ends as interpreters do, by taking everything down.
+    """
 
     folder: Path
     rank: int
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    finalize: bool = False
 
 
 class Process(Protocol):
@@ -81,12 +86,12 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-_OF_ZYGOTES = _read_at_start({**os.environ, "OMP_NUM_THREADS": "1"})
+_OF_ZYGOTES = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a fork of a zygote is what an interpreter with this environment would be."""
-    return sys.platform == "linux" and _read_at_start(environment) == _OF_ZYGOTES
+    return sys.platform == "linux" and _read_at_start(environment) == _read_at_start(_OF_ZYGOTES)
 
 
 def start_fresh(call: Call) -> Process:
@@ -119,19 +124,24 @@ _lock = threading.Lock()
 
 
 def start_forked(call: Call) -> Process:
-    """The process is the fork of a zygote; all zygotes are started if there are none yet."""
+    """The process is the fork of a zygote."""
     start = call.folder / f"start{call.rank}"
-    start.write_bytes(pickle.dumps((call.arguments, dict(call.environment), os.getcwd())))
+    start.write_bytes(pickle.dumps((call.arguments, os.getcwd(), call.finalize)))
+    environment = {**call.environment, _START: str(start)}
+    pid = fork(call.folder, call.rank, f"{__name__}:run_forked", environment)
+    return _Forked(pid, exit_file(call.folder, call.rank))
+
+
+def fork(folder: Path, rank: int, program: str, environment: Mapping[str, str]) -> int:
+    """As :meth:`Zygote.start`; all zygotes are started if there are none yet."""
     with _lock:
         try:
             while len(_zygotes) < _ZYGOTES:
-                _zygotes.append(Zygote(sys.path))
-            zygote = _zygotes[call.rank % _ZYGOTES]
-            pid = zygote.start(call.folder, call.rank, f"{__name__}:run_forked", {_START: str(start)})
+                _zygotes.append(Zygote(sys.path, _OF_ZYGOTES))
+            return _zygotes[rank % _ZYGOTES].start(folder, rank, program, environment)
         except BaseException:
             end_zygotes()  # the next call has new ones
             raise
-    return _Forked(pid, exit_file(call.folder, call.rank))
 
 
 def end_zygotes() -> None:
@@ -163,24 +173,31 @@ def end(processes: Sequence[Process]) -> None:
 
 def run_forked() -> None:
     """What the fork of a zygote does: it becomes what an interpreter is when it begins with the script, and runs it."""
-    start = os.environ[_START]
+    start = os.environ.pop(_START)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # that of the listing is closed already
             if descriptor > 2:
                 os.close(descriptor)
-    arguments, environment, folder = pickle.loads(Path(start).read_bytes())
-    os.environ.clear()
-    os.environ.update(environment)
+    arguments, folder, finalize = pickle.loads(Path(start).read_bytes())
     os.chdir(folder)
     sys.argv[:] = ["-c", *arguments]
     tempfile.tempdir = None  # may come from the zygote's environment
     _seed_generators()
-    # What the zygote has loaded stays until the end. Looking through it then would take longer than most tests.
-    gc.freeze()
     main = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(compile(_SCRIPT, "<string>", "exec"), vars(main))
+    if not finalize:
+        _end()
+
+
+def _end() -> NoReturn:
+    """Does what an interpreter does at the end of its script, up to where it takes its modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _seed_generators() -> None:

@@ -45,5 +45,5 @@ def end_while_a_thread_of_gloo_lets_go_of_a_tensor() -> None:
 
 
 def test_the_end_of_a_program_awaits_what_threads_of_gloo_let_go_of() -> None:
-    first, _ = start_processes(end_while_a_thread_of_gloo_lets_go_of_a_tensor, 2)
+    first, _ = start_processes(end_while_a_thread_of_gloo_lets_go_of_a_tensor, 2, finalize=True)
     assert (first.exit_code, first.stdout) == (0, "let go\n"), first.stderr

@@ -100,9 +100,9 @@ def leave_later(text: str) -> str:
     return text
 
 
-@STARTS
-def test_streams_and_values_are_complete_when_threads_and_handlers_have_ended(fresh: bool) -> None:
-    for outcome in start_processes(leave_later, 2, "ä", fresh=fresh):
+@pytest.mark.parametrize("how", [{}, {"finalize": True}, {"fresh": True}], ids=["forked", "finalized", "fresh"])
+def test_streams_and_values_are_complete_when_threads_and_handlers_have_ended(how: dict[str, bool]) -> None:
+    for outcome in start_processes(leave_later, 2, "ä", **how):
         assert (outcome.exit_code, outcome.value) == (0, "ä"), outcome.stderr
         assert outcome.stdout == "of a thread ä\nof a handler\n"
         assert outcome.stderr == "of the function ''\n"

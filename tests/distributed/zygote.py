@@ -9,6 +9,7 @@ zygote and its ranks.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import selectors
@@ -24,20 +25,23 @@ from typing import Any
 class Zygote:
     """The zygote as the process sees it that asks it for ranks."""
 
-    def __init__(self, search_path: list[str]) -> None:
-        """``search_path`` becomes ``sys.path`` in the ranks."""
+    def __init__(self, search_path: list[str], environment: Mapping[str, str]) -> None:
+        """Both are the zygote's own, and ``search_path`` is the ``sys.path`` with which ranks begin."""
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(search_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=dict(environment),
             start_new_session=True,
             text=True,
             bufsize=1,
         )
 
     def start(self, folder: Path, rank: int, program: str, environment: Mapping[str, str]) -> int:
-        """Starts a rank, which calls ``program``, a function "module:name", and returns its process id."""
+        """Starts a rank, which calls ``program``, a function "module:name", and returns its process id.
+
+        ``environment`` is all that the rank has.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"folder": str(folder), "rank": rank, "program": program, "environment": dict(environment)}
@@ -59,17 +63,26 @@ def exit_file(folder: Path, rank: int) -> Path:
 
 
 def _import_what_ranks_use() -> None:
+    import numpy
+    import psutil
+    import pytest  # by the file of the function that a rank runs
     import torch._dynamo.utils  # as the first optimizer would, which takes a second
     import torch.distributed
     import torch.nn.parallel
     import torch.utils.data
 
     import accelerate_cpp
+    import faults
+    import processes
 
     # A summary of compilations at exit, after which Python no longer knows that a Ctrl-C has ended the program.
     atexit.unregister(torch._dynamo.utils.dump_compile_times)
     # The package imports most of its parts when they are first used.
     assert all((torch.distributed, torch.nn.parallel, torch.utils.data, accelerate_cpp.Accelerator))
+    assert all((numpy, psutil, pytest, faults, processes))
+    # What is loaded stays. A collector that looked through it would make each rank copy it.
+    gc.collect()
+    gc.freeze()
 
 
 def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
@@ -82,6 +95,7 @@ def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if descriptor else os.O_RDONLY)
         os.dup2(opened, descriptor)
         os.close(opened)
+    os.environ.clear()
     os.environ.update(request["environment"])
     module, name = request["program"].split(":")
     program: Callable[[], None] = getattr(__import__(module), name)

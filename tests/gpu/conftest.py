@@ -22,15 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """The processes from which those of tests are forked end with the last test here."""
-    if nextitem is None or FOLDER not in nextitem.path.parents:
-        from rank_process import end_zygotes
-
-        end_zygotes()
-
-
 @pytest.fixture(autouse=True)
 def _fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of a launch is set, and there is no state of an ``Accelerator``, nor will there be afterwards.

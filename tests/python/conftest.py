@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,13 @@ from typing import Any
 import pytest
 
 from accelerate_cpp.config.fp8 import LIBRARIES
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> None:
+    """Spares the collector what the tests before have loaded: a collection takes most of a second otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

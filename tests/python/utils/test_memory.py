@@ -14,6 +14,8 @@ import torch
 import accelerate_cpp
 from accelerate_cpp.utils import memory
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("tried to allocate 2.00 TiB"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 TiB"),
