@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -147,6 +149,25 @@ void leave_at_exit() {
   await_threads_of_gloo();
 }
 
+// Python's handlers cannot change the status of the process, and only the C library knows what it will be.
+void fail_at_exit() {
+#ifdef __GLIBC__
+  on_exit(
+      [](int status, void*) {
+        if (status == 0) {
+          std::fflush(nullptr);
+          _exit(1);
+        }
+      },
+      nullptr);
+#else
+  std::atexit([] {
+    std::fflush(nullptr);
+    _exit(1);
+  });
+#endif
+}
+
 }  // namespace
 
 comm::WaitHooks with_numbers(comm::WaitHooks hooks, std::vector<int> numbers, int size) {
@@ -191,6 +212,7 @@ void bind_hooks(py::module_& module) {
   module.def("leave_groups", leave_groups, py::arg("error"),
              "Tells the other ranks of all groups that this one takes part no more, as its program has ended: with "
              "`error`, or in good order if it is None.");
+  module.def("fail_at_exit", fail_at_exit, "Lets the process that is about to end in good order end with status 1.");
 }
 
 }  // namespace accelerate_cpp::bindings

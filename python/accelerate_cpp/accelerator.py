@@ -1507,7 +1507,8 @@ class Accelerator(PreparationSteps):
             output_dir: the folder, unless checkpoints are numbered. Other files in it are kept.
             safe_serialization: models in the safetensors format instead of pickles.
             blocking: if false, it returns as soon as everything is copied, and a thread writes the copy; its error is
-                raised by the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``.
+                raised by the next ``save_state``, ``load_state``, ``wait_for_checkpoint`` or ``end_training``. A
+                program that ends before ends with this error, and an exit code that is not 0.
             save_model_func_kwargs: options of the ``save_checkpoint`` of DeepSpeed's engines, where these train.
 
         Returns:

@@ -138,6 +138,25 @@ def test_a_full_disk_of_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path:
     assert first[1] == failing[1] == ("saved", "checkpoint_1")
 
 
+def ends_when_it_could_not_be_written(folder: str) -> None:
+    from accelerate_cpp.checkpoint import layout as state_files
+
+    accelerator, _, _ = started(folder)
+    accelerator.save_state()
+    write = state_files.write_pickle
+    if accelerator.process_index == FAILING:
+        state_files.write_pickle = lambda path, content: write(Path("/dev/full"), [content, bytes(1 << 20)])
+    accelerator.save_state(blocking=False)
+
+
+def test_a_program_whose_last_checkpoint_was_not_written_fails(tmp_path: Path) -> None:
+    first, failing = start_processes(ends_when_it_could_not_be_written, 2, str(tmp_path), finalize=True)
+    assert (first.exit_code, failing.exit_code) == (1, 1), failing.stderr
+    assert f"rank {FAILING} failed with SystemFailure" in first.stderr.splitlines()[-1]
+    assert "No space left" in failing.stderr.splitlines()[-1]
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
+
+
 def dies_while_saving(folder: str) -> None:
     from accelerate_cpp.checkpoint import writing as saving
 

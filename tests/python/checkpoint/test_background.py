@@ -12,6 +12,10 @@ import pytest
 from accelerate_cpp.checkpoint.background import BackgroundWriter
 
 
+def ended(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
 def test_a_job_runs_beside_the_caller_and_is_waited_for() -> None:
     writer, go, done = BackgroundWriter(), threading.Event(), []
     writer.start(lambda: done.append(go.wait(60)))
@@ -59,5 +63,41 @@ def job():
     print("written")
 BackgroundWriter().start(job)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = ended(program)
     assert done.stdout == "written\n", done.stderr
+
+
+FAILS = """
+import atexit, sys
+from accelerate_cpp.checkpoint.background import BackgroundWriter
+def job():
+    raise OSError("disk full")
+atexit.register(print, "a handler of the program")
+writer = BackgroundWriter()
+writer.start(job)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "shown"),
+    [
+        ("", 1, True),
+        ("sys.exit(0)", 1, True),
+        ("sys.exit(3)", 3, True),
+        ("1 / 0", 1, False),
+        ("try: writer.wait()\nexcept OSError: pass", 0, False),
+    ],
+)
+def test_a_program_ends_with_the_error_that_no_call_has_raised(last: str, status: int, shown: bool) -> None:
+    done = ended(FAILS + last)
+    assert done.returncode == status, done.stderr
+    assert done.stdout == "a handler of the program\n"
+    assert ("in job\n" in done.stderr) == shown
+    assert done.stderr.endswith("OSError: disk full\n") == shown
+
+
+def test_an_error_is_that_of_its_process_not_of_its_forks() -> None:
+    fork = "import os\nwriter.join()\nif os.fork() == 0: sys.exit(0)\nprint(os.wait()[1])"
+    done = ended(FAILS + fork)
+    assert done.stdout.splitlines()[-2:] == ["0", "a handler of the program"], done.stderr
+    assert done.returncode == 1

@@ -84,6 +84,9 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
+        checkpoints = sys.modules.get("accelerate_cpp.checkpoint.background")
+        if checkpoints is not None:
+            checkpoints.raise_at_the_end()
     except SystemExit as request:
         code = _code_of(request)
         _part_from_others(request if code else None)

@@ -76,6 +76,21 @@ def test_sys_exit_ends_the_child_as_it_ends_a_program(request_: object, code: in
     assert complaints == ("words\n" if request_ == "words" else "")
 
 
+def test_a_checkpoint_that_a_thread_could_not_write_is_the_error_of_the_child() -> None:
+    def task() -> None:
+        from accelerate_cpp.checkpoint.background import BackgroundWriter
+
+        def write() -> None:
+            raise OSError("disk full")
+
+        BackgroundWriter().start(write)
+
+    code, _, _, report = _run(task)
+    assert code == 1
+    assert report is not None
+    assert report.summary == "OSError: disk full"
+
+
 def test_child_waits_for_the_threads_that_it_started() -> None:
     def task() -> None:
         release = threading.Event()
