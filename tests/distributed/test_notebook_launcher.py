@@ -17,6 +17,7 @@ import pytest
 
 from accelerate_cpp.launch.plan.host_resources import free_port
 from launched import lives
+from processes import start_processes
 
 pytest.importorskip("torch")
 
@@ -60,16 +61,17 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def _be_a_kernel(code: str, folder: str) -> None:
+    """Runs ``code`` as what is typed into a kernel, which has no place among processes yet."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.chdir(folder)
+    exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+
+
 def _run(code: str, cwd: Path, kind: str) -> tuple[int, str, str]:
-    result = subprocess.run(
-        [sys.executable, "-c", KERNEL + KINDS[kind] + code],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return result.returncode, result.stdout, result.stderr
+    [kernel] = start_processes(_be_a_kernel, 1, KERNEL + KINDS[kind] + code, str(cwd), timeout=PATIENCE_SECONDS)
+    return kernel.exit_code, kernel.stdout, kernel.stderr
 
 
 def test_workers_compute_with_two_threads_after_the_kernel_did(tmp_path: Path, kind: str) -> None:
