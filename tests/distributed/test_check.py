@@ -17,10 +17,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 COMMAND = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", "check", "--cpu", "--num_processes", "2"]
 # The others are run by `make test-full`.
 ALWAYS = (
-    "broken_save_state_on_main_process",
     "broken_script_of_the_original",
     "broken_schedule_of_prepared_length",
-    "broken_unsaved_average",
     "healthy_schedule_and_metrics",
 )
 

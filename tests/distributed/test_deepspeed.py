@@ -419,7 +419,7 @@ LONG = pytest.mark.long
 
 
 @pytest.fixture(
-    scope="module", params=[2, 3, *(pytest.param(stage, marks=LONG) for stage in (0, 1))], ids="stage {}".format
+    scope="module", params=[3, *(pytest.param(stage, marks=LONG) for stage in (0, 1, 2))], ids="stage {}".format
 )
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_processes(run_scenarios, 2, timeout=280, environment={"STAGE": str(request.param)})

@@ -190,7 +190,9 @@ def _trained(steps_of_full: int) -> tuple[list[float], list[float]]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), schedule.get_last_lr()
 
 
-@pytest.mark.parametrize(("steps", "present"), [(1, 2), (1, 1), (2, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("steps", "present"), [(1, 2), (2, 2), *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, 1), (3, 3)])]
+)
 def test_fewer_processes_train_as_the_full_number_does(steps: int, present: int) -> None:
     expected = run_processes(_trained, 4, steps)[0]
     found = run_processes(_trained, present, steps, environment={"ACCELERATE_CPP_FULL_WORLD_SIZE": "4"})[0]

@@ -163,7 +163,9 @@ def told_by(ranks: Sequence[str | None], error: int, *parts: str) -> None:
             assert f"rank {1 - rank} failed with SystemFailure" in told, told
 
 
-@BLOCKING
+@pytest.mark.parametrize(
+    "blocking", [pytest.param(True, id="blocking"), pytest.param(False, id="in the background", marks=LONG)]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_full_disk_is_an_error_on_all_ranks_wherever_it_comes(tmp_path: Path, layout: str, blocking: bool) -> None:
     if layout in ENGINES and find_spec("deepspeed") is None:

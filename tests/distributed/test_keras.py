@@ -176,7 +176,7 @@ def in_each_rank(folder: str) -> None:
     assert ours.average_metrics({"loss": float(rank), "a": 1.0}) == {"loss": 0.5, "a": 1.0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FITTED)
 def test_ranks_overflow_save_and_err_together(backend: str, tmp_path: Path) -> None:
     run_processes(in_each_rank, 2, str(tmp_path), environment=environment(backend))
 

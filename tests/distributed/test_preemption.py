@@ -129,6 +129,7 @@ def test_a_notice_to_one_process_is_heard_by_all(folder: Path) -> None:
     assert "another process was told to end" in err
 
 
+@pytest.mark.long
 def test_who_does_not_ask_ends_by_the_signal_as_before(folder: Path) -> None:
     (folder / "train.py").write_text(TRAINS.replace("    accelerator.leave_if_preempted()\n", ""))
     launcher, _, _ = _launch(folder)

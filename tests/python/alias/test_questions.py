@@ -205,7 +205,7 @@ if __name__ == "__main__":
 """
 
 KINDS = ("itself", "executed", "spawn", "fork", "forkserver", "itself, after pkg_resources")
-PROCESSES = [("compat", "itself"), ("compat", "forkserver"), *(("variable", kind) for kind in KINDS)]
+PROCESSES = [("compat", "itself"), *(("variable", kind) for kind in KINDS)]
 PROCESSES_TOO = [("compat", kind) for kind in KINDS if ("compat", kind) not in PROCESSES]  # in test-full
 
 
