@@ -129,12 +129,12 @@ tsan asan: $(VENV)/.requirements
 
 test-gpu: $(VENV)/.built-with-tests ## run the tests for GPUs; torch has to be a build for CUDA (docs/gpu.md)
 	$(EDITABLE)/tests/cpp/nccl_device_tests
-	$(BIN)/python -m pytest -rs tests/gpu tests/distributed/test_cuda_gradients.py $(PYTEST_ARGS)
+	ACCELERATE_CPP_TEST_FINALIZE=1 $(BIN)/python -m pytest -rs tests/gpu tests/distributed/test_cuda_gradients.py $(PYTEST_ARGS)
 
 test-full: test ## make test, the long tests, and the core under the thread and address sanitizers
 	@.ci/system-packages $(PYTHON) browser
 	$(PIP_INSTALL) -r requirements/browser.txt -r requirements/docs.txt -r requirements/libraries.txt
-	$(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
+	ACCELERATE_CPP_TEST_FINALIZE=1 $(BIN)/python -m pytest -m long --numprocesses 2 $(PYTEST_ARGS)
 	ACCELERATE_CPP_TEST_COLLECTIVES=10000 $(EDITABLE)/tests/cpp/core_tests --gtest_filter='*Random*'
 	ACCELERATE_CPP_TEST_COLLECTIVES=2000 $(EDITABLE)/tests/cpp/bridge_tests --gtest_filter='*Random*'
 	$(MAKE) test-tensorflow

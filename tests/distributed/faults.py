@@ -8,6 +8,7 @@ the processes find each other with :func:`connect`, :func:`tell` and :func:`awai
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import os
@@ -24,7 +25,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from processes import Outcome
-from rank_process import fork
+from rank_process import ALL_FINALIZE, fork
 from zygote import exit_file
 
 # Long enough for every machine; only a test that fails waits for so long.
@@ -32,7 +33,7 @@ PATIENCE = 120.0
 # The rank that stands for the test in events.
 TEST = -1
 FOLDER = "ACCELERATE_CPP_TEST_JOB"
-FINALIZE = "ACCELERATE_CPP_TEST_FINALIZE"
+FINALIZE = "ACCELERATE_CPP_TEST_JOB_FINALIZES"
 TORCH_CACHE = "torchinductor_"  # made when torch's compiler is imported, to be kept
 TRACEBACK = signal.SIGUSR1
 SOCKET_PREFIX = "@accelerate_cpp-"
@@ -156,7 +157,7 @@ class Job:
         self.size = size
         self._call = (inspect.getfile(function), function.__name__, arguments)
         self._extra = dict(environment or {})
-        self._finalize = finalize
+        self._finalize = finalize or ALL_FINALIZE
         self._directory = tempfile.TemporaryDirectory(prefix="accelerate_cpp_job_")
         self.folder = Path(self._directory.name)
         self._processes: list[int] = []
@@ -354,7 +355,9 @@ def work() -> None:
     spec.loader.exec_module(module)
     value = getattr(module, name)(*arguments)
     (job_folder() / f"result{rank()}").write_bytes(pickle.dumps(value))
-    if os.environ[FINALIZE] == "0":
+    if os.environ[FINALIZE] == "1":
+        gc.unfreeze()  # so that all that is loaded is taken apart
+    else:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -14,7 +14,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -53,6 +52,8 @@ _SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 # different zygotes, they still differ in the order of their sets.
 _ZYGOTES = 2
 _START = "ACCELERATE_CPP_TEST_START"
+# For `make test-full`: all ranks take the interpreter down, which finds what may go wrong then once in many runs.
+ALL_FINALIZE = os.environ.get("ACCELERATE_CPP_TEST_FINALIZE") == "1"
 _PATIENCE_SECONDS = 60.0  # until it is known that a killed process has ended
 
 
@@ -126,7 +127,7 @@ _lock = threading.Lock()
 def start_forked(call: Call) -> Process:
     """The process is the fork of a zygote."""
     start = call.folder / f"start{call.rank}"
-    start.write_bytes(pickle.dumps((call.arguments, os.getcwd(), call.finalize)))
+    start.write_bytes(pickle.dumps((call.arguments, os.getcwd(), call.finalize or ALL_FINALIZE)))
     environment = {**call.environment, _START: str(start)}
     pid = fork(call.folder, call.rank, f"{__name__}:run_forked", environment)
     return _Forked(pid, exit_file(call.folder, call.rank))
@@ -181,19 +182,19 @@ def run_forked() -> None:
     arguments, folder, finalize = pickle.loads(Path(start).read_bytes())
     os.chdir(folder)
     sys.argv[:] = ["-c", *arguments]
-    tempfile.tempdir = None  # may come from the zygote's environment
     _seed_generators()
     main = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     exec(compile(_SCRIPT, "<string>", "exec"), vars(main))
-    if not finalize:
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    checkpoints = sys.modules.get("accelerate_cpp.checkpoint.background")
+    if not finalize and (checkpoints is None or not checkpoints._unraised):
         _end()
 
 
 def _end() -> NoReturn:
     """Does what an interpreter does at the end of its script, up to where it takes its modules apart."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -70,7 +70,8 @@ def _be_a_kernel(code: str, folder: str) -> None:
 
 
 def _run(code: str, cwd: Path, kind: str) -> tuple[int, str, str]:
-    [kernel] = start_processes(_be_a_kernel, 1, KERNEL + KINDS[kind] + code, str(cwd), timeout=PATIENCE_SECONDS)
+    code = KERNEL + KINDS[kind] + code
+    [kernel] = start_processes(_be_a_kernel, 1, code, str(cwd), timeout=PATIENCE_SECONDS, finalize=True)
     return kernel.exit_code, kernel.stdout, kernel.stderr
 
 

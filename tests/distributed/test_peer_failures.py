@@ -312,7 +312,7 @@ def interrupted(in_backward: bool) -> Error:
 
 @pytest.mark.parametrize("in_backward", [False, True], ids=["in_a_collective", "in_backward"])
 def test_ctrl_c_ends_a_wait_and_the_others_learn_of_it(in_backward: bool) -> None:
-    own, other = run_processes(interrupted, 2, in_backward)
+    own, other = run_processes(interrupted, 2, in_backward, finalize=True)
     assert own[0] == "KeyboardInterrupt"
     assert other[0] == "PeerLost"
     assert "rank 0" in other[1]

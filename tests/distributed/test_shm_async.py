@@ -269,7 +269,7 @@ def interrupted(helping: bool) -> str:
 
 @pytest.mark.parametrize("helping", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ctrl_c_ends_a_wait_whoever_runs_the_operation(helping: bool) -> None:
-    assert run_processes(interrupted, 2, helping)[0] == "KeyboardInterrupt"
+    assert run_processes(interrupted, 2, helping, finalize=True)[0] == "KeyboardInterrupt"
 
 
 def ended_within_a_callback(in_time: bool) -> bool:
@@ -322,7 +322,7 @@ def destroyed_with_work() -> list[float]:
 
 
 def test_destroying_a_group_finishes_its_operations() -> None:
-    assert run_processes(destroyed_with_work, 2) == [[2.0, 2.0]] * 2
+    assert run_processes(destroyed_with_work, 2, finalize=True) == [[2.0, 2.0]] * 2
 
 
 def forked_with_work() -> str:

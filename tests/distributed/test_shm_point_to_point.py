@@ -296,4 +296,4 @@ def sent_before_the_end() -> list[float]:
 
 
 def test_a_message_on_its_way_outlives_its_sender() -> None:
-    assert run_processes(sent_before_the_end, 2)[1] == [1.0, 1.0]
+    assert run_processes(sent_before_the_end, 2, finalize=True)[1] == [1.0, 1.0]

@@ -16,6 +16,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -97,6 +98,7 @@ def _become_rank(request: Mapping[str, Any]) -> Callable[[], None]:
         os.close(opened)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # is that of the zygote's environment
     module, name = request["program"].split(":")
     program: Callable[[], None] = getattr(__import__(module), name)
     return program

@@ -5,14 +5,20 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 
 from accelerate_cpp._native import fail_at_exit
 
 _log = logging.getLogger(__name__)
+_writing: set[threading.Thread] = set()
+_unraised: list[BaseException] = []
+"""The errors of jobs of this process that no call has raised yet."""
 
 
 class BackgroundWriter:
@@ -24,6 +30,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        _watch_the_end()  # now, so that it comes after the handlers of the program, and before other ranks are left
 
     def start(self, job: Callable[[], None]) -> None:
         """Begins ``job``; waits first for a running job, and raises its error.
@@ -31,7 +38,6 @@ class BackgroundWriter:
         Where no thread can be started (the interpreter ends, or there are too many), the caller does the job.
         """
         self.wait()
-        _watch_the_end()
         # Not a daemon: the interpreter joins it before anything is destroyed.
         thread = threading.Thread(target=self._run, args=(job,), name="checkpoint-writer", daemon=False)
         try:
@@ -57,18 +63,31 @@ class BackgroundWriter:
             raise error
 
     def _run(self, job: Callable[[], None]) -> None:
+        _writing.add(threading.current_thread())
         try:
             job()
         except BaseException as error:
             # Logged as well: it may be long until a call raises it.
             _log.error("a checkpoint was not written: %s", error)
+            del job  # and with it what it was to write, which the error would keep
+            _let_go_of_locals(error)
             self._error = error
             _unraised.append(error)
+        finally:
+            _writing.discard(threading.current_thread())
 
 
-_unraised: list[BaseException] = []
-"""The errors of jobs of this process that no call has raised yet."""
-os.register_at_fork(after_in_child=_unraised.clear)
+def _let_go_of_locals(error: BaseException | None) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def await_writers() -> None:
+    """Waits until no job runs in this process."""
+    for thread in [*_writing]:
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 def raise_at_the_end() -> None:
@@ -79,14 +98,38 @@ def raise_at_the_end() -> None:
 
 @functools.cache
 def _watch_the_end() -> None:
-    atexit.register(_end_with_what_is_unraised)  # now, so that it comes before what leaves the other processes
+    atexit.register(_end_with_what_is_unraised)
+    if multiprocessing.parent_process() is not None:  # such a child that is a fork runs no handlers of atexit
+        Finalize(None, _end_child_with_what_is_unraised, exitpriority=0)
 
 
-def _end_with_what_is_unraised() -> None:
-    """Lets the program end as by an exception that it did not catch, unless it does already."""
-    if not _unraised or getattr(sys, "last_value", None) is not None:
-        return
+def _end_with_what_is_unraised() -> bool:
+    """Lets the program end as by an exception that it did not catch, if a job has left one; returns whether it did."""
+    try:
+        await_writers()  # an interrupt ends the wait of the interpreter
+    except KeyboardInterrupt:
+        fail_at_exit()
+        raise
+    if not _unraised:
+        return False
     error = _unraised[0]
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    sys.excepthook(type(error), error, error.__traceback__)
+    _unraised.clear()
     fail_at_exit()
+    if getattr(sys, "last_value", None) is None:  # else another exception has ended the program, and was shown
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+    return True
+
+
+def _end_child_with_what_is_unraised() -> None:
+    if _end_with_what_is_unraised():
+        raise SystemExit(1)
+
+
+def _begin_as_a_fork() -> None:
+    _writing.clear()
+    _unraised.clear()
+    _watch_the_end.cache_clear()
+
+
+os.register_at_fork(after_in_child=_begin_as_a_fork)

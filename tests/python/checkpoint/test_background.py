@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import subprocess
 import sys
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,23 @@ def test_a_job_runs_beside_the_caller_and_is_waited_for() -> None:
     writer.wait()
     assert done == [True]
     writer.wait()
+
+
+def test_an_error_does_not_keep_what_was_to_be_written() -> None:
+    class Copy:
+        pass
+
+    def write(copied: Copy) -> None:
+        raise OSError(f"disk full: {copied}")
+
+    writer, copied = BackgroundWriter(), Copy()
+    gone = weakref.ref(copied)
+    writer.start(functools.partial(write, copied))
+    writer.join()
+    del copied
+    assert gone() is None
+    with pytest.raises(OSError, match="disk full"):
+        writer.wait()
 
 
 def fail() -> None:
@@ -78,6 +98,23 @@ writer.start(job)
 """
 
 
+# Ctrl-C ends the interpreter's wait for threads, and the job fails only then.
+INTERRUPTED = """
+import threading, time
+def interrupt():
+    raise KeyboardInterrupt
+threading._shutdown = interrupt
+go = threading.Event()
+atexit.register(go.set)
+def job_that_lasts():
+    go.wait()
+    time.sleep(0.2)
+    job()
+try: writer.wait()
+except OSError: writer.start(job_that_lasts)
+"""
+
+
 @pytest.mark.parametrize(
     ("last", "status", "shown"),
     [
@@ -86,6 +123,9 @@ writer.start(job)
         ("sys.exit(3)", 3, True),
         ("1 / 0", 1, False),
         ("try: writer.wait()\nexcept OSError: pass", 0, False),
+        ("sys.excepthook = lambda *_: sys.exit(0)", 1, False),
+        ("sys.last_value = KeyError('of a prompt')", 1, False),
+        (INTERRUPTED, 1, True),
     ],
 )
 def test_a_program_ends_with_the_error_that_no_call_has_raised(last: str, status: int, shown: bool) -> None:
@@ -101,3 +141,28 @@ def test_an_error_is_that_of_its_process_not_of_its_forks() -> None:
     done = ended(FAILS + fork)
     assert done.stdout.splitlines()[-2:] == ["0", "a handler of the program"], done.stderr
     assert done.returncode == 1
+
+
+OF_A_CHILD = """
+import multiprocessing
+from accelerate_cpp.checkpoint.background import BackgroundWriter
+def fail():
+    raise OSError("disk full")
+def work():
+    BackgroundWriter().start(fail)
+if __name__ == "__main__":
+    child = multiprocessing.get_context(METHOD).Process(target=work)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_of_multiprocessing_fails_and_tells(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(OF_A_CHILD.replace("METHOD", repr(method)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.endswith("OSError: disk full\n")

@@ -18,6 +18,7 @@ from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.error_report import ErrorReport
 
 _LAUNCHING = "accelerate_cpp.launch"  # the package and the root file launchers
+_CHECKPOINTS = "accelerate_cpp.checkpoint.background"
 
 
 def report_of(error: BaseException) -> ErrorReport:
@@ -80,24 +81,33 @@ def _text_writer(descriptor: int) -> io.TextIOWrapper:
 def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
     """Runs ``task()``, sends its result, and waits for the threads that it started; returns the exit code."""
     try:
-        send(task(), result)
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        checkpoints = sys.modules.get("accelerate_cpp.checkpoint.background")
-        if checkpoints is not None:
-            checkpoints.raise_at_the_end()
-    except SystemExit as request:
-        code = _code_of(request)
-        _part_from_others(request if code else None)
-        return code
+        code = _code_of_task(task, result)
     except BaseException as error:
         _tell(error, report_to)
         announce_error()
+        checkpoints = sys.modules.get(_CHECKPOINTS)
+        if checkpoints is not None:
+            checkpoints.await_writers()
         _part_from_others(error)
         return 1
-    _part_from_others(None)
-    return 0
+    _part_from_others(SystemExit(code) if code else None)
+    return code
+
+
+def _code_of_task(task: Callable[[], object], result: int) -> int:
+    """As :func:`_run_task`; raises what ended ``task()``, or a thread that was to write a checkpoint."""
+    code = 0
+    try:
+        send(task(), result)
+    except SystemExit as request:
+        code = _code_of(request)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    checkpoints = sys.modules.get(_CHECKPOINTS)
+    if checkpoints is not None and code == 0:
+        checkpoints.raise_at_the_end()
+    return code
 
 
 def _tell(error: BaseException, report_to: int) -> None:

@@ -4,7 +4,9 @@ import atexit
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -76,7 +78,8 @@ def test_sys_exit_ends_the_child_as_it_ends_a_program(request_: object, code: in
     assert complaints == ("words\n" if request_ == "words" else "")
 
 
-def test_a_checkpoint_that_a_thread_could_not_write_is_the_error_of_the_child() -> None:
+@pytest.mark.parametrize(("status", "code"), [(None, 1), (0, 1), (3, 3)])
+def test_a_checkpoint_that_a_thread_could_not_write_is_the_error_of_the_child(status: int | None, code: int) -> None:
     def task() -> None:
         from accelerate_cpp.checkpoint.background import BackgroundWriter
 
@@ -84,11 +87,34 @@ def test_a_checkpoint_that_a_thread_could_not_write_is_the_error_of_the_child() 
             raise OSError("disk full")
 
         BackgroundWriter().start(write)
+        if status is not None:
+            sys.exit(status)
 
-    code, _, _, report = _run(task)
-    assert code == 1
-    assert report is not None
-    assert report.summary == "OSError: disk full"
+    found, _, _, report = _run(task)
+    assert found == code
+    assert (report is None) == (code == 3)
+    assert report is None or report.summary == "OSError: disk full"
+
+
+@pytest.mark.parametrize("last", [None, SystemExit(0), ValueError("bad")], ids=repr)
+def test_a_checkpoint_is_written_however_the_child_ends(tmp_path: Path, last: BaseException | None) -> None:
+    go = tmp_path / "go"
+
+    def task() -> None:
+        from accelerate_cpp.checkpoint.background import BackgroundWriter
+
+        def write() -> None:
+            while "task" in {frame.name for frame in traceback.extract_stack(sys._current_frames()[main])}:
+                pass
+            go.touch()
+
+        main = threading.get_ident()
+        BackgroundWriter().start(write)
+        if last is not None:
+            raise last
+
+    assert _run(task)[0] == isinstance(last, ValueError)
+    assert go.exists()
 
 
 def test_child_waits_for_the_threads_that_it_started() -> None:
