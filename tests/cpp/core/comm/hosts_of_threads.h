@@ -36,7 +36,7 @@ inline std::shared_ptr<Communicator> connect_part(Store& store, const std::strin
 }
 
 // Engines of one group fail together, which those of threads do not by themselves: a wait on one of them ends when
-// `other` has failed, since a receive that nobody answers has ended there.
+// `other` has failed, since a receive that nobody answers has ended there. It lasts longer than the slowest test.
 inline WaitHooks failing_with(const std::shared_ptr<Communicator>& other, const WaitHooks& hooks) {
   if (other->size() == 1) {
     return hooks;
@@ -44,7 +44,7 @@ inline WaitHooks failing_with(const std::shared_ptr<Communicator>& other, const 
   const auto byte = std::make_shared<std::uint8_t>();
   const MemoryView view{byte.get(), 1, DType::kUInt8};
   const std::shared_ptr<Transfer> unanswered =
-      other->receive(view, Communicator::kAnySource, ~std::uint64_t{0}, soon());
+      other->receive(view, Communicator::kAnySource, ~std::uint64_t{0}, Deadline::after(std::chrono::hours(24)));
   WaitHooks both = hooks;
   both.probe = [probe = hooks.probe, unanswered, byte, other] {
     probe();
