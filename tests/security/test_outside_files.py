@@ -8,21 +8,30 @@ import pickle
 import re
 import resource
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from accelerate_cpp import Accelerator, load_checkpoint_in_model
 from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
-from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
+from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards, ShardedFolder
 from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.placement.offload import OffloadedWeightsLoader, offload_state_dict
@@ -389,3 +398,61 @@ def test_a_safetensors_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"is missing|found a folder, a pipe or a device"):
         read_safetensors(tmp_path / "model.safetensors")
+
+
+class WithAttributes:
+    """Is pickled as an ``OrderedDict`` of which an attribute hides the method ``values``."""
+
+    def __init__(self, items: dict[Any, Any]) -> None:
+        self._items = items
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), {"values": OrderedDict}, None, iter(self._items.items())
+
+
+def test_an_index_hides_no_place_from_the_look_at_its_names(saved: tuple[Accelerator, Path]) -> None:
+    accelerator, folder = saved
+    (folder / "accelerate_cpp.json").unlink()
+    (folder / "model.safetensors").unlink()
+    shards = folder / "pytorch_model_fsdp_0"
+    shards.mkdir()
+    names = ["weight", "bias"]
+    for name, value in {"weight": torch.full((1, 2), 7.0), "bias": torch.full((1,), 7.0)}.items():
+        torch.save(value, folder.parent / name)
+    places = {MetadataIndex(f"model.{name}"): _StorageInfo(f"../../{name}", 0, 10_000) for name in names}
+    index = Metadata(
+        {f"model.{name}": BytesStorageMetadata() for name in names},
+        {f"model.{name}": ("model", name) for name in names},
+        WithAttributes(places),
+    )
+    (shards / INDEX).write_bytes(pickle.dumps(index, protocol=2))
+    with pytest.raises(CheckpointError, match="a state that none has"):
+        accelerator.load_state(folder)
+
+
+def test_parts_of_a_tensor_that_overlap_are_not_read_again_and_again(tmp_path: Path) -> None:
+    torch.save(torch.ones(4), tmp_path / "__0_0.distcp")
+    place = _StorageInfo("__0_0.distcp", 0, (tmp_path / "__0_0.distcp").stat().st_size)
+    half, whole = (ChunkStorageMetadata(torch.Size([0]), torch.Size([size])) for size in (2, 4))
+    other = ChunkStorageMetadata(torch.Size([2]), torch.Size([4]))
+    for parts, is_sound in (([whole], True), ([half, half], False), ([whole, other], False)):
+        entry = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), parts)
+        index = Metadata(
+            {"model.x": entry}, {"model.x": ("model", "x")}, {MetadataIndex("model.x", torch.Size([0])): place}
+        )
+        (tmp_path / INDEX).write_bytes(pickle.dumps(index))
+        if is_sound:
+            assert (
+                SavedShards(tmp_path, "model").read(lambda _, size, dtype: torch.empty(size, dtype=dtype))["x"].sum()
+                == 4
+            )
+        else:
+            with pytest.raises(CheckpointError, match="parts of a tensor overlap"):
+                SavedShards(tmp_path, "model")
+
+
+def test_shards_are_not_written_through_a_link_to_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "model").symlink_to("other")
+    with pytest.raises(CheckpointError, match="found a link to one"):
+        ShardedFolder("model", "__0_0.distcp", [], [], None).write(tmp_path)

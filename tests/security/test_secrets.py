@@ -19,6 +19,10 @@ SECRETS = {
         [
             "HF_TOKEN",
             "HF_TOKENS_2",
+            "HF_S3KEY",
+            "PYTHON_API2KEY",
+            "HF_X-TOKEN",
+            "HF_MY.TOKEN",
             "HUGGING_FACE_HUB_TOKEN",
             "WANDB_API_KEY",
             "AWS_SECRET_ACCESS_KEY",

@@ -7,7 +7,7 @@ Only the loading code of a custom object knows which states it accepts: it can h
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -79,6 +79,12 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
         for name in _PER_ELEMENT
         if isinstance(one.get(name), torch.Tensor) and one[name].shape != parameter.shape
     ]
+    wrong += [
+        f"an expanded tensor {tuple(value.shape)} of parameter {number} {tuple(parameter.shape)}"
+        for number, parameter in zip(numbers, parameters, strict=True)
+        for value in _tensors_in(state["state"].get(number))
+        if _is_expanded(value) and value.numel() > parameter.numel()
+    ]
     if wrong:
         raise CheckpointError(
             f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Pass it the "
@@ -87,6 +93,24 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     are_plain = all(type(parameter) in (torch.Tensor, torch.nn.Parameter) for parameter in parameters)
     if are_plain and type(inner).__module__.startswith(_TORCHS_OPTIMIZERS):
         _try_on_a_double(inner, state, source)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors_in(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors_in(one)
+
+
+def _is_expanded(value: torch.Tensor) -> bool:
+    """Whether it takes more memory once it is written out, as a cast does."""
+    is_strided = value.layout is torch.strided and type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_strided and value.numel() * value.element_size() > value.untyped_storage().nbytes()
 
 
 def require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:

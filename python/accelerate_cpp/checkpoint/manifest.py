@@ -10,7 +10,7 @@ import json
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
@@ -20,7 +20,7 @@ from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
 from accelerate_cpp.checkpoint.names import random_states_name
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
-from accelerate_cpp.config.text import parsed_json
+from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError
 
 MANIFEST_NAME = "accelerate_cpp.json"
@@ -91,6 +91,8 @@ def read_manifest(folder: Path) -> Manifest | None:
         if version == _FORMAT and checksum == _checksum(body):
             for name in body["files"]:
                 path_within(folder, name, path)
+                if PurePosixPath(name).as_posix() != name:  # one file under many names would be read for each
+                    raise ValueError(f"{shortened(name)}, which is no name as it is written")
             files = {name: FileRecord(**record) for name, record in body["files"].items()}
             numbers = body["iteration"], body["world_size"]
             return _of_right_types(Manifest(*numbers, files, body["cursors"], body.get("token", "")))

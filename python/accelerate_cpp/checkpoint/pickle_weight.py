@@ -8,6 +8,7 @@ compressed. What sound files contain costs as much as their bytes, within a fact
 
 from __future__ import annotations
 
+import _compat_pickle
 import gc
 import math
 import os
@@ -15,11 +16,13 @@ import pickle
 import pickletools
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+import numpy
 import torch
 
 __all__ = ["check_index", "check_saved", "check_saved_file"]
@@ -39,6 +42,10 @@ _REBUILD_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls a function that i
 _REBUILD_PARAMETER = "torch._utils._rebuild_parameter"  # leaves its tensor as it is
 _ITERATE = ("builtins.set", "collections.Counter", "collections.OrderedDict", "torch.Size")
 _HASHED_ALIKE = (1 << 61) - 1  # Python's hash of whole numbers is what is left when they are divided by it
+_MESH = "torch.distributed.device_mesh.DeviceMesh"  # whose constructor joins or makes process groups
+_ORDERED = "collections.OrderedDict"
+_OF_KEYS = "torch.distributed.checkpoint.metadata.MetadataIndex"
+_KEPT = 16  # keys and values of a dict that are looked at later
 _ENUMS = ("ZeroStageEnum", "_MEM_FORMAT_ENCODING")  # a process has one of each value, for all
 
 
@@ -48,7 +55,8 @@ class _Name:
     __slots__ = ("name",)
 
     def __init__(self, module: str, name: str) -> None:
-        self.name = f"{module}.{name}".replace("__builtin__.", "builtins.", 1)
+        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))  # as torch does
+        self.name = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 class _Made:
@@ -58,17 +66,19 @@ class _Made:
         kind: "tuple", "list", "dict", "set", or "result" of a call.
         weight: how many values it has if every reference is replaced by what it stands for.
         depth: of the containers in it.
-        parts: of a tuple; of what `codecs.encode` gave, its arguments.
+        parts: of a tuple; of a small dict, keys and values in turn; of some results, the arguments of the call.
+        value: the tuple itself, if it consists of numbers, texts and such tuples.
         of: the name of what was called.
         has_expanded: whether it is, or has in it, a tensor of more elements than its storage has.
         is_shared: a reference to it has been taken: it may not grow any more, as its weight has been told.
     """
 
-    __slots__ = ("depth", "has_expanded", "is_shared", "kind", "of", "parts", "weight")
+    __slots__ = ("depth", "has_expanded", "is_shared", "kind", "of", "parts", "value", "weight")
 
     def __init__(self, kind: str, weight: int = 1, depth: int = 1, parts: Sequence[Any] = (), of: str = "") -> None:
         self.kind, self.weight, self.depth, self.parts, self.of = kind, weight, depth, parts, of
         self.is_shared = self.has_expanded = False
+        self.value: tuple[Any, ...] | None = None
 
 
 class _Storage:
@@ -213,7 +223,8 @@ class _Machine:
         self._is_index = is_index
         self.place = 0  # of the opcode, in the pickle or in the file
         self._written = 0
-        self._large_numbers = 0
+        self._compared = 0  # values of which each could be compared with all of them before it
+        self._hashes: dict[int, int] = {}  # of tuples as Python hashes them, and by their texts
         self._stack: list[Any] = []
         self._marks: list[int] = []  # places on the stack
         self._memo: dict[int, Any] = {}
@@ -241,8 +252,10 @@ class _Machine:
             "TUPLE2": lambda _: self._tuple(self._last(2)),
             "TUPLE3": lambda _: self._tuple(self._last(3)),
             "APPEND": lambda _: self._grow(self._last(1)),
-            "SETITEM": lambda _: self._grow(self._last(2)),
-            **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), lambda _: self._grow(self._from_mark())),
+            "APPENDS": lambda _: self._grow(self._from_mark()),
+            "SETITEM": lambda _: self._set_items(self._last(2)),
+            "SETITEMS": lambda _: self._set_items(self._from_mark()),
+            "ADDITEMS": lambda _: self._add_items(self._from_mark()),
             "GLOBAL": lambda names: push(_Name(*names.partition(" ")[::2])),
             "STACK_GLOBAL": lambda _: push(_Name(*map(str, self._last(2)))),
             **dict.fromkeys(("REDUCE", "NEWOBJ"), self._call),
@@ -298,15 +311,24 @@ class _Machine:
             raise pickle.UnpicklingError(f"with its references written out it has more than {most} values")
 
     def _number(self, number: int) -> None:
-        if abs(number) >= _HASHED_ALIKE:  # as keys of a dict, each could be compared with all before it
-            self._large_numbers += 1
-            self._pay(self._large_numbers)
+        if abs(number) >= _HASHED_ALIKE:
+            self._compare()
         self._stack.append(number)
+
+    def _compare(self) -> None:
+        """Pays for a value that, as a key of a dict, could be compared with all such values before it."""
+        self._compared += 1
+        self._pay(self._compared)
 
     def _tuple(self, parts: Sequence[Any]) -> None:
         weight, depth = self._into(parts)
         made = _Made("tuple", 1 + weight, depth, parts)
         made.has_expanded = _has_expanded(parts)
+        made.value = _value_of(parts)
+        if made.value:
+            by_text = hash(repr(made.value))  # nobody can foresee it
+            if self._hashes.setdefault(hash(made.value), by_text) != by_text:
+                self._compare()
         self._stack.append(made)
 
     def _own(self) -> _Made:
@@ -325,6 +347,26 @@ class _Machine:
         target.depth = max(target.depth, depth)
         target.has_expanded = target.has_expanded or _has_expanded(values)
 
+    def _set_items(self, values: Sequence[Any]) -> None:
+        self._look_at_keys(values[::2])
+        self._grow(values)
+        target = self._stack[-1]
+        if target.kind == "dict" and len(target.parts) < _KEPT:
+            target.parts = [*target.parts, *values[:_KEPT]]
+
+    def _add_items(self, values: Sequence[Any]) -> None:
+        self._look_at_keys(values)
+        self._grow(values)
+
+    def _look_at_keys(self, keys: Sequence[Any]) -> None:
+        for key in keys:
+            if type(key) is not _Made or key.kind == "tuple":
+                continue
+            if not self._is_index:
+                self._compare()  # how it is hashed is not known
+            elif key.of != _OF_KEYS:
+                raise pickle.UnpicklingError(f"it has a {key.of or key.kind} for a key, which no index has")
+
     def _call(self, _: Any) -> None:
         function, arguments = self._last(2)
         parts = arguments.parts if type(arguments) is _Made and arguments.kind == "tuple" else None
@@ -334,7 +376,7 @@ class _Machine:
         weight, depth = self._into([arguments])
         if name.startswith((_REBUILD, _REBUILD_TYPE)):
             weight, depth = 0, 1
-        made = _Made("result", 1 + weight, depth, parts if name == _ENCODE else (), name)
+        made = _Made("result", 1 + weight, depth, parts if name in (_ENCODE, "numpy.dtype") else (), name)
         made.has_expanded = _has_expanded(parts) or _makes_expanded(parts)
         self._stack.append(made)
 
@@ -342,6 +384,12 @@ class _Machine:
         """Whether the call takes no more memory than its arguments."""
         if not parts:
             return True
+        if name == _MESH:
+            return False
+        if self._is_index and name == _ORDERED:
+            return False  # of keys that were not looked at
+        if name == _OF_KEYS:
+            return type(parts[0]) is str
         if name == _REBUILD_TYPE:
             called: Any = parts[0]
             given: Any = parts[2] if len(parts) > 2 else None
@@ -376,8 +424,24 @@ class _Machine:
             raise pickle.UnpicklingError(f"it changes {target.of or 'a container'}, which is not its own")
         if self._is_index and not is_plain and not target.of.endswith(".TensorProperties"):
             raise pickle.UnpicklingError(f"it gives a {target.of} a state that is no dict")
+        if not self._may_have(target, state):
+            raise pickle.UnpicklingError(f"it gives a {target.of} a state that none has")
+        target.has_expanded = target.has_expanded or target.of.startswith((_REBUILD, _REBUILD_TYPE))  # a shape, maybe
         target.weight += weight
         target.depth = max(target.depth, depth)
+
+    def _may_have(self, target: _Made, state: Any) -> bool:
+        """Whether ``state``, of a kind that may be one, is what an object like ``target`` can have."""
+        names = _names_in(state)
+        if target.of == _ORDERED:  # an attribute could hide one of its methods
+            return not self._is_index and not any(hasattr(OrderedDict, name) for name in names or ["keys"])
+        if target.of == _OF_KEYS:
+            return type(names.get("fqn")) is str  # whose hash nobody can foresee, and with it that of the key
+        if target.of.startswith("numpy.dtypes."):
+            return False
+        if target.of == "numpy.dtype":
+            return type(state) is _Made and _is_state_of_dtype(str(target.parts[0]), state.parts)
+        return True
 
     def _storage(self, _: Any) -> None:
         (place,) = self._last(1)
@@ -401,6 +465,39 @@ def _makes_expanded(parts: Sequence[Any]) -> bool:
     storage, shape = parts[0], parts[2]
     if type(storage) is _Name and type(shape) is _Made:  # a function that makes it, and its arguments
         return _makes_expanded(shape.parts)
-    if type(storage) is not _Storage or type(shape) is not _Made:
+    if type(storage) is not _Storage:
         return False
-    return math.prod(size for size in shape.parts if isinstance(size, int)) > storage.elements
+    if type(shape) is not _Made or shape.kind != "tuple" or not all(type(size) is int for size in shape.parts):
+        return True  # it is not known
+    elements: int = math.prod(shape.parts)
+    return elements > storage.elements
+
+
+def _value_of(parts: Sequence[Any]) -> tuple[Any, ...] | None:
+    values: list[Any] = []
+    for part in parts:
+        value = part.value if type(part) is _Made else part
+        if (value is None and part is not None) or type(value) in (_Name, _Storage):
+            return None
+        values.append(value)
+    return tuple(values)
+
+
+def _names_in(state: Any) -> dict[str, Any]:
+    """The values by their names in a small dict; nothing if it is something else."""
+    if type(state) is not _Made or state.kind != "dict" or len(state.parts) >= _KEPT:
+        return {}
+    names = dict(zip(state.parts[::2], state.parts[1::2], strict=True))
+    return names if all(type(name) is str for name in names) else {}
+
+
+def _is_state_of_dtype(name: str, state: Sequence[Any]) -> bool:
+    """Whether NumPy gives a dtype of this name such a state, in either order of bytes."""
+    own = numpy.dtype(name).__reduce__()[2]
+    return (
+        len(state) == len(own)
+        and state[0] == own[0]
+        and state[1] in ("<", ">", "|", "=")
+        and [*state[2:8]] == [*own[2:8]]
+        and all(type(more) is _Made and more.kind == "tuple" for more in state[8:])  # the unit of times
+    )

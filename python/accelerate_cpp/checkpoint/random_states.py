@@ -88,9 +88,17 @@ def _require_form(name: str, states: Mapping[str, Any], source: str, check: Call
         ) from error
 
 
+def _check_numpys(state: Any) -> None:
+    np.random.RandomState().set_state(state)
+    position = state["state"]["pos"] if isinstance(state, Mapping) else state[2]
+    if not 0 <= position <= _WORDS:  # NumPy would read there without a look
+        raise ValueError(f"a position of {position} in {_WORDS} words")
+
+
+_WORDS = 624  # of the state of a Mersenne Twister
 # Generators that are not used.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "random_state": lambda state: random.Random().setstate(state),
-    "numpy_random_seed": lambda state: np.random.RandomState().set_state(state),
+    "numpy_random_seed": _check_numpys,
     "torch_manual_seed": lambda state: torch.Generator().set_state(state),
 }

@@ -8,6 +8,7 @@ collective.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import re
@@ -62,6 +63,11 @@ class ShardedFolder:
         from torch.distributed.checkpoint.storage import WriteResult
 
         (folder / self.name).mkdir(exist_ok=True)  # not those above, which may have been taken away meanwhile
+        if (folder / self.name).is_symlink():
+            raise CheckpointError(
+                f"{folder / self.name}: expected a folder to write into, found a link to one, whose files would be "
+                "overwritten: remove the link, or choose another folder"
+            )
         if not self.items:
             return {}, []
         places, begin = [], 0
@@ -141,6 +147,14 @@ def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
         ) from error
 
 
+def _check_parts(entry: Any) -> None:
+    """Raises ``ValueError`` if parts of a tensor in an index overlap: each would be read."""
+    parts = getattr(entry, "chunks", [])
+    elements = sum(math.prod(part.sizes) for part in parts)
+    if len({tuple(part.offsets) for part in parts}) != len(parts) or elements > math.prod(getattr(entry, "size", ())):
+        raise ValueError("parts of a tensor overlap")
+
+
 def _bytes_at(path: Path, places: Collection[Any]) -> int:
     """How many bytes of files the index ``path`` says to read; ``CheckpointError`` if it says so of none or less."""
     if any(getattr(place, "transform_descriptors", None) for place in places):
@@ -202,6 +216,8 @@ class SavedShards:
                 for key, steps in self._index.planner_data.items()
                 if steps[0] == prefix
             }
+            for entry in self.entries.values():
+                _check_parts(entry)
         except Exception as error:
             raise CheckpointError(
                 f"{path}: expected the index of a state in shards, which cannot be read ({error}); it is damaged, or "

@@ -103,6 +103,17 @@ def test_moments_of_another_shape_are_refused_which_torch_would_take() -> None:
         check_optimizer(adam((2, 3)).state_dict(), adam((3, 2)), "the file")
 
 
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: [{"more": (one,)}]])
+def test_expanded_tensors_that_a_cast_would_write_out_are_refused(wrapped: Any) -> None:
+    optimizer = adam((2,))
+    state = optimizer.state_dict()
+    state["state"][0]["more"] = wrapped(torch.ones(1, dtype=torch.half).expand(2))
+    check_optimizer(state, optimizer, "the file")
+    state["state"][0]["more"] = wrapped(torch.ones(1, dtype=torch.half).expand(400_000_000))
+    with pytest.raises(CheckpointError, match=r"an expanded tensor \(400000000,\) of parameter 0 \(2,\)"):
+        check_optimizer(state, optimizer, "the file")
+
+
 @pytest.mark.parametrize(
     "state",
     [

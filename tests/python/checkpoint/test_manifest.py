@@ -65,6 +65,14 @@ def test_a_manifest_that_names_files_outside_of_its_folder_is_refused_before_the
     assert "Nothing was read" in str(why_not_whole(folder, Participants()))
 
 
+@pytest.mark.parametrize("name", ["./weights", "a//weights", "a/./weights"])
+def test_a_file_has_one_name_in_a_manifest_lest_it_be_read_for_each(tmp_path: Path, name: str) -> None:
+    record = write_bytes(tmp_path / "weights", b"secret")
+    Manifest(1, 1, {"weights": record, name: record}, []).write(tmp_path)
+    with pytest.raises(CheckpointError, match="no name as it is written"):
+        read_manifest(tmp_path)
+
+
 def test_a_manifest_that_was_changed_is_noticed(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / MANIFEST_NAME

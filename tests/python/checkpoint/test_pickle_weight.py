@@ -58,13 +58,47 @@ def lists_from_above() -> bytes:
     return b"(" + made + filled + b"t"
 
 
-def tensor(size: bytes, stride: bytes) -> bytes:
-    """A tensor of four stored elements; what its storage is called is tried by nothing that refuses it."""
-    storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu") + b"K\4tQ"
+# Of four elements; what it is called is tried by nothing that refuses it.
+STORAGE = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu") + b"K\4tQ"
+
+
+def tensor_of(shape: bytes, strides: bytes) -> bytes:
     hooks = b"ccollections\nOrderedDict\n)R"
-    return call("torch._utils._rebuild_tensor_v2", storage + b"K\0(" + size + b"t(" + stride + b"t\x89" + hooks)
+    return call("torch._utils._rebuild_tensor_v2", STORAGE + b"K\0" + shape + strides + b"\x89" + hooks)
 
 
+def tensor(size: bytes, stride: bytes) -> bytes:
+    return tensor_of(b"(" + size + b"t", b"(" + stride + b"t")
+
+
+def written_out(made: bytes) -> bytes:
+    arguments = made + b"ctorch\nfloat64\n" + word("cpu") + b"\x89"
+    return call("torch._utils._rebuild_device_tensor_from_cpu_tensor", arguments)
+
+
+def number(value: int) -> bytes:
+    size = value.bit_length() // 8 + 1
+    return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
+
+
+def pairs_that_hash_alike(count: int) -> list[tuple[int, int]]:
+    """Python mixes each element of a tuple into a number of 64 bits, in a way that can be turned around."""
+    first, second, start, bits = 11400714785074694791, 14029467366897019727, 2870177450012600261, 1 << 64
+    found: list[tuple[int, int]] = []
+    one = 1
+    while len(found) < count:
+        one += 1
+        mixed = (start + one * second) % bits
+        mixed = (mixed << 31 | mixed >> 33) % bits * first % bits
+        other = (12345 - mixed) * pow(second, -1, bits) % bits
+        other -= bits * (other >= bits // 2)
+        if abs(other) < (1 << 61) - 1:
+            found.append((one, other))
+    assert len({hash(pair) for pair in found}) == 1
+    return found
+
+
+ALIKE = pairs_that_hash_alike(6000)
 EXPANDED = tensor(NUMBER, b"K\0")
 BY_TYPE = "torch._tensor._rebuild_from_type_v2"
 TENSOR = b"ctorch\nTensor\n"
@@ -107,17 +141,37 @@ HOSTILE = {
     "counter-of-a-tensor": call("collections.Counter", tensor(b"K\4", b"K\1")),
     "shape-of-a-tensor": call("torch.Size", EXPANDED),
     "call-with-a-tensor": call(BY_TYPE, b"cbuiltins\nset\n" + TENSOR + EXPANDED + b"}"),
-    "written-out": call(
-        "torch._utils._rebuild_device_tensor_from_cpu_tensor",
-        EXPANDED + b"ctorch\nfloat64\n" + word("cpu") + b"\x89",
-    ),
-    "written-out-of-a-parameter": call(
-        "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+    "written-out": written_out(EXPANDED),
+    "written-out-of-a-parameter": written_out(
         call("torch._utils._rebuild_parameter", EXPANDED + b"\x89ccollections\nOrderedDict\n)R")
-        + b"ctorch\nfloat64\n"
-        + word("cpu")
-        + b"\x89",
     ),
+    "written-out-of-a-list": written_out(tensor_of(b"](" + NUMBER + b"e", b"](K\0e")),
+    "written-out-of-a-size": written_out(tensor_of(b"ctorch\nSize\n" + NUMBER + b"\x85\x85R", b"K\0\x85")),
+    "written-out-of-another-size": written_out(
+        tensor(b"K\1", b"K\1") + b"(" + tensor(b"K\1", b"K\1") + b"K\0" + NUMBER + b"\x85K\0\x85tb"
+    ),
+    "counter-of-python-2": call("UserDict.Counter", tensor(b"K\4", b"K\1")),
+    "dtype-with-fields": call("numpy.dtype", word("u4") + b"\x89\x88")
+    + b"(K\3"
+    + word("<")
+    + b"N"
+    + word("f")
+    + b"\x85}"
+    + word("f")
+    + call("numpy.dtype", word("u4") + b"\x89\x88")
+    + b"J\0\xca\x9a;\x86sJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb",
+    "a-method-of-a-dict": b"ccollections\nOrderedDict\n)R}" + word("values") + b"ccollections\nOrderedDict\nsb",
+    "another-beside-metadata": b"ccollections\nOrderedDict\n)R}("
+    + word("_metadata")
+    + b"N"
+    + word("items")
+    + b"ccollections\nOrderedDict\nub",
+    "a-mesh": call("torch.distributed.device_mesh.DeviceMesh", word("cpu") + b"](K\0K\1e"),
+    "tuples-that-hash-alike": b"}(" + b"".join(number(a) + number(b) + b"\x86N" for a, b in ALIKE) + b"u",
+    "inner-tuples-that-hash-alike": b"}(" + b"".join(number(a) + number(b) + b"\x86K\1\x86N" for a, b in ALIKE) + b"u",
+    "keys-of-which-nothing-is-known": b"}("
+    + b"".join(call("torch.Size", b"K\1K%c" % (key % 256) + b"\x86") + b"N" for key in range(6000))
+    + b"u",
     "sparse": call(
         "torch._utils._rebuild_sparse_tensor",
         b"ctorch.serialization\n_get_layout\n" + word("torch.sparse_coo") + b"\x85R](" + EXPANDED * 2 + b"K\4e",
@@ -303,6 +357,28 @@ def test_a_sound_index_is_accepted(protocol: int) -> None:
 
 
 OF_INDEX = "torch.distributed.checkpoint.metadata"
+
+
+def key(name: bytes, offset: bytes) -> bytes:
+    made = f"c{OF_INDEX}\nMetadataIndex\n".encode() + b")\x81}("
+    return made + word("fqn") + name + word("offset") + offset + b"ub"
+
+
+BAD_KEYS = {
+    "numbers": key(b"K\1", b"K\2"),
+    "numbers-of-a-call": call(f"{OF_INDEX}.MetadataIndex", b"K\1K\2"),
+    "parts": call(f"{OF_INDEX}.ChunkStorageMetadata", b"K\1\x85K\1\x85"),
+    "pairs": call("collections.OrderedDict", b"](](K\1K\2ee"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_KEYS)
+def test_keys_of_an_index_hash_as_nobody_can_foresee(name: str) -> None:
+    check_index(b"\x80\x02}" + key(word("weight"), b"K\2") + b"Ns.")
+    with pytest.raises(pickle.UnpicklingError):
+        check_index(b"\x80\x02}" + BAD_KEYS[name] + b"Ns.")
+
+
 CHANGES = {
     "a-class": f"c{OF_INDEX}\nMetadataIndex\n".encode() + b"N}" + word("__hash__") + b"Ns\x86b",
     "a-class-by-a-dict": f"c{OF_INDEX}\nMetadataIndex\n".encode() + b"}" + word("__hash__") + b"Nsb",

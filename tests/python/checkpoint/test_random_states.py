@@ -36,3 +36,13 @@ def test_states_of_devices_that_are_not_here_and_missing_ones_are_left_out() -> 
 def test_a_state_of_another_form_is_named() -> None:
     with pytest.raises(CheckpointError, match="file: its 'torch_manual_seed' does not fit"):
         check_random_states({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, "file")
+
+
+@pytest.mark.parametrize("position", [-1, 625, 2_000_000_000])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_position_at_which_numpy_would_read_other_memory_is_refused(position: int, legacy: bool) -> None:
+    state = np.random.get_state(legacy=False)
+    state["state"]["pos"] = position
+    words = ("MT19937", state["state"]["key"], position, 0, 0.0)
+    with pytest.raises(CheckpointError, match="its 'numpy_random_seed' does not fit"):
+        check_random_states({"numpy_random_seed": words if legacy else state}, "file")

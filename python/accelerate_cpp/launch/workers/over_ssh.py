@@ -30,12 +30,12 @@ _CARRIED = re.compile(
 )
 # A word of a name, such as of HF_TOKEN or HF_TOKENS_2, but not of TOKENIZERS_PARALLELISM.
 _SECRET = re.compile(
-    "(^|_)[A-Z]*(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIES?)(_|[0-9]|$)",
+    "(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIES?)([^A-Z]|$)",
     re.IGNORECASE,
 )
 # A whole word, such as of DB_PASS, but not of BYPASS; PWD by itself is a folder.
 _SECRET_WORD = re.compile(
-    "(_PWD|(^|_)(PASS|PAT|DSN|CREDS?|JWT|WEBHOOKS?|CONNECTION_STRINGS?))(_|[0-9]|$)", re.IGNORECASE
+    "(_PWD|(^|[^A-Z])(PASS|PAT|DSN|CREDS?|JWT|WEBHOOKS?|CONNECTION_STRINGS?))([^A-Z]|$)", re.IGNORECASE
 )
 # The name of a file, or a partition of InfiniBand.
 _NO_SECRET = re.compile("_(PATH|FILE|DIR|IB_PKEY)$", re.IGNORECASE)

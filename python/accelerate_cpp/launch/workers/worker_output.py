@@ -72,7 +72,7 @@ class LogFile:
         self._path = path
         self._complain = complain
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
 
     def __call__(self, chunk: bytes) -> None:
         if self._descriptor is None:

@@ -91,6 +91,13 @@ def test_log_file_has_what_came_and_makes_its_folder(tmp_path: Path) -> None:
     assert (tmp_path / "0" / "stderr.log").read_bytes() == b"one\ntwo\n"
 
 
+def test_a_log_is_written_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    (tmp_path / "stderr.log").symlink_to("other")
+    with pytest.raises(OSError, match="symbolic links"):
+        LogFile(tmp_path / "stderr.log", pytest.fail)
+
+
 def test_full_disk_is_complained_of_once() -> None:
     complaints: list[str] = []
     file = LogFile(Path("/dev/full"), complaints.append)
