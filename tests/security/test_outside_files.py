@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from accelerate_cpp import Accelerator, load_checkpoint_in_model
 from accelerate_cpp.checkpoint.engine_states import EngineStates
+from accelerate_cpp.checkpoint.files import read_pickle
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards, ShardedFolder
 from accelerate_cpp.checkpoint.shards import save_in_shards
@@ -430,25 +431,68 @@ def test_an_index_hides_no_place_from_the_look_at_its_names(saved: tuple[Acceler
         accelerator.load_state(folder)
 
 
-def test_parts_of_a_tensor_that_overlap_are_not_read_again_and_again(tmp_path: Path) -> None:
+def index_of(parts: list[tuple[int, int]], name: str = "__0_0.distcp", key: str = "model.x") -> Metadata:
+    """Of one tensor with four elements in parts that begin somewhere and have a size."""
+    chunks = [ChunkStorageMetadata(torch.Size([begin]), torch.Size([size])) for begin, size in parts]
+    entry = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), chunks)
+    index = Metadata({"model.x": entry}, {"model.x": ("model", "x")}, {})
+    if key != "model.x":
+        one = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), chunks[:1])
+        index.state_dict_metadata[key], index.planner_data = one, {key: ("model", "x")}
+    index.storage_data[MetadataIndex("model.x", torch.Size([0]))] = _StorageInfo(name, 0, 100)
+    return index
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        index_of([(0, 2), (0, 2)]),
+        index_of([(0, 4), (2, 4)]),
+        index_of([(0, 3), (2, 1)]),
+        index_of([]),
+        index_of([(4, 4)]),
+        index_of([(0, 4), (0, -4)]),
+        index_of([(0, 4)] * 3, key="other"),
+        index_of([(0, 1)] * 20_000),
+    ],
+    ids=["twice", "out", "hole", "none", "elsewhere", "negative", "by another name", "many"],
+)
+def test_parts_of_a_tensor_make_up_the_whole_and_are_read_once(tmp_path: Path, index: Metadata) -> None:
     torch.save(torch.ones(4), tmp_path / "__0_0.distcp")
-    place = _StorageInfo("__0_0.distcp", 0, (tmp_path / "__0_0.distcp").stat().st_size)
-    half, whole = (ChunkStorageMetadata(torch.Size([0]), torch.Size([size])) for size in (2, 4))
-    other = ChunkStorageMetadata(torch.Size([2]), torch.Size([4]))
-    for parts, is_sound in (([whole], True), ([half, half], False), ([whole, other], False)):
-        entry = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), parts)
-        index = Metadata(
-            {"model.x": entry}, {"model.x": ("model", "x")}, {MetadataIndex("model.x", torch.Size([0])): place}
-        )
-        (tmp_path / INDEX).write_bytes(pickle.dumps(index))
-        if is_sound:
-            assert (
-                SavedShards(tmp_path, "model").read(lambda _, size, dtype: torch.empty(size, dtype=dtype))["x"].sum()
-                == 4
-            )
-        else:
-            with pytest.raises(CheckpointError, match="parts of a tensor overlap"):
-                SavedShards(tmp_path, "model")
+    (tmp_path / INDEX).write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="parts"):
+        SavedShards(tmp_path, "model")
+    sound = index_of([(0, 4)])
+    sound.storage_data[MetadataIndex("model.x", torch.Size([0]))].length = os.path.getsize(tmp_path / "__0_0.distcp")
+    (tmp_path / INDEX).write_bytes(pickle.dumps(sound))
+    state = SavedShards(tmp_path, "model").read(lambda _, size, dtype: torch.empty(size, dtype=dtype))
+    assert state["x"].tolist() == [1.0] * 4
+
+
+def test_a_file_counts_once_however_it_is_called(tmp_path: Path) -> None:
+    torch.save(torch.ones(4), tmp_path / "__0_0.distcp")
+    index = index_of([(0, 4)])
+    size = os.path.getsize(tmp_path / "__0_0.distcp")
+    for number in range(10):
+        place = _StorageInfo("./" * number + "__0_0.distcp", 0, size)
+        index.storage_data[MetadataIndex(f"model.{number}")] = place
+    (tmp_path / INDEX).write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="expected files with the"):
+        SavedShards(tmp_path, "model")
+
+
+def test_a_name_in_bytes_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_bytes(pickle.dumps(index_of([(0, 4)], b"__0_0.distcp")))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="it is no text"):
+        SavedShards(tmp_path, "model")
+
+
+def test_indices_of_a_sparse_tensor_lead_nowhere_else(tmp_path: Path) -> None:
+    torch.save(
+        {"sparse": torch.sparse_coo_tensor([[100_000_000_000]], [1.0], (8,), check_invariants=False)}, tmp_path / "x"
+    )
+    with pytest.raises(CheckpointError, match="size is 8 but found index"):
+        read_pickle(tmp_path / "x", "a state")
 
 
 def test_shards_are_not_written_through_a_link_to_a_folder(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def why_impossible(path: Any) -> str:
 
 def _require_possible(folder: Path, name: Any, who: str) -> None:
     """Raises ``CheckpointError`` unless ``name``, which ``who`` says ("… names"), can be the name of a file."""
-    reason = why_impossible(folder / name if isinstance(name, str) else name)
+    reason = why_impossible(folder / name) if isinstance(name, (str, PurePath)) else "it is no text"
     if reason:
         raise CheckpointError(
             f"{who} {shortened(name)}: expected the name of a file, but no file can have that ({reason}): load another "

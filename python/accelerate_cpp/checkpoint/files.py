@@ -233,7 +233,9 @@ def read_pickle(path: Path, holds: str, map_location: Any = None, also: Sequence
     try:
         if is_weighed:
             check_saved_file(path)
-        with torch.serialization.safe_globals([*SAFE_GLOBALS, *also]):
+        # Indices of sparse tensors that lead out of them would be followed.
+        checked = torch.sparse.check_sparse_tensor_invariants(True)
+        with torch.serialization.safe_globals([*SAFE_GLOBALS, *also]), checked:
             return torch.load(path, map_location=map_location, **options)
     except (MemoryError, torch.OutOfMemoryError):
         raise

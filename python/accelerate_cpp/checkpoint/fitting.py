@@ -7,7 +7,7 @@ Only the loading code of a custom object knows which states it accepts: it can h
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ _TORCHS_OWN = "torch.nn.modules."
 _TORCHS_OPTIMIZERS = "torch.optim."
 # Entries that torch allows to be missing in states that were saved without module versions.
 _OPTIONAL = "num_batches_tracked"
+_MORE_ELEMENTS, _FEW_ELEMENTS = 16, 1024  # that optimizers may keep for each of a parameter, and for any
 # Entries that optimizers keep for each element of a parameter.
 _PER_ELEMENT = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 # Entries that torch removes from the state of a schedule.
@@ -37,7 +38,7 @@ def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = 
         wrong += _listed("it lacks", missing)
         wrong += _listed("it has, but the model lacks,", [name for name in state if name not in own])
     shapes = [
-        f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
+        f"{name} {_shape_of(state[name])} for {tuple(value.shape)}"
         for name, value in own.items()
         if name in state and not _fits(state[name], value)
     ]
@@ -73,17 +74,16 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
     wrong = [
-        f"{name} of parameter {number} {tuple(one[name].shape)} for {tuple(parameter.shape)}"
+        f"{name} of parameter {number} {_shape_of(one[name])} for {tuple(parameter.shape)}"
         for number, parameter in zip(numbers, parameters, strict=True)
         if isinstance(one := state["state"].get(number), Mapping)
         for name in _PER_ELEMENT
-        if isinstance(one.get(name), torch.Tensor) and one[name].shape != parameter.shape
+        if isinstance(one.get(name), torch.Tensor) and _shape_of(one[name]) != _shape_of(parameter)
     ]
     wrong += [
-        f"an expanded tensor {tuple(value.shape)} of parameter {number} {tuple(parameter.shape)}"
+        f"tensors of parameter {number} {tuple(parameter.shape)} that {reason}"
         for number, parameter in zip(numbers, parameters, strict=True)
-        for value in _tensors_in(state["state"].get(number))
-        if _is_expanded(value) and value.numel() > parameter.numel()
+        if (reason := _why_not_copied(list(_tensors_in(state["state"].get(number))), parameter))
     ]
     if wrong:
         raise CheckpointError(
@@ -102,15 +102,21 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for one in value.values():
             yield from _tensors_in(one)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
             yield from _tensors_in(one)
 
 
-def _is_expanded(value: torch.Tensor) -> bool:
-    """Whether it takes more memory once it is written out, as a cast does."""
-    is_strided = value.layout is torch.strided and type(value) in (torch.Tensor, torch.nn.Parameter)
-    return is_strided and value.numel() * value.element_size() > value.untyped_storage().nbytes()
+def _why_not_copied(tensors: Sequence[torch.Tensor], parameter: torch.Tensor) -> str:
+    """Why copies of what an optimizer keeps of a parameter cannot be made, or need more memory than it has now."""
+    if any(one.is_meta or one.is_nested for one in tensors) and not parameter.is_meta:
+        return "have no values, or no shape"
+    plain = [one for one in tensors if one.layout is torch.strided and type(one) in (torch.Tensor, torch.nn.Parameter)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain if not one.is_meta}
+    elements = sum(one.numel() for one in plain)
+    if elements > sum(storages.values()) + _MORE_ELEMENTS * parameter.numel() + _FEW_ELEMENTS:
+        return f"have {elements} elements, written out, in {sum(storages.values())} bytes"
+    return ""
 
 
 def require_form_of_optimizer(state: Mapping[str, Any], source: str) -> None:
@@ -208,9 +214,15 @@ def _require_entries(state: Mapping[str, Any], names: Any, source: str) -> None:
         )
 
 
+def _shape_of(value: torch.Tensor) -> tuple[int, ...] | str:
+    return "(nested)" if value.is_nested else tuple(value.shape)
+
+
 def _fits(saved: Any, own: Any) -> bool:
     if not (isinstance(saved, torch.Tensor) and isinstance(own, torch.Tensor)):
         return True
+    if saved.is_nested or (saved.is_meta and not own.is_meta):
+        return False
     return saved.shape == own.shape or (own.ndim == 0 and saved.ndim == 1)  # what torch 0.3 saved
 
 

@@ -40,6 +40,7 @@ from accelerate_cpp.checkpoint.safetensors_file import (
     write_safetensors,
 )
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, sharded_like
 from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
@@ -472,10 +473,17 @@ def _read_random_states(folder: Path, rank: int) -> tuple[Mapping[str, Any], int
     own, first = own_file(folder, random_states_name(rank)), own_file(folder, random_states_name(0))
     if own.is_file():
         states = _mapping_in(own, f"the random states of rank {rank}")
-        return states, states.get("step"), []
+        return states, _step_in(states, own), []
     missing = [f"{own.name} is missing (the random states of rank {rank})"]
-    step = _mapping_in(first, "the random states of rank 0").get("step") if first.is_file() else None
+    step = _step_in(_mapping_in(first, "the random states of rank 0"), first) if first.is_file() else None
     return {}, step, missing
+
+
+def _step_in(states: Mapping[str, Any], path: Path) -> int | None:
+    step = states.get("step")
+    if step is not None and not (type(step) is int and step >= 0):
+        raise CheckpointError(f"{path}: expected a number of micro-batches for 'step', found {shortened(step)}")
+    return step
 
 
 def _mapping_in(path: Path, holds: str, **load_kwargs: Any) -> Mapping[str, Any]:

@@ -36,7 +36,8 @@ _PICKLES = 5  # in a file of torch's old format, before the bytes of tensors
 
 _ENCODE = "_codecs.encode"
 _LATIN = ("latin1", "latin-1")  # the only encodings that pickles of bytes name
-_OF_NUMBERS = re.compile(r"[<>=|]?[biufcSUVmM?]\d{0,9}")  # names of NumPy's dtypes whose elements are no objects
+# Names of NumPy's dtypes whose elements are no objects, and take memory.
+_OF_NUMBERS = re.compile(r"[<>=|]?([biufcmM?]\d{0,9}|[SUV][1-9]\d{0,8})")
 _REBUILD = "torch._utils._rebuild"  # of tensors, in which nothing looks for values
 _REBUILD_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls a function that it is given
 _REBUILD_PARAMETER = "torch._utils._rebuild_parameter"  # leaves its tensor as it is
@@ -46,6 +47,9 @@ _MESH = "torch.distributed.device_mesh.DeviceMesh"  # whose constructor joins or
 _ORDERED = "collections.OrderedDict"
 _OF_KEYS = "torch.distributed.checkpoint.metadata.MetadataIndex"
 _KEPT = 16  # keys and values of a dict that are looked at later
+_OF_STORAGES = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_qtensor")  # whose first argument is a storage
+_METHODS = {"torch.": frozenset(dir(torch.Tensor)), _ORDERED: frozenset(dir(OrderedDict))}
+_COMPLEX = "builtins.complex"
 _ENUMS = ("ZeroStageEnum", "_MEM_FORMAT_ENCODING")  # a process has one of each value, for all
 
 
@@ -67,18 +71,26 @@ class _Made:
         weight: how many values it has if every reference is replaced by what it stands for.
         depth: of the containers in it.
         parts: of a tuple; of a small dict, keys and values in turn; of some results, the arguments of the call.
-        value: the tuple itself, if it consists of numbers, texts and such tuples.
+        hashed: Python's hash, as far as it can be foreseen, and another that nobody can foresee; ``None`` if unknown.
+        hides: of a dict, the beginnings of the names of values whose methods its keys would hide as attributes.
+        unhashed: of a list, how many values in it have no known hash.
         of: the name of what was called.
         has_expanded: whether it is, or has in it, a tensor of more elements than its storage has.
+        has_tensor: of a list, whether there is a tensor, or what may be one, in it.
         is_shared: a reference to it has been taken: it may not grow any more, as its weight has been told.
     """
 
-    __slots__ = ("depth", "has_expanded", "is_shared", "kind", "of", "parts", "value", "weight")
+    __slots__ = (
+        *("depth", "has_expanded", "has_tensor", "hashed", "hides", "is_shared", "kind", "of", "parts", "unhashed"),
+        "weight",
+    )
 
     def __init__(self, kind: str, weight: int = 1, depth: int = 1, parts: Sequence[Any] = (), of: str = "") -> None:
         self.kind, self.weight, self.depth, self.parts, self.of = kind, weight, depth, parts, of
-        self.is_shared = self.has_expanded = False
-        self.value: tuple[Any, ...] | None = None
+        self.is_shared = self.has_expanded = self.has_tensor = False
+        self.hashed: tuple[int, int] | None = None
+        self.hides: tuple[str, ...] = ()
+        self.unhashed = 0
 
 
 class _Storage:
@@ -224,20 +236,22 @@ class _Machine:
         self.place = 0  # of the opcode, in the pickle or in the file
         self._written = 0
         self._compared = 0  # values of which each could be compared with all of them before it
-        self._hashes: dict[int, int] = {}  # of tuples as Python hashes them, and by their texts
+        self._hashes: dict[int, int] = {}  # the first value of each hash that can be foreseen, by its other one
+        self._alike: dict[int, set[int]] = {}  # all of them, where there are several
+        self._storages: dict[Any, int] = {}
         self._stack: list[Any] = []
         self._marks: list[int] = []  # places on the stack
         self._memo: dict[int, Any] = {}
         push = self._stack.append
         plain = (
             *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT"),
-            *("FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+            *("STRING", "BINSTRING", "SHORT_BINSTRING"),
             *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
             *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
         )
         self.steps: dict[str, Callable[[Any], None]] = {
             **dict.fromkeys(plain, push),
-            **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), self._number),
+            **dict.fromkeys(("LONG1", "LONG4"), self._number),
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
             **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._put),
             **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self._get),
@@ -312,8 +326,18 @@ class _Machine:
 
     def _number(self, number: int) -> None:
         if abs(number) >= _HASHED_ALIKE:
-            self._compare()
+            self._note_hash(_hashed(number))
         self._stack.append(number)
+
+    def _note_hash(self, hashed: tuple[int, int] | None) -> None:
+        """Pays for the values that have the same hash, as a dict would compare this one with each of them."""
+        if hashed is not None:
+            first = self._hashes.setdefault(*hashed)
+            if first != hashed[1]:
+                alike = self._alike.setdefault(hashed[0], {first})
+                if hashed[1] not in alike:
+                    self._pay(len(alike))
+                    alike.add(hashed[1])
 
     def _compare(self) -> None:
         """Pays for a value that, as a key of a dict, could be compared with all such values before it."""
@@ -324,11 +348,10 @@ class _Machine:
         weight, depth = self._into(parts)
         made = _Made("tuple", 1 + weight, depth, parts)
         made.has_expanded = _has_expanded(parts)
-        made.value = _value_of(parts)
-        if made.value:
-            by_text = hash(repr(made.value))  # nobody can foresee it
-            if self._hashes.setdefault(hash(made.value), by_text) != by_text:
-                self._compare()
+        made.hashed = _hash_of_all(parts)
+        made.unhashed = sum(map(_is_unhashed, parts))
+        made.hides = tuple(name for one in parts if type(one) is _Made and one.hides for name in one.hides)
+        self._note_hash(made.hashed)
         self._stack.append(made)
 
     def _own(self) -> _Made:
@@ -346,6 +369,11 @@ class _Machine:
         target.weight += weight
         target.depth = max(target.depth, depth)
         target.has_expanded = target.has_expanded or _has_expanded(values)
+        if target.kind == "list":
+            target.unhashed += sum(map(_is_unhashed, values))
+            target.has_tensor = target.has_tensor or any(
+                type(one) is _Made and one.of.startswith("torch.") for one in values
+            )
 
     def _set_items(self, values: Sequence[Any]) -> None:
         self._look_at_keys(values[::2])
@@ -353,6 +381,12 @@ class _Machine:
         target = self._stack[-1]
         if target.kind == "dict" and len(target.parts) < _KEPT:
             target.parts = [*target.parts, *values[:_KEPT]]
+        if target.kind == "dict":
+            target.hides += tuple(
+                begin
+                for begin, methods in _METHODS.items()
+                if begin not in target.hides and any(type(key) is str and key in methods for key in values[::2])
+            )
 
     def _add_items(self, values: Sequence[Any]) -> None:
         self._look_at_keys(values)
@@ -360,11 +394,9 @@ class _Machine:
 
     def _look_at_keys(self, keys: Sequence[Any]) -> None:
         for key in keys:
-            if type(key) is not _Made or key.kind == "tuple":
-                continue
-            if not self._is_index:
-                self._compare()  # how it is hashed is not known
-            elif key.of != _OF_KEYS:
+            for _ in range(_is_unhashed(key)):
+                self._compare()
+            if self._is_index and type(key) is _Made and key.kind != "tuple" and key.of != _OF_KEYS:
                 raise pickle.UnpicklingError(f"it has a {key.of or key.kind} for a key, which no index has")
 
     def _call(self, _: Any) -> None:
@@ -377,7 +409,12 @@ class _Machine:
         if name.startswith((_REBUILD, _REBUILD_TYPE)):
             weight, depth = 0, 1
         made = _Made("result", 1 + weight, depth, parts if name in (_ENCODE, "numpy.dtype") else (), name)
-        made.has_expanded = _has_expanded(parts) or _makes_expanded(parts)
+        if name == "torch.Size" and parts:
+            made.hashed = parts[0].hashed
+        elif name == _COMPLEX:
+            made.hashed = _hash_of_complex(parts)
+            self._note_hash(made.hashed)
+        made.has_expanded = _has_expanded(parts) or _makes_expanded(name, parts)
         self._stack.append(made)
 
     def _may_be_called(self, name: str, parts: Sequence[Any]) -> bool:
@@ -395,9 +432,20 @@ class _Machine:
             given: Any = parts[2] if len(parts) > 2 else None
             if type(called) is not _Name or type(given) is not _Made or given.kind != "tuple":
                 return False
+            if _hides_methods(parts[3:]):
+                return False
             return called.name.startswith(_REBUILD) and self._may_be_called(called.name, given.parts)
+        if name.startswith(_REBUILD_PARAMETER) and _hides_methods(parts):
+            return False
         if name in _ITERATE and any(type(one) is _Made and one.of.startswith("torch.") for one in parts):
             return False  # each element of a tensor would become a tensor
+        if name in _ITERATE and any(type(one) is _Made and one.kind == "list" for one in parts):
+            if name in ("torch.Size", _ORDERED) and parts[0].has_tensor:
+                return False
+            for _ in range(sum(one.unhashed for one in parts if type(one) is _Made)):
+                self._compare()
+        if name == "torch.Size":
+            return type(parts[0]) is _Made and parts[0].kind == "tuple"
         if name.startswith(_REBUILD) and not name.startswith(_REBUILD_PARAMETER) and _has_expanded(parts):
             return False  # each element would be written out
         if name in ("builtins.bytearray", _ENCODE):
@@ -426,17 +474,23 @@ class _Machine:
             raise pickle.UnpicklingError(f"it gives a {target.of} a state that is no dict")
         if not self._may_have(target, state):
             raise pickle.UnpicklingError(f"it gives a {target.of} a state that none has")
-        target.has_expanded = target.has_expanded or target.of.startswith((_REBUILD, _REBUILD_TYPE))  # a shape, maybe
+        may_be_tensor = target.of.startswith((_REBUILD, _REBUILD_TYPE)) or (
+            target.of.startswith("torch.") and target.of.endswith(("Tensor", "Storage", "Parameter"))
+        )
+        target.has_expanded = target.has_expanded or may_be_tensor  # it may get another shape
         target.weight += weight
         target.depth = max(target.depth, depth)
 
     def _may_have(self, target: _Made, state: Any) -> bool:
         """Whether ``state``, of a kind that may be one, is what an object like ``target`` can have."""
-        names = _names_in(state)
+        is_dict = type(state) is _Made and state.kind == "dict"
+        if target.of == "collections.Counter":
+            return False
         if target.of == _ORDERED:  # an attribute could hide one of its methods
-            return not self._is_index and not any(hasattr(OrderedDict, name) for name in names or ["keys"])
+            return not self._is_index and is_dict and _ORDERED not in state.hides
         if target.of == _OF_KEYS:
-            return type(names.get("fqn")) is str  # whose hash nobody can foresee, and with it that of the key
+            names = dict(zip(state.parts[::2], state.parts[1::2], strict=True)) if is_dict else {}
+            return len(state.parts) < _KEPT and type(names.get("fqn")) is str
         if target.of.startswith("numpy.dtypes."):
             return False
         if target.of == "numpy.dtype":
@@ -446,7 +500,10 @@ class _Machine:
     def _storage(self, _: Any) -> None:
         (place,) = self._last(1)
         parts = place.parts if type(place) is _Made else ()  # ("storage", class, key, device, elements)
-        elements = parts[4] if len(parts) > 4 and isinstance(parts[4], int) else 0
+        elements = parts[4] if len(parts) > 4 and type(parts[4]) is int else 0
+        key = parts[2] if len(parts) > 2 and isinstance(parts[2], (str, int)) else None
+        if self._storages.setdefault(key, elements) != elements:  # the reader has only one of each name
+            raise pickle.UnpicklingError("it gives one storage two sizes")
         self._stack.append(_Storage(elements))
 
     def _stop(self, _: Any) -> None:
@@ -458,37 +515,74 @@ def _has_expanded(values: Sequence[Any]) -> bool:
     return any(type(value) is _Made and value.has_expanded for value in values)
 
 
-def _makes_expanded(parts: Sequence[Any]) -> bool:
+def _makes_expanded(name: str, parts: Sequence[Any]) -> bool:
     """Whether a tensor that is made of these arguments, such as a storage and a shape, has more elements than it."""
     if len(parts) < 3:
         return False
     storage, shape = parts[0], parts[2]
     if type(storage) is _Name and type(shape) is _Made:  # a function that makes it, and its arguments
-        return _makes_expanded(shape.parts)
+        return _makes_expanded(storage.name, shape.parts)
     if type(storage) is not _Storage:
-        return False
+        return name.startswith(_OF_STORAGES)
     if type(shape) is not _Made or shape.kind != "tuple" or not all(type(size) is int for size in shape.parts):
         return True  # it is not known
     elements: int = math.prod(shape.parts)
     return elements > storage.elements
 
 
-def _value_of(parts: Sequence[Any]) -> tuple[Any, ...] | None:
-    values: list[Any] = []
-    for part in parts:
-        value = part.value if type(part) is _Made else part
-        if (value is None and part is not None) or type(value) in (_Name, _Storage):
-            return None
-        values.append(value)
-    return tuple(values)
+def _hides_methods(states: Sequence[Any]) -> bool:
+    """Whether attributes of a tensor hide methods, so that whoever asks it for its shape is told something else."""
+    return any(type(state) is _Made and "torch." in state.hides for state in states)
 
 
-def _names_in(state: Any) -> dict[str, Any]:
-    """The values by their names in a small dict; nothing if it is something else."""
-    if type(state) is not _Made or state.kind != "dict" or len(state.parts) >= _KEPT:
-        return {}
-    names = dict(zip(state.parts[::2], state.parts[1::2], strict=True))
-    return names if all(type(name) is str for name in names) else {}
+class _Hash:
+    """Is hashed as it is told."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self, hashed: int) -> None:
+        self._hash = hashed
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _hashed(value: Any) -> tuple[int, int] | None:
+    """Python's hash of a value, and one that comes from the secret with which Python hashes bytes."""
+    if type(value) is _Made:
+        if value.of == _ENCODE:
+            return _hashed(value.parts[0])
+        return value.hashed
+    if type(value) is _Name:
+        return hash(value.name), hash(value.name)
+    if type(value) is int:
+        return hash(value), hash(value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    if type(value) is float:
+        return hash(value), hash(struct.pack("<d", value))
+    return None if type(value) is _Storage else (hash(value), hash(value))
+
+
+def _hash_of_all(parts: Sequence[Any]) -> tuple[int, int] | None:
+    known = [_hashed(part) for part in parts]
+    if None in known:
+        return None
+    return hash(tuple(_Hash(one[0]) for one in known if one)), hash(tuple(one[1] for one in known if one))
+
+
+def _hash_of_complex(parts: Sequence[Any]) -> tuple[int, int] | None:
+    if not all(type(part) in (int, float) for part in parts) or len(parts) > 2:
+        return None
+    fields = _hash_of_all(parts)
+    return None if fields is None else (hash(complex(*parts)), fields[1])
+
+
+def _is_unhashed(value: Any) -> int:
+    """How many values are in it, or are it, whose hash is not known; those of tensors are their addresses."""
+    if type(value) is not _Made or value.of.startswith((_REBUILD, _REBUILD_TYPE)):
+        return 0
+    if value.kind in ("list", "tuple"):
+        return value.unhashed
+    return int(value.kind == "result" and value.of not in (_ENCODE, _OF_KEYS) and value.hashed is None)
 
 
 def _is_state_of_dtype(name: str, state: Sequence[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -89,10 +90,20 @@ def _require_form(name: str, states: Mapping[str, Any], source: str, check: Call
 
 
 def _check_numpys(state: Any) -> None:
-    np.random.RandomState().set_state(state)
+    kind = np.random.get_state(legacy=False)["bit_generator"]
+    np.random.RandomState(getattr(np.random, kind)()).set_state(state)
+    if kind != "MT19937":
+        return
     position = state["state"]["pos"] if isinstance(state, Mapping) else state[2]
     if not 0 <= position <= _WORDS:  # NumPy would read there without a look
         raise ValueError(f"a position of {position} in {_WORDS} words")
+
+
+def _check_torchs(state: Any) -> None:
+    torch.Generator().set_state(state)
+    left, _, following = struct.unpack_from("<iiQ", state.numpy().tobytes(), 8)
+    if left != 1 and not 1 < left <= _WORDS + 1 - following:  # torch would read there without a look
+        raise ValueError(f"{left} words left of {_WORDS}, from word {following} on")
 
 
 _WORDS = 624  # of the state of a Mersenne Twister
@@ -100,5 +111,5 @@ _WORDS = 624  # of the state of a Mersenne Twister
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "random_state": lambda state: random.Random().setstate(state),
     "numpy_random_seed": _check_numpys,
-    "torch_manual_seed": lambda state: torch.Generator().set_state(state),
+    "torch_manual_seed": _check_torchs,
 }

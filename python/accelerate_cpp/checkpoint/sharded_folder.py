@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from accelerate_cpp.checkpoint.archive import write_archive
@@ -62,12 +63,12 @@ class ShardedFolder:
         from torch.distributed.checkpoint.filesystem import _StorageInfo
         from torch.distributed.checkpoint.storage import WriteResult
 
-        (folder / self.name).mkdir(exist_ok=True)  # not those above, which may have been taken away meanwhile
         if (folder / self.name).is_symlink():
             raise CheckpointError(
                 f"{folder / self.name}: expected a folder to write into, found a link to one, whose files would be "
                 "overwritten: remove the link, or choose another folder"
             )
+        (folder / self.name).mkdir(exist_ok=True)  # not those above, which may have been taken away meanwhile
         if not self.items:
             return {}, []
         places, begin = [], 0
@@ -127,6 +128,7 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
 
 
 _SMALL = 1 << 16  # bytes of a part in which its readers would seek for longer than it takes to read all of it
+_MOST_PARTS = 10_000  # of a tensor: each is compared with all others
 _EMPTY_PLACES = 100_000  # that all lists of a state may have: nothing is stored for empty dicts in them
 
 
@@ -148,11 +150,30 @@ def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
 
 
 def _check_parts(entry: Any) -> None:
-    """Raises ``ValueError`` if parts of a tensor in an index overlap: each would be read."""
-    parts = getattr(entry, "chunks", [])
-    elements = sum(math.prod(part.sizes) for part in parts)
-    if len({tuple(part.offsets) for part in parts}) != len(parts) or elements > math.prod(getattr(entry, "size", ())):
-        raise ValueError("parts of a tensor overlap")
+    """Raises ``ValueError`` unless the parts of a tensor in an index make up the whole, and none is read twice."""
+    if not hasattr(entry, "chunks"):
+        return
+    size = numpy.array(entry.size, dtype=numpy.int64)
+    if (size < 0).any():
+        return  # no tensor can be made for it
+    if len(entry.chunks) > _MOST_PARTS:
+        raise ValueError(f"a tensor of {len(entry.chunks)} parts, which are more than {_MOST_PARTS}")
+    begins = numpy.array([part.offsets for part in entry.chunks], dtype=numpy.int64).reshape(
+        len(entry.chunks), len(size)
+    )
+    sizes = numpy.array([part.sizes for part in entry.chunks], dtype=numpy.int64).reshape(len(entry.chunks), len(size))
+    ends = begins + sizes
+    is_within = (begins >= 0).all() and (sizes >= 0).all() and (ends <= size).all()
+    if not is_within or sum(math.prod(map(int, part)) for part in sizes) != math.prod(map(int, size)):
+        raise ValueError("parts of a tensor that do not make up the whole")
+    for number in range(len(begins)):
+        others = slice(number + 1, None)
+        overlaps = (begins[number] < ends[others]) & (begins[others] < ends[number])
+        is_empty = (sizes[number] == 0).any() | (sizes[others] == 0).any(axis=1)
+        if (overlaps.all(axis=1) & ~is_empty).any():
+            raise ValueError("parts of a tensor overlap")
+    if len({tuple(begin) for begin in begins.tolist()}) != len(begins):
+        raise ValueError("parts of a tensor begin at one place")
 
 
 def _bytes_at(path: Path, places: Collection[Any]) -> int:
@@ -216,7 +237,7 @@ class SavedShards:
                 for key, steps in self._index.planner_data.items()
                 if steps[0] == prefix
             }
-            for entry in self.entries.values():
+            for entry in self._index.state_dict_metadata.values():
                 _check_parts(entry)
         except Exception as error:
             raise CheckpointError(
@@ -228,7 +249,8 @@ class SavedShards:
                 raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
         # Parts are written one after the other, so that none is read twice.
         claimed = max(_bytes_of(path, self.entries), _bytes_at(path, places))
-        found = sum((folder / name).stat().st_size for name in names)
+        files = [(folder / name).stat() for name in names]
+        found = sum({(one.st_dev, one.st_ino): one.st_size for one in files}.values())  # a file may have several names
         if claimed > found:
             raise CheckpointError(
                 f"{path}: expected files with the {claimed} bytes of its values, found {found} bytes; a file is cut "
@@ -285,7 +307,8 @@ class SavedShards:
             reader.set_up_storage_reader(self._index, is_coordinator=True)
             (plan,) = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
             (plan,) = reader.prepare_global_plan([plan])
-            reader.read_data(planner.finish_plan(plan), planner).wait()
+            with torch.sparse.check_sparse_tensor_invariants(True):
+                reader.read_data(planner.finish_plan(plan), planner).wait()
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CheckpointError(

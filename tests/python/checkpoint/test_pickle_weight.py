@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import struct
+import time
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -150,6 +152,30 @@ HOSTILE = {
     "written-out-of-another-size": written_out(
         tensor(b"K\1", b"K\1") + b"(" + tensor(b"K\1", b"K\1") + b"K\0" + NUMBER + b"\x85K\0\x85tb"
     ),
+    "written-out-of-an-empty-tensor": written_out(
+        call("torch.FloatTensor", b"") + b"(" + STORAGE + b"K\0" + NUMBER + b"\x85K\0\x85tb"
+    ),
+    "written-out-of-a-storage-of-another-size": b"("
+    + tensor(b"K\4", b"K\1")
+    + tensor(NUMBER, b"K\1").replace(b"K\4tQ", NUMBER + b"tQ")
+    + b"t",
+    "written-out-of-another-storage": written_out(
+        tensor(NUMBER, b"K\0").replace(STORAGE, call("torch.storage.TypedStorage", b"") + b"}b")
+    ),
+    "a-method-of-a-counter": call("collections.Counter", b"") + b"}" + word("get") + b"cbuiltins\ncomplex\nsb",
+    "a-method-of-a-tensor": call(
+        BY_TYPE,
+        b"ctorch._utils\n_rebuild_tensor_v2\n"
+        + TENSOR
+        + b"("
+        + STORAGE
+        + b"K\0K\4\x85K\1\x85\x89ccollections\nOrderedDict\n)Rt}"
+        + word("numel")
+        + b"cbuiltins\nbytearray\ns",
+    ),
+    "arrays-of-nothing": call("numpy.dtype", word("S0") + b"\x89\x88"),
+    "pairs-of-a-tensor": call("collections.OrderedDict", b"](" + EXPANDED + b"e"),
+    "size-of-a-list": call("torch.Size", b"](K\1K\2e"),
     "counter-of-python-2": call("UserDict.Counter", tensor(b"K\4", b"K\1")),
     "dtype-with-fields": call("numpy.dtype", word("u4") + b"\x89\x88")
     + b"(K\3"
@@ -169,8 +195,18 @@ HOSTILE = {
     "a-mesh": call("torch.distributed.device_mesh.DeviceMesh", word("cpu") + b"](K\0K\1e"),
     "tuples-that-hash-alike": b"}(" + b"".join(number(a) + number(b) + b"\x86N" for a, b in ALIKE) + b"u",
     "inner-tuples-that-hash-alike": b"}(" + b"".join(number(a) + number(b) + b"\x86K\1\x86N" for a, b in ALIKE) + b"u",
+    "sizes-that-hash-alike": b"}("
+    + b"".join(call("torch.Size", number(a) + number(b) + b"\x86") + b"N" for a, b in ALIKE)
+    + b"u",
+    "with-a-name-that-hash-alike": b"}("
+    + b"".join(number(a) + number(b) + b"ctorch\nfloat32\n\x87N" for a, b in ALIKE)
+    + b"u",
+    "complex-numbers-that-hash-alike": call(
+        "builtins.set",
+        b"](" + b"".join(call("builtins.complex", number(-1000003 * k) + number(k)) for k in range(1, 6001)) + b"e",
+    ),
     "keys-of-which-nothing-is-known": b"}("
-    + b"".join(call("torch.Size", b"K\1K%c" % (key % 256) + b"\x86") + b"N" for key in range(6000))
+    + b"".join(call("torch.device", word("cpu") + number(key)) + b"N" for key in range(6000))
     + b"u",
     "sparse": call(
         "torch._utils._rebuild_sparse_tensor",
@@ -223,6 +259,14 @@ def test_a_text_takes_no_memory_for_a_length_that_the_file_does_not_have() -> No
             check_saved(Sparing(b"\x80\x02" + opcode + b"x"))
 
 
+def test_weighing_takes_no_memory_for_what_references_stand_for(tmp_path: Path) -> None:
+    """Written out, the text would have 60 GB."""
+    made = word("x" * 60_000) + b"q\0" + b"".join(b"h%c\x86q%c" % (n, n + 1) for n in range(20))
+    begin = time.process_time()
+    check_saved_file(archive(tmp_path / "optimizer.bin", b"\x80\x02" + made + b"."))
+    assert time.process_time() - begin < 10
+
+
 def test_the_refusal_says_how_many_values_there_may_be(tmp_path: Path) -> None:
     path = archive(tmp_path / "optimizer.bin", b"\x80\x02" + HOSTILE["lists"] + b".")
     with pytest.raises(CheckpointError, match=r"with its references written out it has more than \d+ values"):
@@ -232,6 +276,12 @@ def test_the_refusal_says_how_many_values_there_may_be(tmp_path: Path) -> None:
 def with_attribute() -> torch.Tensor:
     made = torch.ones(2)
     made.note = "of its own"  # type: ignore[attr-defined]
+    return made
+
+
+def with_attributes() -> OrderedDict[str, int]:
+    made: OrderedDict[str, int] = OrderedDict(a=1)
+    vars(made).update({f"note_{one}": one for one in range(20)} | {"_metadata": OrderedDict()})
     return made
 
 
@@ -250,6 +300,13 @@ SOUND = {
     "containers": [{1, 2}, Counter("abba"), OrderedDict(a=(1, 2)), torch.Size([1, 2]), (), [[[]]]],
     "values": [None, True, 1.5, 1j, -1, 1 << 200, "é", torch.device("cpu"), torch.float8_e4m3fn],
     "shared": [[1, 2]] * 1000,
+    "moves": [(one % 5 - 2, one % 3 - 2) for one in range(20_000)],
+    "keys of numbers": dict.fromkeys(itertools.product(range(-9, 9), repeat=4)),
+    "keys of bytes": {b"%d" % one: one for one in range(10_000)},
+    "pairs of bytes": {(b"%d" % one, b"x"): one for one in range(10_000)},
+    "seeds": [hash((one, 7)) % (1 << 64) + (1 << 62) for one in range(10_000)],
+    "attributes": with_attributes(),
+    "sizes": {torch.Size([one, 2]): one for one in range(10_000)},
 }
 
 

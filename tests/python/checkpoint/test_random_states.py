@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -46,3 +47,20 @@ def test_a_position_at_which_numpy_would_read_other_memory_is_refused(position: 
     words = ("MT19937", state["state"]["key"], position, 0, 0.0)
     with pytest.raises(CheckpointError, match="its 'numpy_random_seed' does not fit"):
         check_random_states({"numpy_random_seed": words if legacy else state}, "file")
+
+
+@pytest.mark.parametrize(("left", "following"), [(624, 624), (600, 600), (300, 400), (0, 0), (-1, 0)])
+def test_words_that_torch_would_read_behind_its_state_are_refused(left: int, following: int) -> None:
+    state = torch.Generator().get_state()
+    struct.pack_into("<i", memoryview(state.numpy()).cast("B"), 8, left)
+    struct.pack_into("<Q", memoryview(state.numpy()).cast("B"), 16, following)
+    with pytest.raises(CheckpointError, match="its 'torch_manual_seed' does not fit"):
+        check_random_states({"torch_manual_seed": state}, "file")
+
+
+@pytest.mark.parametrize("draws", [0, 1, 17, 623, 624, 625, 1300])
+def test_states_of_all_positions_are_accepted(draws: int) -> None:
+    generator = torch.Generator()
+    for _ in range(draws):
+        torch.randint(1 << 30, (), generator=generator)
+    check_random_states({"torch_manual_seed": generator.get_state()}, "file")

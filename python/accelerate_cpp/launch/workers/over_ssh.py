@@ -30,7 +30,8 @@ _CARRIED = re.compile(
 )
 # A word of a name, such as of HF_TOKEN or HF_TOKENS_2, but not of TOKENIZERS_PARALLELISM.
 _SECRET = re.compile(
-    "(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIES?)([^A-Z]|$)",
+    "(TOKENS?|KEYS?(ID)?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASES?|CREDENTIALS?|AUTH|AUTHORIZATION|AUTHENTICATION|COOKIES?)"
+    "([^A-Z]|V[0-9]|$)",
     re.IGNORECASE,
 )
 # A whole word, such as of DB_PASS, but not of BYPASS; PWD by itself is a folder.

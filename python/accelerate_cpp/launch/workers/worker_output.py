@@ -9,6 +9,7 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 
+from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.worker import Sink
 
 TAIL_BYTES = 64 * 1024
@@ -71,8 +72,12 @@ class LogFile:
     def __init__(self, path: Path, complain: Callable[[str], object]) -> None:
         self._path = path
         self._complain = complain
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            what = "the output of the workers cannot be written there: choose another --log_dir, or leave it out"
+            raise SystemFailure(error.errno, f"{error.strerror}: {what}", str(path)) from error
 
     def __call__(self, chunk: bytes) -> None:
         if self._descriptor is None:

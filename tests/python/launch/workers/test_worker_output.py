@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.worker_output import (
     TAIL_BYTES,
     Descriptor,
@@ -94,8 +95,10 @@ def test_log_file_has_what_came_and_makes_its_folder(tmp_path: Path) -> None:
 def test_a_log_is_written_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     (tmp_path / "stderr.log").symlink_to("other")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(SystemFailure, match=r"symbolic links: .* choose another --log_dir.*stderr\.log"):
         LogFile(tmp_path / "stderr.log", pytest.fail)
+    with pytest.raises(SystemFailure, match="Not a directory: the output of the workers cannot be written there"):
+        LogFile(tmp_path / "other" / "0" / "stderr.log", pytest.fail)
 
 
 def test_full_disk_is_complained_of_once() -> None:
