@@ -74,7 +74,7 @@ class LogFile:
         self._complain = complain
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             what = "the output of the workers cannot be written there: choose another --log_dir, or leave it out"
             raise SystemFailure(error.errno, f"{error.strerror}: {what}", str(path)) from error
