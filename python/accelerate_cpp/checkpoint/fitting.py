@@ -19,7 +19,7 @@ _TORCHS_OWN = "torch.nn.modules."
 _TORCHS_OPTIMIZERS = "torch.optim."
 # Entries that torch allows to be missing in states that were saved without module versions.
 _OPTIONAL = "num_batches_tracked"
-_MORE_ELEMENTS, _FEW_ELEMENTS = 16, 1024  # that optimizers may keep for each of a parameter, and for any
+_MORE_ELEMENTS, _FEW_ELEMENTS = 16, 1 << 16  # that optimizers may keep for each of a parameter, and for any
 # Entries that optimizers keep for each element of a parameter.
 _PER_ELEMENT = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 # Entries that torch removes from the state of a schedule.
@@ -38,7 +38,7 @@ def check_model(state: Any, model: torch.nn.Module, source: str, strict: bool = 
         wrong += _listed("it lacks", missing)
         wrong += _listed("it has, but the model lacks,", [name for name in state if name not in own])
     shapes = [
-        f"{name} {_shape_of(state[name])} for {tuple(value.shape)}"
+        f"{name} {_shape_of(state[name])} for {_shape_of(value)}"
         for name, value in own.items()
         if name in state and not _fits(state[name], value)
     ]
@@ -80,14 +80,15 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
         for name in _PER_ELEMENT
         if isinstance(one.get(name), torch.Tensor) and _shape_of(one[name]) != _shape_of(parameter)
     ]
-    wrong += [
-        f"tensors of parameter {number} {tuple(parameter.shape)} that {reason}"
+    copies = [
+        f"those of parameter {number} {tuple(parameter.shape)} that {reason}"
         for number, parameter in zip(numbers, parameters, strict=True)
         if (reason := _why_not_copied(list(_tensors_in(state["state"].get(number))), parameter))
     ]
-    if wrong:
+    complaints = _listed("shapes differ:", wrong) + _listed("its tensors cannot be copied:", copies)
+    if complaints:
         raise CheckpointError(
-            f"{source} does not fit {type(inner).__name__}: {_listed('shapes differ:', wrong)[0]}. Pass it the "
+            f"{source} does not fit {type(inner).__name__}: {'; '.join(complaints)}. Pass it the "
             "parameters that it was saved with; nothing has been changed"
         )
     are_plain = all(type(parameter) in (torch.Tensor, torch.nn.Parameter) for parameter in parameters)
@@ -221,7 +222,9 @@ def _shape_of(value: torch.Tensor) -> tuple[int, ...] | str:
 def _fits(saved: Any, own: Any) -> bool:
     if not (isinstance(saved, torch.Tensor) and isinstance(own, torch.Tensor)):
         return True
-    if saved.is_nested or (saved.is_meta and not own.is_meta):
+    if own.is_nested or saved.is_nested:
+        return bool(own.is_nested and saved.is_nested)
+    if saved.is_meta and not own.is_meta:
         return False
     return saved.shape == own.shape or (own.ndim == 0 and saved.ndim == 1)  # what torch 0.3 saved
 

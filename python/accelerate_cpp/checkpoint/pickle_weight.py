@@ -16,6 +16,7 @@ import pickle
 import pickletools
 import re
 import struct
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -48,7 +49,13 @@ _ORDERED = "collections.OrderedDict"
 _OF_KEYS = "torch.distributed.checkpoint.metadata.MetadataIndex"
 _KEPT = 16  # keys and values of a dict that are looked at later
 _OF_STORAGES = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_qtensor")  # whose first argument is a storage
-_METHODS = {"torch.": frozenset(dir(torch.Tensor)), _ORDERED: frozenset(dir(OrderedDict))}
+# What loading asks a tensor or a dict for, and an attribute of this name would answer.
+_METHODS = {
+    "torch.": frozenset(
+        ("numel", "element_size", "untyped_storage", "data_ptr", "stride", "to", "copy_", "detach", "clone")
+    ),
+    _ORDERED: frozenset(dir(OrderedDict)),
+}
 _COMPLEX = "builtins.complex"
 _ENUMS = ("ZeroStageEnum", "_MEM_FORMAT_ENCODING")  # a process has one of each value, for all
 
@@ -347,12 +354,16 @@ class _Machine:
     def _tuple(self, parts: Sequence[Any]) -> None:
         weight, depth = self._into(parts)
         made = _Made("tuple", 1 + weight, depth, parts)
+        self._stack.append(made)
+        made.hashed = _hash_of_numbers(parts)
+        if made.hashed is not None:  # most are shapes
+            self._note_hash(made.hashed)
+            return
         made.has_expanded = _has_expanded(parts)
         made.hashed = _hash_of_all(parts)
         made.unhashed = sum(map(_is_unhashed, parts))
         made.hides = tuple(name for one in parts if type(one) is _Made and one.hides for name in one.hides)
         self._note_hash(made.hashed)
-        self._stack.append(made)
 
     def _own(self) -> _Made:
         """What is on the stack and may still grow."""
@@ -560,6 +571,17 @@ def _hashed(value: Any) -> tuple[int, int] | None:
     if type(value) is float:
         return hash(value), hash(struct.pack("<d", value))
     return None if type(value) is _Storage else (hash(value), hash(value))
+
+
+def _hash_of_numbers(parts: Sequence[Any]) -> tuple[int, int] | None:
+    """:func:`_hash_of_all` where all are numbers of at most 64 bits."""
+    for part in parts:
+        if type(part) is not int:
+            return None
+    try:
+        return hash(tuple(parts)), hash(array("q", parts).tobytes())
+    except OverflowError:
+        return None
 
 
 def _hash_of_all(parts: Sequence[Any]) -> tuple[int, int] | None:

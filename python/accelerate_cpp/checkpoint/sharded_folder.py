@@ -12,7 +12,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def planned(name: str, state: Mapping[str, Any], ranks: Participants) -> Sharded
 
 
 _SMALL = 1 << 16  # bytes of a part in which its readers would seek for longer than it takes to read all of it
-_MOST_PARTS = 10_000  # of a tensor: each is compared with all others
+_MOST_CELLS = 10_000_000  # into which all beginnings and ends of parts cut a tensor
 _EMPTY_PLACES = 100_000  # that all lists of a state may have: nothing is stored for empty dicts in them
 
 
@@ -149,31 +149,39 @@ def _bytes_of(path: Path, entries: Mapping[tuple[Any, ...], Any]) -> int:
         ) from error
 
 
-def _check_parts(entry: Any) -> None:
-    """Raises ``ValueError`` unless the parts of a tensor in an index make up the whole, and none is read twice."""
-    if not hasattr(entry, "chunks"):
-        return
-    size = numpy.array(entry.size, dtype=numpy.int64)
-    if (size < 0).any():
-        return  # no tensor can be made for it
-    if len(entry.chunks) > _MOST_PARTS:
-        raise ValueError(f"a tensor of {len(entry.chunks)} parts, which are more than {_MOST_PARTS}")
-    begins = numpy.array([part.offsets for part in entry.chunks], dtype=numpy.int64).reshape(
-        len(entry.chunks), len(size)
-    )
-    sizes = numpy.array([part.sizes for part in entry.chunks], dtype=numpy.int64).reshape(len(entry.chunks), len(size))
+def _check_parts(entries: Iterable[Any]) -> None:
+    """Raises ``ValueError`` unless the parts of each tensor in an index make up the whole, and none is read twice."""
+    seen = set()  # weights and their moments have the same parts
+    for entry in {id(one): one for one in entries if hasattr(one, "chunks")}.values():
+        size = numpy.array(entry.size, dtype=numpy.int64)
+        shape = len(entry.chunks), len(size)
+        begins = numpy.array([part.offsets for part in entry.chunks], dtype=numpy.int64).reshape(shape)
+        sizes = numpy.array([part.sizes for part in entry.chunks], dtype=numpy.int64).reshape(shape)
+        layout = size.tobytes(), begins.tobytes(), sizes.tobytes()
+        if layout not in seen and (size >= 0).all():  # else no tensor can be made for it
+            seen.add(layout)
+            _check_layout(size, begins, sizes)
+
+
+def _check_layout(size: Any, begins: Any, sizes: Any) -> None:
+    """Raises ``ValueError`` unless boxes, one in each row, fill a box that begins at the origin, each place once."""
     ends = begins + sizes
     is_within = (begins >= 0).all() and (sizes >= 0).all() and (ends <= size).all()
-    if not is_within or sum(math.prod(map(int, part)) for part in sizes) != math.prod(map(int, size)):
+    if not is_within or sum(math.prod(box) for box in sizes.tolist()) != math.prod(size.tolist()):
         raise ValueError("parts of a tensor that do not make up the whole")
+    has_values = (sizes > 0).all(axis=1)
+    begins, ends = begins[has_values], ends[has_values]
+    cuts = [numpy.unique(numpy.concatenate([begins[:, axis], ends[:, axis]])) for axis in range(len(size))]
+    if math.prod(len(cut) for cut in cuts) > _MOST_CELLS:
+        raise ValueError("parts of a tensor that begin at too many places")
+    first = [numpy.searchsorted(cut, begins[:, axis]).tolist() for axis, cut in enumerate(cuts)]
+    last = [numpy.searchsorted(cut, ends[:, axis]).tolist() for axis, cut in enumerate(cuts)]
+    is_taken = numpy.zeros([len(cut) for cut in cuts], dtype=bool)
     for number in range(len(begins)):
-        others = slice(number + 1, None)
-        overlaps = (begins[number] < ends[others]) & (begins[others] < ends[number])
-        is_empty = (sizes[number] == 0).any() | (sizes[others] == 0).any(axis=1)
-        if (overlaps.all(axis=1) & ~is_empty).any():
+        box = tuple(slice(first[axis][number], last[axis][number]) for axis in range(len(size)))
+        if is_taken[box].any():
             raise ValueError("parts of a tensor overlap")
-    if len({tuple(begin) for begin in begins.tolist()}) != len(begins):
-        raise ValueError("parts of a tensor begin at one place")
+        is_taken[box] = True
 
 
 def _bytes_at(path: Path, places: Collection[Any]) -> int:
@@ -237,8 +245,7 @@ class SavedShards:
                 for key, steps in self._index.planner_data.items()
                 if steps[0] == prefix
             }
-            for entry in self._index.state_dict_metadata.values():
-                _check_parts(entry)
+            _check_parts(self._index.state_dict_metadata.values())
         except Exception as error:
             raise CheckpointError(
                 f"{path}: expected the index of a state in shards, which cannot be read ({error}); it is damaged, or "
