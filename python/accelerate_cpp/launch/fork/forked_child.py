@@ -81,7 +81,14 @@ def _text_writer(descriptor: int) -> io.TextIOWrapper:
 def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
     """Runs ``task()``, sends its result, and waits for the threads that it started; returns the exit code."""
     try:
-        code = _code_of_task(task, result)
+        request = _request_of(task, result)
+        code = 0 if request is None else _code_of(request)
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        checkpoints = sys.modules.get(_CHECKPOINTS)
+        if checkpoints is not None and code == 0:
+            checkpoints.raise_at_the_end()
     except BaseException as error:
         _tell(error, report_to)
         announce_error()
@@ -90,24 +97,17 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
             checkpoints.await_writers()
         _part_from_others(error)
         return 1
-    _part_from_others(SystemExit(code) if code else None)
+    _part_from_others(request if code else None)
     return code
 
 
-def _code_of_task(task: Callable[[], object], result: int) -> int:
-    """As :func:`_run_task`; raises what ended ``task()``, or a thread that was to write a checkpoint."""
-    code = 0
+def _request_of(task: Callable[[], object], result: int) -> SystemExit | None:
+    """Runs ``task()`` and sends its result; returns the ``SystemExit`` that it raised instead."""
     try:
         send(task(), result)
     except SystemExit as request:
-        code = _code_of(request)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    checkpoints = sys.modules.get(_CHECKPOINTS)
-    if checkpoints is not None and code == 0:
-        checkpoints.raise_at_the_end()
-    return code
+        return request
+    return None
 
 
 def _tell(error: BaseException, report_to: int) -> None:

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_sys_exit_ends_the_child_as_it_ends_a_program(request_: object, code: in
     status, _, complaints, report = _run(task)
     assert (status, report) == (code, None)
     assert complaints == ("words\n" if request_ == "words" else "")
+
+
+def test_the_others_are_told_the_words_of_sys_exit() -> None:
+    def task() -> None:
+        sys.modules["accelerate_cpp.runtime.session"] = SimpleNamespace(end_session=print)  # type: ignore[assignment]
+        sys.exit("words")
+
+    assert _run(task)[:3] == (1, "words\n", "words\n")
 
 
 @pytest.mark.parametrize(("status", "code"), [(None, 1), (0, 1), (3, 3)])
