@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError
 
 _NAMED = 5  # names in a message
@@ -98,14 +99,11 @@ def check_optimizer(state: Any, optimizer: Any, source: str) -> None:
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested containers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors_in(one)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for one in value:
-            yield from _tensors_in(one)
+    for leaf in leaves_of(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, (set, frozenset)):
+            yield from _tensors_in([*leaf])
 
 
 def _why_not_copied(tensors: Sequence[torch.Tensor], parameter: torch.Tensor) -> str:
@@ -113,10 +111,11 @@ def _why_not_copied(tensors: Sequence[torch.Tensor], parameter: torch.Tensor) ->
     if any(one.is_meta or one.is_nested for one in tensors) and not parameter.is_meta:
         return "have no values, or no shape"
     plain = [one for one in tensors if one.layout is torch.strided and type(one) in (torch.Tensor, torch.nn.Parameter)]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain if not one.is_meta}
+    storages = [one.untyped_storage() for one in plain if not one.is_meta]
+    size = sum({one.data_ptr(): one.nbytes() for one in storages}.values())
     elements = sum(one.numel() for one in plain)
-    if elements > sum(storages.values()) + _MORE_ELEMENTS * parameter.numel() + _FEW_ELEMENTS:
-        return f"have {elements} elements, written out, in {sum(storages.values())} bytes"
+    if elements > size + _MORE_ELEMENTS * parameter.numel() + _FEW_ELEMENTS:
+        return f"have {elements} elements, written out, in {size} bytes"
     return ""
 
 

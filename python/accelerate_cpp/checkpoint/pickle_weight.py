@@ -79,8 +79,9 @@ class _Made:
         depth: of the containers in it.
         parts: of a tuple; of a small dict, keys and values in turn; of some results, the arguments of the call.
         hashed: Python's hash, as far as it can be foreseen, and another that nobody can foresee; ``None`` if unknown.
-        hides: of a dict, the beginnings of the names of values whose methods its keys would hide as attributes.
-        unhashed: of a list, how many values in it have no known hash.
+        hides: of a dict, or a tuple with dicts, the beginnings of the names of values whose methods the keys would
+            hide as attributes.
+        unhashed: of a list or tuple, how many values in it have no known hash.
         of: the name of what was called.
         has_expanded: whether it is, or has in it, a tensor of more elements than its storage has.
         has_tensor: of a list, whether there is a tensor, or what may be one, in it.
@@ -346,10 +347,10 @@ class _Machine:
                     self._pay(len(alike))
                     alike.add(hashed[1])
 
-    def _compare(self) -> None:
-        """Pays for a value that, as a key of a dict, could be compared with all such values before it."""
-        self._compared += 1
-        self._pay(self._compared)
+    def _compare(self, count: int) -> None:
+        """Pays for values that, as keys of a dict, could each be compared with all such values before it."""
+        self._pay(count * self._compared + count * (count + 1) // 2)
+        self._compared += count
 
     def _tuple(self, parts: Sequence[Any]) -> None:
         weight, depth = self._into(parts)
@@ -361,7 +362,7 @@ class _Machine:
             return
         made.has_expanded = _has_expanded(parts)
         made.hashed = _hash_of_all(parts)
-        made.unhashed = sum(map(_is_unhashed, parts))
+        made.unhashed = sum(map(_num_unhashed, parts))
         made.hides = tuple(name for one in parts if type(one) is _Made and one.hides for name in one.hides)
         self._note_hash(made.hashed)
 
@@ -381,7 +382,7 @@ class _Machine:
         target.depth = max(target.depth, depth)
         target.has_expanded = target.has_expanded or _has_expanded(values)
         if target.kind == "list":
-            target.unhashed += sum(map(_is_unhashed, values))
+            target.unhashed += sum(map(_num_unhashed, values))
             target.has_tensor = target.has_tensor or any(
                 type(one) is _Made and one.of.startswith("torch.") for one in values
             )
@@ -390,14 +391,15 @@ class _Machine:
         self._look_at_keys(values[::2])
         self._grow(values)
         target = self._stack[-1]
-        if target.kind == "dict" and len(target.parts) < _KEPT:
+        if target.kind != "dict":
+            return
+        if len(target.parts) < _KEPT:
             target.parts = [*target.parts, *values[:_KEPT]]
-        if target.kind == "dict":
-            target.hides += tuple(
-                begin
-                for begin, methods in _METHODS.items()
-                if begin not in target.hides and any(type(key) is str and key in methods for key in values[::2])
-            )
+        target.hides += tuple(
+            begin
+            for begin, methods in _METHODS.items()
+            if begin not in target.hides and any(type(key) is str and key in methods for key in values[::2])
+        )
 
     def _add_items(self, values: Sequence[Any]) -> None:
         self._look_at_keys(values)
@@ -405,8 +407,7 @@ class _Machine:
 
     def _look_at_keys(self, keys: Sequence[Any]) -> None:
         for key in keys:
-            for _ in range(_is_unhashed(key)):
-                self._compare()
+            self._compare(_num_unhashed(key))
             if self._is_index and type(key) is _Made and key.kind != "tuple" and key.of != _OF_KEYS:
                 raise pickle.UnpicklingError(f"it has a {key.of or key.kind} for a key, which no index has")
 
@@ -450,13 +451,12 @@ class _Machine:
             return False
         if name in _ITERATE and any(type(one) is _Made and one.of.startswith("torch.") for one in parts):
             return False  # each element of a tensor would become a tensor
-        if name in _ITERATE and any(type(one) is _Made and one.kind == "list" for one in parts):
-            if name in ("torch.Size", _ORDERED) and parts[0].has_tensor:
-                return False
-            for _ in range(sum(one.unhashed for one in parts if type(one) is _Made)):
-                self._compare()
         if name == "torch.Size":
             return type(parts[0]) is _Made and parts[0].kind == "tuple"
+        if name in _ITERATE:
+            if name == _ORDERED and any(type(one) is _Made and one.has_tensor for one in parts):
+                return False
+            self._compare(sum(one.unhashed for one in parts if type(one) is _Made))
         if name.startswith(_REBUILD) and not name.startswith(_REBUILD_PARAMETER) and _has_expanded(parts):
             return False  # each element would be written out
         if name in ("builtins.bytearray", _ENCODE):
@@ -598,7 +598,7 @@ def _hash_of_complex(parts: Sequence[Any]) -> tuple[int, int] | None:
     return None if fields is None else (hash(complex(*parts)), fields[1])
 
 
-def _is_unhashed(value: Any) -> int:
+def _num_unhashed(value: Any) -> int:
     """How many values are in it, or are it, whose hash is not known; those of tensors are their addresses."""
     if type(value) is not _Made or value.of.startswith((_REBUILD, _REBUILD_TYPE)):
         return 0

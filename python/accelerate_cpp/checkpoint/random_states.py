@@ -89,6 +89,9 @@ def _require_form(name: str, states: Mapping[str, Any], source: str, check: Call
         ) from error
 
 
+_WORDS = 624  # of the state of a Mersenne Twister
+
+
 def _check_numpys(state: Any) -> None:
     kind = np.random.get_state(legacy=False)["bit_generator"]
     np.random.RandomState(getattr(np.random, kind)()).set_state(state)
@@ -106,7 +109,6 @@ def _check_torchs(state: Any) -> None:
         raise ValueError(f"{left} words left of {_WORDS}, from word {following} on")
 
 
-_WORDS = 624  # of the state of a Mersenne Twister
 # Generators that are not used.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "random_state": lambda state: random.Random().setstate(state),

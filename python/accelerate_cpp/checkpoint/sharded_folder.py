@@ -254,7 +254,7 @@ class SavedShards:
         for name in names:
             if not path_within(folder, name, path).is_file():
                 raise CheckpointError(f"{folder / name} is missing, which {path} names: load another checkpoint")
-        # Parts are written one after the other, so that none is read twice.
+        # Parts are written one after the other: together they have no more bytes than the files.
         claimed = max(_bytes_of(path, self.entries), _bytes_at(path, places))
         files = [(folder / name).stat() for name in names]
         found = sum({(one.st_dev, one.st_ino): one.st_size for one in files}.values())  # a file may have several names

@@ -16,9 +16,9 @@ import torch
 
 from accelerate_cpp.devices.transfer import send_to_device
 
-# `meta` stands for the accelerator: moving there is possible everywhere.
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
+# `meta` stands for the accelerator: moving there is possible everywhere.
 META = torch.device("meta")
 Point = namedtuple("Point", ["x", "y"])
 
