@@ -72,9 +72,10 @@ demo: build ## train the digits on one process, on two, and on two with the orig
 ctest: $(VENV)/.built-with-tests
 	$(CTEST) --test-dir $(EDITABLE)
 
-# Most of the time goes into starting processes, which import torch; tests/conftest.py says which tests run beside which.
+# Most of the time goes into starting processes, which import torch, and into waiting for them: three at a time keep two
+# cores busy. tests/conftest.py says which tests run beside which.
 pytest: $(VENV)/.built-with-tests
-	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --durations=30 --durations-min=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long" --numprocesses 3 --durations=30 --durations-min=5 $(PYTEST_ARGS)
 
 test: ctest pytest ## run the GoogleTests and the Python tests
 

@@ -44,7 +44,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n 2``, one process runs ``tests/python`` and the other the files beside it; then both take what is left.
+    """With ``-n 3``, one process runs ``tests/python`` and the others the files beside it; then all take what is left.
 
     The tests of one folder or file stay together and in order.
     """

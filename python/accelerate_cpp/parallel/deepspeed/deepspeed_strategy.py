@@ -31,7 +31,7 @@ from accelerate_cpp.parallel.deepspeed.engines import (
     passed,
 )
 from accelerate_cpp.parallel.deepspeed.library import joined_library
-from accelerate_cpp.parallel.deepspeed.sequences import sequence_groups, split_loader
+from accelerate_cpp.parallel.deepspeed.sequences import average_over_parts, sequence_groups, split_loader
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.parallel.step_weights import PassWeights
 from accelerate_cpp.parallel.strategy import Layout, ModelSteps
@@ -177,6 +177,8 @@ class DeepSpeedStrategy(SingleStrategy):
         if self._sequences is not None:
             options["mpu"] = sequence_groups(model, *self._sequences, config["train_micro_batch_size_per_gpu"])
         made = make_engine(self._library, config, model, optimizer, scheduler, **options)
+        if self._sequences is not None:
+            average_over_parts(made.engine)
         plugin.make_engine_known()
         compile_engine(made.engine, steps.dynamo)
         mark_outputs(made.engine)

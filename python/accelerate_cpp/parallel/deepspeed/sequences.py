@@ -15,7 +15,7 @@ import torch
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.parallelism import DeepSpeedSequenceParallelConfig
 
-__all__ = ["sequence_groups", "split_loader"]
+__all__ = ["average_over_parts", "sequence_groups", "split_loader"]
 
 _MODULE = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 _GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
@@ -71,6 +71,18 @@ def _undo(kind: str) -> None:
     functions = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
     if kind in functions:
         functions[kind] = _whole_attention.setdefault(kind, functions[kind])
+
+
+def average_over_parts(engine: Any) -> None:
+    """Lets ``engine`` average gradients over all processes, those that have parts of the same sequences included.
+
+    Stages 0 to 2, and 3 without ``reduce_scatter``, add gradients of parts up. Where each process computes the mean
+    over all tokens through a differentiable gathering, as the original's documentation does, that mean counts once for
+    each process: the sum is too large by their number, the average is the gradient of one process.
+    """
+    for one in (engine, engine.optimizer):
+        if hasattr(one, "sequence_parallel_size"):  # used for nothing but this
+            one.sequence_parallel_size = 1
 
 
 def split_loader(loader: Any, device: torch.device) -> Any:
