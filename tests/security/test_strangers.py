@@ -219,3 +219,64 @@ def test_a_stranger_at_the_port_of_an_elastic_run_leads_no_launcher_that_has_a_s
     assert process.returncode == 1
     assert f"port {port}, has not shown that it knows the run's secret: expected the same ACCELERATE_CPP" in text
     assert "ran" not in text.split()
+
+
+LISTENING = """
+import os, re
+from pathlib import Path
+from accelerate_cpp.comm.process_group import connect
+connect(device_type={device!r}, collectives=lambda: "gloo")
+inodes = set()
+for name in os.listdir("/proc/self/fd"):
+    try:
+        inodes.update(re.findall(r"socket:\\[(\\d+)\\]", os.readlink(f"/proc/self/fd/{{name}}")))
+    except FileNotFoundError:
+        pass
+for table in ("tcp", "tcp6"):
+    for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            print("listens at", fields[1].partition(":")[0], flush=True)
+"""
+LOOPBACK = "0100007F"  # as the kernel prints 127.0.0.1
+
+
+@needs_root
+def test_ports_for_accelerators_are_those_of_this_machine_alone(tmp_path: Path) -> None:
+    """Gloo, which carries objects beside NCCL, listens where the host's name leads: here to another interface."""
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n192.0.2.2 outside\n")
+    (tmp_path / "train.py").write_text(LISTENING.format(device="cuda"))
+    host = "ip link set lo up; ip link add far type veth peer name near; ip link set near up; ip link set far up"
+    host += "; ip addr add 192.0.2.2/24 dev far"
+    launch = f"{sys.executable} -m accelerate_cpp.commands.launch --num_processes 2 train.py"
+    script = f"set -e; {host}; hostname outside; mount --bind hosts /etc/hosts; exec {launch}"
+    done = subprocess.run(
+        ["unshare", "--mount", "--uts", "--net", "sh", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("this machine gives the tests no network namespaces")
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split("listens at")[1:]) <= {f" {LOOPBACK}\n"}, done.stdout
+    assert LOOPBACK in done.stdout
+
+
+def test_the_store_at_an_address_of_this_machine_alone_listens_there_alone(tmp_path: Path) -> None:
+    """As where MPI starts several launchers on one machine; torch's listens on all interfaces by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "train.py").write_text(LISTENING.format(device="cpu"))
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **group},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"listens at {LOOPBACK}"]

@@ -1,4 +1,4 @@
-"""A worker of a check: ``python -m accelerate_cpp.check.run FOLDER`` runs and watches the script of a task.
+"""A worker of a check: ``accelerate_cpp.check.run FOLDER`` runs and watches the script of a task.
 
 It exits with 0 whatever the script does, so that no rank is ended before it has recorded its observations; the parent
 reads what happened from the journals.
@@ -61,11 +61,11 @@ def run(task: Task, observed: Observed) -> str:
 
 def _run_script(task: Task) -> None:
     if task.module:
-        sys.path[0] = os.getcwd()
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(task.script, run_name="__main__", alter_sys=True)
         return
     path = os.path.abspath(task.script)
-    sys.path[0] = os.path.dirname(path)
+    sys.path.insert(0, os.path.dirname(path))
     main_module = ModuleType("__main__")
     main_module.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["__main__"] = main_module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import platform
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.fresh_store import fresh_store
+from accelerate_cpp.comm.hosts import GLOO_INTERFACE
 from accelerate_cpp.comm.joining import announced_joining
 from accelerate_cpp.comm.slow_wait import JoiningWait
 from accelerate_cpp.config import env_table
@@ -33,6 +35,8 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
         return shared, rank, world_size
     if rank is None or not 0 <= rank < world_size:
         raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
+    if platform.system() == "Linux" and not GLOO_INTERFACE.is_set():
+        env_table.export({GLOO_INTERFACE: "lo"})  # all ranks are on this machine, and no others are to reach them
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)
     store.set_timeout(timeout)
     return store, rank, world_size
@@ -66,9 +70,32 @@ def _held_here(timeout: timedelta) -> tuple[dist.Store, int, int] | None:
     if env_table.USE_AGENT_STORE.get():
         return None
     store = dist.TCPStore(
-        address, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+        address,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=_loopback_listener(address, port),
     )
     return store, 0, world_size
+
+
+def _loopback_listener(address: str, port: int) -> int | None:
+    """The descriptor of a socket that listens at an address which only this machine has; torch's would listen at all.
+
+    ``None`` for other addresses, for names, and where the port is taken: by an earlier store of this process, which
+    torch uses again, or by another program, which torch reports.
+    """
+    try:
+        own = ipaddress.ip_address(address)
+        if not own.is_loopback:
+            return None
+        family = socket.AF_INET6 if own.version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN).detach()
+    except (ValueError, OSError):
+        return None
 
 
 def _await_rank_0(timeout: timedelta) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from accelerate_cpp.check.task import Task
 from accelerate_cpp.commands.launch import add_script, add_setting_flags, launch_options
 from accelerate_cpp.commands.utils import CustomArgumentParser, integer_from
 from accelerate_cpp.installation import require_fitting_torch
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.plan.rehearsal import rehearse
 from accelerate_cpp.launch.workers.executed import execute
 
@@ -71,7 +71,7 @@ def _check(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="accelerate-cpp-check-") as name:
         folder = Path(name)
         task.save(folder)
-        command = (sys.executable, "-m", "accelerate_cpp.check.run", str(folder))
+        command = (*module_program("accelerate_cpp.check.run"), str(folder))
         report = folder / "launch.json"
         ended = execute(replace(rehearsal.plan, command=command, report=report), quiet=True)
         attempt = json.loads(report.read_text())["attempts"][-1]

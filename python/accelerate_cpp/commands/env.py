@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import sys
-from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from shutil import which
@@ -17,10 +15,10 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.installation import built_for, installed_torch, obstacle
 from accelerate_cpp.launch.plan import host_resources
+from accelerate_cpp.launch.plan.shown_lines import SHOWN
 
 __getattr__ = lending("commands.env")
 
-_HARMLESS = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off", re.IGNORECASE)
 _PACKAGES = ("accelerate-cpp", "torch", "numpy", "safetensors", "transformers")
 
 
@@ -68,29 +66,9 @@ def facts(path: str | None) -> dict[str, str]:
     }
 
 
-def _variable(line: str) -> str:
-    """``NAME=TEXT`` for the machines of a pod, with the text if no secret looks like it."""
-    from accelerate_cpp.launch.workers.over_ssh import is_secret  # here, as few files have such lines
-
-    name, equals, text = line.partition("=")
-    if not equals or not name.isidentifier():
-        return "…"
-    return line if _HARMLESS.fullmatch(text) and not is_secret(name) else f"{name}=…"
-
-
-def _command(line: str) -> str:
-    """The program of a command for the machines of a pod, without its arguments."""
-    program, *arguments = line.split() or [""]
-    return " ".join([program if re.fullmatch(r"[\w./-]*", program) else "…", *["…"] * bool(arguments)])
-
-
-_SHOWN: Mapping[str, Callable[[str], str]] = {"tpu_env": _variable, "commands": _command}
-"""How lines of those keys of the configuration file are shown that may hold secrets."""
-
-
 def _content(path: Path) -> str:
     given = dict(config_file.load(path).given)
-    given |= {name: [show(line) for line in given[name]] for name, show in _SHOWN.items() if given.get(name)}
+    given |= {name: [show(line) for line in given[name]] for name, show in SHOWN.items() if given.get(name)}
     return ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
 
 

@@ -410,6 +410,7 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
 
         print(render(plan))
         return 0
+    plan.logs.make_folder()
     if plan.tpus is not None:
         from accelerate_cpp.launch.fork.tpu import run_script_on_tpus
 

@@ -257,7 +257,8 @@ def unknown_key(place: str, name: str, known: Iterable[str], compared: str | Non
     """The refusal of key ``name`` at ``place``, with the known one nearest to it, or to what is ``compared``."""
     wanted = name if compared is None else compared
     nearest = max(known, key=lambda one: difflib.SequenceMatcher(None, wanted, one).ratio())
-    return InvalidArgument(f"{place}: unknown key {name}; the nearest known key is {nearest}")
+    shown = name if name.isprintable() else repr(name)
+    return InvalidArgument(f"{place}: unknown key {shown}; the nearest known key is {nearest}")
 
 
 def save(path: Path, values: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from types import TracebackType
 
@@ -119,9 +120,10 @@ class Coordinator:
             connection, (address, *_) = self._listener.accept()
         except OSError:  # it has gone again
             return
-        strangers = [number for number, one in self._connections.items() if not one.is_known]
-        if len(strangers) >= _MOST_STRANGERS:  # a launcher proves at once what it is, so it is none of the oldest
-            self._close(strangers[0])
+        strangers = {number: one.address for number, one in self._connections.items() if not one.is_known}
+        if len(strangers) >= _MOST_STRANGERS:  # a launcher comes alone, and proves at once what it is
+            ((crowded, _),) = Counter(strangers.values()).most_common(1)
+            self._close(next(number for number, address in strangers.items() if address == crowded))
         self._count += 1
         stranger = _Connection(connection, address, time.monotonic())
         self._connections[self._count] = stranger

@@ -210,10 +210,14 @@ class Member:
             while reason is None:
                 try:
                     with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
-                        for message in self._channel.messages():
-                            heard = time.monotonic()
-                            self._obey(message)
+                        while (messages := self._channel.read()) is not None:
+                            for message in messages:
+                                heard = time.monotonic()
+                                self._obey(message)
+                            if time.monotonic() - heard > self._terms.silence:  # parts of a message are no word
+                                raise TimeoutError
                     reason = gone + "has gone" if self._is_led else self._reconnect(gone)
+                    heard = time.monotonic()
                 except TimeoutError:
                     waited, heard = time.monotonic() - heard, time.monotonic()
                     if waited < self._terms.silence + STALL_SECONDS:

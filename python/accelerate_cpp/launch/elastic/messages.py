@@ -14,6 +14,7 @@ import hmac
 import json
 import socket
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from accelerate_cpp.errors import AccelerateError
@@ -33,11 +34,18 @@ class Unproved(Misunderstood):
     """Who is at the other end of a connection has not shown that it knows the secret of the run."""
 
 
+@lru_cache(maxsize=4)
+def _key_of(secret: str) -> bytes:
+    """What seals are made with: a stranger who tries secrets against a seal that it was told needs long for each."""
+    text = secret.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
+    return hashlib.scrypt(text, salt=b"accelerate-cpp run", n=2**14, r=8, p=1)
+
+
 class _Seals:
     """The seals of one direction of a connection."""
 
     def __init__(self, secret: str, sender: str, challenges: tuple[str, str]) -> None:
-        self._key = secret.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
+        self._key = _key_of(secret)
         self._sender, self._challenges, self._count = sender, challenges, 0
 
     def next(self, text: bytes) -> bytes:

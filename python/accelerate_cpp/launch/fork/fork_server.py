@@ -34,12 +34,13 @@ from accelerate_cpp.launch.fork.pickle_files import packed, read
 from accelerate_cpp.launch.fork.pickled_function import Surroundings, TaskPickler, refusal
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import WorkerGroup
+from accelerate_cpp.launch.plan.own_program import WITHOUT_CURRENT_FOLDER
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe
 from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals
 
 _PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    f"{WITHOUT_CURRENT_FOLDER}import json; sys.path[:] = json.loads(sys.argv.pop()); "
     "from accelerate_cpp.launch.fork.fork_server_main import main; main()"
 )
 _SECONDS_TO_DIE = 5.0

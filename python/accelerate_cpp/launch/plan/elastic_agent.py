@@ -7,12 +7,12 @@ workers, and starts all of them again when one fails anywhere.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
 from accelerate_cpp.launch.plan.environment import group_environment
 from accelerate_cpp.launch.plan.launch_plan import Agent, LaunchPlan
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers import exec_with_parent as tied
 
 _RUN = "accelerate-cpp"
@@ -47,7 +47,7 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
         options["local_addr"] = own_address
     flags = [f"--{name}={value}" for name, value in options.items()]
     # The workers of the agent are tied to it as ours are to us.
-    return (sys.executable, "-m", "torch.distributed.run", *flags, tied.__file__, *plan.command)
+    return (*module_program("torch.distributed.run"), *flags, tied.__file__, *plan.command)
 
 
 def _machines(most: int, least: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import site
 import sys
 import time
@@ -429,11 +430,11 @@ def _workers_of_launcher(
 
 
 def _logs(options: LaunchOptions, num_workers: int) -> Logs:
-    """Each run has its own folder, so that no run writes into the files of another."""
+    """Each run has its own folder, so that no run writes into the files of another; nobody can make it before."""
     streams = parse_tee(options.tee, num_workers)
     if options.log_dir is None:
         return Logs(None, streams)
-    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}"
+    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}_{secrets.token_hex(4)}"
     return Logs(Path(options.log_dir) / run, streams if any(streams) else (STDOUT | STDERR,) * num_workers)
 
 

@@ -21,6 +21,7 @@ from accelerate_cpp.launch.plan.deepspeed_launcher import (
     DeepSpeedLauncher,
 )
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, shell_status
 from accelerate_cpp.launch.workers.over_ssh import host_lines, is_secret
@@ -158,7 +159,7 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
     passed = passed_variables(environment, way, [*users_lines(os.environ)])
     for sentence in () if quiet else passed.sentences():
         print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
-    command = (sys.executable, "-m", "deepspeed.launcher.runner", *plan.deepspeed_command[1:])
+    command = (*module_program("deepspeed.launcher.runner"), *plan.deepspeed_command[1:])
     lifeline = STDIN if plan.ends_with_stdin else None
     with (
         _memory_file("".join(passed.lines)) as variables,

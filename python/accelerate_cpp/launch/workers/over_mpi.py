@@ -11,6 +11,7 @@ from pathlib import Path
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT, Launchers
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers import exec_with_parent as tied
 from accelerate_cpp.launch.workers.over_ssh import host_lines, is_carried
 
@@ -63,7 +64,7 @@ def mpirun_command(
     """
     count = launchers.count
     told = ["--main_process_ip", str(launchers.address)] if count > 1 else []
-    launcher = [sys.executable, "-m", "accelerate_cpp.commands.launch", *told, *arguments]
+    launcher = [*module_program("accelerate_cpp.commands.launch"), *told, *arguments]
     # Whatever ends MPI's daemon on a machine ends the launcher there, and that its workers.
     started = [sys.executable, tied.__file__, *launcher]
     if _is_open_mpi():

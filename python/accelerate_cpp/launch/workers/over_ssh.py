@@ -16,6 +16,7 @@ from pathlib import Path
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.machines import DEFAULT_PORT
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import account, failed_status, first_failure, shell_status
 from accelerate_cpp.launch.workers.program import STDERR, start_program
@@ -170,7 +171,7 @@ def launcher_commands(
     environ = os.environ if environ is None else environ
     commands = []
     for rank, machine in enumerate(machines):
-        launcher = [sys.executable, "-m", "accelerate_cpp.commands.launch", *told, *flags]
+        launcher = [*module_program("accelerate_cpp.commands.launch"), *told, *flags]
         launcher += ["--machine_rank", str(rank), "--ends_with_stdin", *script]
         commands.append(
             launcher if machine.is_here else [*shlex.split(ssh), machine.name, _elsewhere(launcher, environ)]

@@ -16,7 +16,7 @@ from accelerate_cpp.launch.view.console import Console
 from accelerate_cpp.launch.workers.error_report import MOST_BYTES, ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
 from accelerate_cpp.launch.workers.worker import Sink
-from accelerate_cpp.launch.workers.worker_output import Descriptor, LogFile, Tail, to_all
+from accelerate_cpp.launch.workers.worker_output import Descriptor, LogFile, Tail, to_all, unwritable
 
 if TYPE_CHECKING:
     from accelerate_cpp.launch.view.live_view import Show
@@ -64,6 +64,20 @@ class Logs:
 
     folder: Path | None = None
     streams: Sequence[int] = ()
+
+    def make_folder(self) -> None:
+        """Makes the folder, in which nobody else has put anything then, not even links at the places of the files.
+
+        Raises:
+            SystemFailure: it cannot be made, or somebody has made it.
+        """
+        if self.folder is None:
+            return
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+        except OSError as error:
+            raise unwritable(error, self.folder) from error
 
 
 class Streams:

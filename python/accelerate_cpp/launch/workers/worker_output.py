@@ -66,6 +66,12 @@ class Tail:
         return self._bytes.decode(errors="replace")
 
 
+def unwritable(error: OSError, path: Path) -> SystemFailure:
+    """The refusal of a file or folder for the output of workers."""
+    what = "the output of the workers cannot be written there: choose another --log_dir, or leave it out"
+    return SystemFailure(error.errno, f"{error.strerror}: {what}", str(path))
+
+
 class LogFile:
     """Writes the output to a file. If that fails, ``complain`` is called once with the reason; the run continues."""
 
@@ -76,8 +82,7 @@ class LogFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            what = "the output of the workers cannot be written there: choose another --log_dir, or leave it out"
-            raise SystemFailure(error.errno, f"{error.strerror}: {what}", str(path)) from error
+            raise unwritable(error, path) from error
 
     def __call__(self, chunk: bytes) -> None:
         if self._descriptor is None:

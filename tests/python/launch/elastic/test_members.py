@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -15,7 +18,7 @@ import pytest
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
 from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start
-from accelerate_cpp.launch.elastic.messages import MOST_BYTES, Channel
+from accelerate_cpp.launch.elastic.messages import MEMBER, MOST_BYTES, Channel, Unproved, _key_of, _Seals
 from accelerate_cpp.launch.elastic.rounds import Terms
 
 PATIENCE_SECONDS = 120.0
@@ -51,8 +54,9 @@ class Place:
             assert member.connect() is None
             yield member
 
-    def stranger(self) -> Channel:
-        connection = self._stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))
+    def stranger(self, own_address: str = "127.0.0.1") -> Channel:
+        place = ("127.0.0.1", self.port)
+        connection = self._stack.enter_context(socket.create_connection(place, source_address=(own_address, 0)))
         connection.settimeout(PATIENCE_SECONDS)
         return Channel(connection)
 
@@ -344,6 +348,21 @@ def test_a_launcher_that_was_taken_for_a_stranger_comes_again(place: Place, gree
     assert (start.rank, start.count) == (0, 2)
 
 
+@pytest.mark.parametrize("greeting", [b"", b'{"do": "prove", "challenge": "c"}\n'])
+def test_parts_of_a_message_are_no_word_of_the_launcher_that_leads(place: Place, greeting: bytes) -> None:
+    """A program of others that listens first, and sends a byte again and again."""
+    member = place.member("secret", terms=Terms(1, 2, silence=0.5))
+    connection, _ = place.listener.accept()
+    with connection, suppress(OSError):  # until it is closed
+        connection.sendall(greeting)
+        while member._orders.empty():
+            connection.sendall(b" ")
+            time.sleep(0.02)
+    end = member.next_order()
+    assert isinstance(end, End)
+    assert "has said nothing for 0.5 s" in end.reason
+
+
 def test_a_launcher_that_is_never_let_in_says_so(place: Place) -> None:
     member = place.member(terms=Terms(1, 2, join=0.0))
     place.listener.accept()[0].close()
@@ -377,6 +396,30 @@ def test_what_strangers_say_disturbs_no_run(place: Place, said: bytes) -> None:
         pass
     members = place.member("secret", order=0), place.member("secret", order=1)
     assert [start.count for start in _started(*members)] == [2, 2]
+
+
+def test_in_a_crowd_those_who_come_alone_stay(place: Place) -> None:
+    place.coordinate("secret")
+    alone = place.stranger()
+    assert next(alone.messages())["do"] == "prove"
+    crowd = [place.stranger("127.0.0.2") for _ in range(200)]
+    assert next(crowd[-1].messages())["do"] == "prove"  # all have been let in by now
+    challenges = "", ""
+    alone.send({"say": "challenge", "challenge": challenges[1]})
+    alone.seal("another", MEMBER, challenges)
+    alone.send({"say": "hello", "name": "a", "order": 0})
+    with pytest.raises(Unproved):  # it is answered
+        next(alone.messages())
+
+
+def test_a_secret_is_not_found_at_the_speed_of_a_hash() -> None:
+    """Strangers are told a seal, against which they can try texts."""
+    one, other = (_Seals("open sesame", MEMBER, ("a", "b")) for _ in range(2))
+    assert one.next(b"text") == other.next(b"text")
+    known = [hmac.new(key, b"", hashlib.sha256) for key in (b"open sesame", hashlib.sha256(b"open sesame").digest())]
+    assert _key_of("open sesame") not in [b"open sesame", *(one.digest() for one in known)]
+    expected = hashlib.scrypt(b"open sesame", salt=b"accelerate-cpp run", n=2**14, r=8, p=1)
+    assert _key_of("open sesame") == expected
 
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(place: Place) -> None:

@@ -25,6 +25,14 @@ def test_one_machine(script: str, tmp_path: Path) -> None:
     assert any(line.startswith(f"output also in {tmp_path}") for line in lines)
 
 
+def test_what_may_be_a_secret_is_not_shown(script: str, tmp_path: Path) -> None:
+    file = tmp_path / "tpu.yaml"
+    file.write_text("distributed_type: XLA\ntpu_env: [HF_TOKEN=s3cr3t, XLA_USE_F16=1]\ncommands: [login s3cr3t]\n")
+    text = render(resolve(LaunchOptions(script, config_file=str(file)), {}))
+    assert "tpu_env: ['HF_TOKEN=…', 'XLA_USE_F16=1']" in text
+    assert "s3cr3t" not in text
+
+
 def test_one_of_two_machines(script: str) -> None:
     options = LaunchOptions(script, cpu=True, num_processes=4, num_machines=2, machine_rank=1, main_process_ip="head")
     lines = render(resolve(options, {})).splitlines()

@@ -7,6 +7,7 @@ import pytest
 
 from accelerate_cpp.launch.plan.elastic_agent import agent_command
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers import exec_with_parent as tied
 
 torchrun = pytest.importorskip("torch.distributed.run")
@@ -22,8 +23,8 @@ def _agent(plan: LaunchPlan) -> object:
     """The agent's command as torchrun reads it."""
     assert plan.agent is not None
     command = agent_command(plan, plan.agent)
-    assert command[:3] == (sys.executable, "-m", "torch.distributed.run")
-    return torchrun.get_args_parser().parse_args(command[3:])
+    assert command[:4] == module_program("torch.distributed.run")
+    return torchrun.get_args_parser().parse_args(command[4:])
 
 
 def test_other_rendezvous_is_the_agents(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan.machines import Launchers
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers import exec_with_parent as tied
 from accelerate_cpp.launch.workers.over_mpi import hosts_of, launchers_to_come, mpirun_command
 
@@ -51,8 +52,8 @@ def test_open_mpi_starts_a_launcher_on_each_machine(
     command = mpirun_command(hosts, TWO, ["--cpu", "train.py"], {"OMP_NUM_THREADS": "1", "HOME": "/root"})
     where = f"mpirun --hostfile {hosts} -n 2 --map-by ppr:1:node --bind-to none -x OMP_NUM_THREADS"
     assert command[: len(where.split())] == tuple(where.split())
-    launcher = ["-m", "accelerate_cpp.commands.launch", "--main_process_ip", "a", "--cpu", "train.py"]
-    assert command[len(where.split()) :] == (sys.executable, tied.__file__, sys.executable, *launcher)
+    launcher = (*module_program("accelerate_cpp.commands.launch"), "--main_process_ip", "a", "--cpu", "train.py")
+    assert command[len(where.split()) :] == (sys.executable, tied.__file__, *launcher)
     assert "--main_process_ip" not in mpirun_command(hosts, Launchers(address="a"), ["train.py"], {})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers.over_ssh import Machine, launcher_commands, left_out, read_hostfile, run_launchers
 
 
@@ -59,9 +60,9 @@ def test_launchers_elsewhere_are_started_over_ssh_in_this_folder_with_what_they_
     words = shlex.split(second[-1])
     assert words[:5] == ["cd", str(Path.cwd()), "&&", "exec", "env"]
     assert words[5:8] == ["ACCELERATE_USE_CPU=1", "NCCL_DEBUG=a b", "PYTHONPATH=p"]
-    assert words[8:11] == [sys.executable, "-m", "accelerate_cpp.commands.launch"]
+    assert tuple(words[8:12]) == module_program("accelerate_cpp.commands.launch")
     told = ["--num_machines", "2", "--main_process_ip", "a.invalid", "--main_process_port", "29500"]
-    assert words[11:] == [
+    assert words[12:] == [
         *told,
         *["--num_processes", "4", "--cpu", "--machine_rank", "1", "--ends_with_stdin", "train.py", "--lr", "1"],
     ]
@@ -98,7 +99,7 @@ def test_first_machine_needs_a_name_that_others_know() -> None:
     with pytest.raises(InvalidArgument, match="use a name that they know"):
         launcher_commands(machines, [], ["train.py"], "ssh", {})
     first, _ = launcher_commands(machines, ["--main-process-ip=a"], ["train.py"], "ssh", {})
-    assert first[:3] == [sys.executable, "-m", "accelerate_cpp.commands.launch"]
+    assert tuple(first[:4]) == module_program("accelerate_cpp.commands.launch")
 
 
 def _python(code: str) -> list[str]:

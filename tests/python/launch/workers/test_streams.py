@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.launch.workers import streams as streams_module
 from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
 from accelerate_cpp.launch.workers.program import STDERR, STDOUT
@@ -89,3 +89,13 @@ def test_log_of_a_monitored_run_is_on_standard_error_and_leaves_standard_output_
         streams.of(0)[STDERR](b"before\n")
         streams.progress()([standing], 0, False)
     assert capfd.readouterr().err == "before\naccelerate-cpp: step 3, 0 steps/s, loss 1, memory up to 5 MiB\n"
+
+
+def test_the_folder_of_a_run_is_made_by_it_alone(tmp_path: Path) -> None:
+    """Whoever made it before could have put links at the places of its files."""
+    logs = Logs(tmp_path / "logs" / "run", (STDERR,))
+    logs.make_folder()
+    assert (tmp_path / "logs" / "run").is_dir()
+    with pytest.raises(SystemFailure, match="File exists: the output of the workers cannot be written there"):
+        logs.make_folder()
+    Logs().make_folder()
