@@ -239,9 +239,9 @@ std::exception_ptr C10dEngine::translated(const std::exception& error, const std
   first = first_loss_.compare_exchange_strong(first, now) ? now : first;
   const auto give_up = steady_clock::time_point(steady_clock::duration(first)) + kWaitForReason;
   news_.ask();
+  // Without a probe, which waits for the interpreter: a thread that has it may wait for a lock of this one.
   while (!news_.failure().reason() && steady_clock::now() < give_up) {
     std::this_thread::sleep_for(kSlice);
-    hooks_.probe();
     news_.ask();
   }
   const std::string reason = news_.failure().reason().value_or("a rank was lost: " + first_line(error));

@@ -37,6 +37,21 @@ print(accelerator.process_index, accelerator.num_processes, accelerator.local_pr
 accelerator.end_training()
 """
 
+TRAINS = """
+import sys, torch
+from accelerate_cpp import Accelerator
+accelerator = Accelerator()
+model = torch.nn.Linear(600, 600)  # whose gradients are sent in parts
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(2):
+    accelerator.backward(model(torch.ones(1, 600)).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+print("rank", accelerator.process_index, "trained", flush=True)
+if str(accelerator.process_index) == sys.argv[1]:
+    raise ValueError("after training")
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -84,6 +99,28 @@ def test_launchers_of_a_step_of_slurm_find_each_other(folder: Path) -> None:
         _start(folder, [*port, "meets.py"], SLURM | {"SLURM_PROCID": node, "SLURM_NODEID": node}) for node in "01"
     ]
     assert [line[:4] for line in _lines(launchers)] == [["0", "2", "0", "2.0"], ["1", "2", "0", "2.0"]]
+
+
+@pytest.mark.parametrize("failing", [None, 3])
+def test_machines_with_several_processes_end_after_large_gradients(folder: Path, failing: int | None) -> None:
+    """The thread that exchanges them between the machines waits for more, which keeps no process."""
+    (folder / "train.py").write_text(TRAINS)
+    port = str(free_port())
+    flags = ["--num_machines", "2", "--num_processes", "4", "--main_process_ip", "127.0.0.1"]
+    flags += ["--main_process_port", port]
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    another = ["unshare", "--user", "--map-root-user"]  # whose memory no other process shares
+    if subprocess.run([*another, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine gives the tests no user namespaces")
+    launchers = [
+        _start(folder, [*flags, "--machine_rank", str(rank), "train.py", str(failing)], variables, *prefix)
+        for rank, prefix in enumerate(([], another))
+    ]
+    texts = [launcher.communicate(timeout=PATIENCE_SECONDS) for launcher in launchers]
+    codes = [launcher.returncode for launcher in launchers]
+    assert codes == [0, 0] if failing is None else codes[1] == 1, texts  # those of the other machine may have left
+    trained = sorted(line for out, _ in texts for line in out.splitlines())
+    assert trained == [f"rank {rank} trained" for rank in range(4)]
 
 
 def test_launchers_of_a_kubernetes_job_find_each_other(folder: Path) -> None:

@@ -121,6 +121,20 @@ def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder
     assert any(line.startswith("resumed ") for line in lines), lines
 
 
+def test_a_notice_while_workers_start_is_kept_for_them(folder: Path) -> None:
+    """SIGUSR1 would end them before they have said what it means to them."""
+    command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2", "train.py"]
+    launcher = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    STARTED.append(launcher)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    launcher.send_signal(signal.SIGUSR1)
+    _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    assert launcher.returncode == 75, err
+
+
 def test_a_notice_to_one_process_is_heard_by_all(folder: Path) -> None:
     launcher, pids, _ = _launch(folder)
     os.kill(pids[1], signal.SIGTERM)

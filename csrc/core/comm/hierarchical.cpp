@@ -42,7 +42,7 @@ Hierarchical::Hierarchical(HostLayout layout, Parts parts, WaitHooks hooks)
       rank_(parts_.everyone->rank()),
       hooks_(std::move(hooks)),
       check_(rank_, hooks_),
-      rail_queue_(hooks_.probe, std::chrono::milliseconds(0)) {
+      rail_queue_(hooks_.probe, std::chrono::milliseconds(0), AtExit::kLeft) {
   ACCELERATE_CHECK(parts_.everyone->size() == layout_.size(), "one communicator reaches all ranks");
   ACCELERATE_CHECK(parts_.inside->rank() == layout_.index_within_host(rank_) &&
                        parts_.inside->size() == static_cast<int>(own_ranks().size()),

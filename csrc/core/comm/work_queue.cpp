@@ -56,7 +56,8 @@ class WorkQueue::Task final : public Pending {
 };
 
 struct WorkQueue::State : std::enable_shared_from_this<State> {
-  State(InterruptProbe probe_, std::chrono::milliseconds grace_) : probe(std::move(probe_)), grace(grace_) {}
+  State(InterruptProbe probe_, std::chrono::milliseconds grace_, AtExit at_exit)
+      : probe(std::move(probe_)), grace(grace_), threads("accelerate-work", at_exit) {}
 
   using Lock = std::unique_lock<std::mutex>;
 
@@ -94,7 +95,7 @@ struct WorkQueue::State : std::enable_shared_from_this<State> {
   std::uint64_t finished = 0;  // tasks end in order
   std::uint64_t hurried = 0;   // the thread may begin tasks up to this number at once
   bool looking = false;        // the thread sees new tasks without being woken
-  ServiceThreads threads{"accelerate-work", AtExit::kAwaited};
+  ServiceThreads threads;
   bool closing = false;
   std::exception_ptr stop_reason;
 };
@@ -221,8 +222,8 @@ void WorkQueue::Task::hurry() noexcept {
   }
 }
 
-WorkQueue::WorkQueue(InterruptProbe probe, std::chrono::milliseconds grace)
-    : state_(std::make_shared<State>(std::move(probe), grace)), unfinished_(state_->unfinished) {}
+WorkQueue::WorkQueue(InterruptProbe probe, std::chrono::milliseconds grace, AtExit at_exit)
+    : state_(std::make_shared<State>(std::move(probe), grace, at_exit)), unfinished_(state_->unfinished) {}
 
 WorkQueue::~WorkQueue() {
   if (state_->threads.forked()) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/base/background.h"
 #include "core/comm/options.h"
 #include "core/comm/pending.h"
 
@@ -27,8 +28,10 @@ class WorkQueue {
   // How long a task waits for a helper. With cores to spare, 0 lets the thread begin at once.
   static constexpr std::chrono::milliseconds kGrace{1};
 
-  // `probe` is called every 50 ms within waits.
-  explicit WorkQueue(InterruptProbe probe = [] {}, std::chrono::milliseconds grace = kGrace);
+  // `probe` is called every 50 ms within waits. With AtExit::kLeft, what tasks hold and their callbacks may not need
+  // the interpreter, and a program ends although the queue, which somebody still has, waits for tasks.
+  explicit WorkQueue(
+      InterruptProbe probe = [] {}, std::chrono::milliseconds grace = kGrace, AtExit at_exit = AtExit::kAwaited);
 
   // Does not wait for anything: tasks that are left are run by the thread, which then ends.
   ~WorkQueue();

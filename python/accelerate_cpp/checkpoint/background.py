@@ -40,18 +40,20 @@ class BackgroundWriter:
         self.wait()
         # Not a daemon: the interpreter joins it before anything is destroyed.
         thread = threading.Thread(target=self._run, args=(job,), name="checkpoint-writer", daemon=False)
+        self._thread = thread
+        _writing.add(thread)  # before it runs, as the program may end at once
         try:
             thread.start()
         except RuntimeError:  # on this rank, while others already write, and wait for it
+            self._thread = None
+            _writing.discard(thread)
             self._run(job)
-        else:
-            self._thread = thread
 
     def join(self) -> None:
         """Waits until no job runs."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()  # an interrupt ends the wait, not the job
+            self._thread = None
 
     def wait(self) -> None:
         """Waits until no job runs; raises the error of the last one, once."""
@@ -63,7 +65,6 @@ class BackgroundWriter:
             raise error
 
     def _run(self, job: Callable[[], None]) -> None:
-        _writing.add(threading.current_thread())
         try:
             job()
         except BaseException as error:

@@ -254,8 +254,10 @@ _held: set[int] = set()  # descriptors of the removed files
 
 def _let_go(descriptors: Iterable[int]) -> None:
     for descriptor in list(descriptors):
-        os.close(descriptor)
+        # First, as another file may have the number long before the close has freed the space of this one: a child that
+        # is forked meanwhile must not close that.
         _held.discard(descriptor)
+        os.close(descriptor)
 
 
 # A child process would keep the disk space in use as long as it runs.

@@ -98,6 +98,8 @@ class Whereabouts:
         self._ended = True
         self._wake.set()
         self._thread.join(_LAST_SECONDS)  # the store may be out of reach
+        if not self._thread.is_alive():
+            self._stores.clear()
 
     def _answer_of(self, call: _Call, peer: int, store: dist.Store) -> str:
         key = f"answer/{call.number}/{peer}"
@@ -132,9 +134,8 @@ class Whereabouts:
                 self._wake.clear()
             store.set(f"gone/{self._rank}", self._reason)
         except RuntimeError:
-            return  # the store has ended with its process: no rank asks any more
-        finally:
-            self._stores.clear()  # one of them may keep a port open
+            return  # the store has ended with its process: no rank asks any more, and this one learns it when it does
+        self._stores.clear()  # one of them may keep a port open
 
     def _answered(self, call: _Call, issued: int, store: dist.Store) -> bool:
         own = self._own

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.checkpoint.background import BackgroundWriter, await_writers
 
 
 def ended(program: str) -> subprocess.CompletedProcess[str]:
@@ -166,3 +167,42 @@ def test_a_child_of_multiprocessing_fails_and_tells(tmp_path: Path, method: str)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.endswith("OSError: disk full\n")
+
+
+def test_an_interrupt_that_ends_a_wait_forgets_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, go, order = BackgroundWriter(), threading.Event(), []
+    writer.start(lambda: order.append(("first", go.wait(60))))
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.start(lambda: order.append(("never", True)))
+    assert order == []
+    later = threading.Timer(0.1, go.set)
+    later.start()
+    writer.start(lambda: order.append(("second", True)))
+    writer.wait()
+    later.join()
+    assert order == [("first", True), ("second", True)]
+
+
+def test_a_job_that_has_not_begun_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a notebook may end right after the save."""
+    writer, go, done = BackgroundWriter(), threading.Event(), []
+    run = writer._run
+
+    def later(job: Callable[[], None]) -> None:
+        go.wait(60)
+        run(job)
+
+    monkeypatch.setattr(writer, "_run", later)
+    writer.start(lambda: done.append(True))
+    release = threading.Timer(0.1, go.set)
+    release.start()
+    await_writers()
+    release.join()
+    assert done == [True]

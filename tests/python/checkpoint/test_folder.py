@@ -316,3 +316,21 @@ def test_a_process_killed_between_two_renames_has_lost_nothing(
     else:
         assert contents(target) == {"a": "1"}
     assert os.listdir(tmp_path) == ["c"]
+
+
+def test_a_child_that_is_forked_while_a_removed_file_is_freed_closes_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file may get the number of the descriptor before its close has ended."""
+    (tmp_path / "large").touch()
+    held = {os.open(tmp_path / "large", os.O_RDONLY)}
+    folder._held.update(held)
+    close, known = os.close, []
+
+    def slow_close(descriptor: int) -> None:
+        known.append(descriptor in folder._held)
+        close(descriptor)
+
+    monkeypatch.setattr(folder.os, "close", slow_close)
+    folder._let_go(held)
+    assert known == [False]

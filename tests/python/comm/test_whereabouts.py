@@ -107,3 +107,15 @@ def test_a_rank_that_ends_with_an_error_is_missed_once() -> None:
 def test_who_did_not_come_is_named() -> None:
     with ranks(2, timedelta(0)) as all_ranks, pytest.raises(Timeout, match=r"rank 0 waited 0 s for rank 1, which"):
         all_ranks[0].place.meet("save")
+
+
+def test_a_store_that_has_gone_with_its_process_is_told_as_such() -> None:
+    held: dist.Store | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert held is not None
+    there = dist.TCPStore("127.0.0.1", held.port, is_master=False)
+    rank = Rank(there, 1, 2, PATIENCE)
+    held = None  # as when rank 0 is killed
+    rank.place._thread.join(PATIENCE.total_seconds())
+    with pytest.raises(RuntimeError, match=r"[Ss]tore|[Cc]onnection|[Ss]ocket"):
+        rank.place.meet("save")
+    rank.place.end()

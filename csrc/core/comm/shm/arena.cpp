@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <iterator>
+#include <thread>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "core/base/open_files.h"
 #include "core/comm/shm/shared_segments.h"
 
@@ -14,6 +16,7 @@ namespace {
 // The most segments of one peer that wait for their first use as open descriptors. Beyond that the oldest is mapped,
 // which frees its descriptor.
 constexpr std::size_t kUnmappedDescriptors = 4;
+constexpr std::chrono::milliseconds kPause{1};
 
 }  // namespace
 
@@ -213,6 +216,29 @@ void Arena::poll() {
   }
   let_go_locked();
   flush_locked();
+}
+
+bool Arena::has_room(int peer) {
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+  return peers_.at(static_cast<std::size_t>(peer)).channel->has_room();
+}
+
+void Arena::tell_all(std::chrono::milliseconds limit) noexcept {
+  const Deadline deadline = Deadline::after(limit);
+  try {
+    for (;;) {
+      {
+        const std::lock_guard lock(mutex_);
+        flush_locked();
+        if (unsent_.empty() || deadline.expired()) {
+          return;
+        }
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  } catch (const std::exception&) {  // the peer finds that this rank has left
+  }
 }
 
 bool Arena::peer_closed(int peer) const {

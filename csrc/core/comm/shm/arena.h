@@ -66,6 +66,13 @@ class Arena {
   // Sends what is still queued and receives what has arrived, so that peers can release memory. Never blocks.
   void poll();
 
+  // Whether the peer is told of new segments at once.
+  bool has_room(int peer);
+
+  // Waits until all peers have been told of all segments, or closed their ends, at most `limit`: one that does nothing
+  // does not read.
+  void tell_all(std::chrono::milliseconds limit) noexcept;
+
   // Whether the peer has closed its end; up to date after poll().
   bool peer_closed(int peer) const;
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <utility>
@@ -27,6 +28,9 @@ constexpr SpinLimits kOnSharedCores{1, 100};
 
 // The number of operations after which the sockets are checked, to unmap segments that peers have released.
 constexpr std::uint64_t kPollInterval = 64;
+
+// How long a rank that leaves waits until peers that do not read are told of its last messages.
+constexpr std::chrono::milliseconds kLastNews{2000};
 
 // Written before peers can see the control block.
 void publish_cores(RankControl& control) {
@@ -109,6 +113,7 @@ void Group::leave() noexcept {
   if (forked()) {
     return;
   }
+  arena_->tell_all(kLastNews);  // what was sent can still be received
   RankState expected = RankState::kRunning;
   own().state.compare_exchange_strong(expected, RankState::kLeft);
   own().event.notify();

@@ -32,8 +32,8 @@ class OutgoingMessages {
     std::byte* room;
   };
 
-  // Empty while the limit of eager messages is reached, unless `beyond_limits`. Throws SystemFailure when there is not
-  // enough memory.
+  // Empty while the limit of eager messages is reached, or the destination cannot be told of the memory that the
+  // message takes, unless `beyond_limits`. Throws SystemFailure when there is not enough memory.
   std::optional<Place> find_place(int destination, std::size_t size_bytes, bool beyond_limits);
 
   // Posts the message at `place` and copies its data, which the receiver may take meanwhile.
@@ -66,7 +66,8 @@ class OutgoingMessages {
   Destination& destination(int rank) { return destinations_[static_cast<std::size_t>(rank)]; }
   void open_outbox();
   Page& add_page(Destination& destination);
-  std::optional<Place> place_at(const Page& page, std::size_t slot, std::size_t size_bytes, bool beyond_limits);
+  std::optional<Place> place_at(int rank, const Page& page, std::size_t slot, std::size_t size_bytes,
+                                bool beyond_limits);
 
   const std::shared_ptr<Group> group_;
   MessagePool pool_;

@@ -69,7 +69,12 @@ std::shared_ptr<Transfer> PointToPoint::post(const PostedPointer& posted) {
   }
   posted->last_check = std::chrono::steady_clock::now();
   posted_.push_back(posted);
-  progress();
+  try {
+    progress();
+  } catch (...) {  // the caller has no transfer, and its memory is its own again
+    end(*posted, std::current_exception());
+    throw;
+  }
   return std::make_shared<Handle>(shared_from_this(), posted);
 }
 

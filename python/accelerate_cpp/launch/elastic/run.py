@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from accelerate_cpp.launch.workers.executed import attempt, show, status_of
 from accelerate_cpp.launch.workers.failure import failed_status, shell_status
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
+from accelerate_cpp.launch.workers.worker_output import say
 from accelerate_cpp.runtime.preemption import REQUEUE
 
 _BACKLOG = 128
@@ -124,7 +124,7 @@ def _announce(plan: LaunchPlan, start: Start, quiet: bool) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"accelerate-cpp: {sentence}", file=sys.stderr, flush=True)
+    say(f"accelerate-cpp: {sentence}")
 
 
 def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:

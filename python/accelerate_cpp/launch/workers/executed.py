@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
 from accelerate_cpp.launch.workers.supervisor import Supervisor
+from accelerate_cpp.launch.workers.worker_output import say
 from accelerate_cpp.runtime.preemption import REQUEUE
 
 
@@ -156,10 +156,6 @@ def status_of(last: Attempt) -> int:
     return 0 if last.failure is None else failed_status(last.failure)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _closing(last: Attempt, world_size: int) -> str:
     """What the launch says of how a run of so many ranks ended, before the error that ended it."""
     failure = last.failure
@@ -175,6 +171,6 @@ def _closing(last: Attempt, world_size: int) -> str:
 def show(attempt: Attempt, sentence: str, quiet: bool) -> None:
     """Shows on standard error how an attempt failed: ``sentence`` unless ``quiet``, and the errors of its workers."""
     if sentence and not quiet:
-        _say(f"\n{sentence}" if len(attempt.pids) > 1 else sentence)
+        say(f"\n{sentence}" if len(attempt.pids) > 1 else sentence)
     if errors := attempt.errors(again=not quiet):
-        _say(errors)
+        say(errors)

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from accelerate_cpp.launch.workers.program import STDERR, start_program
 from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.supervisor import Supervisor
 from accelerate_cpp.launch.workers.worker import Worker
-from accelerate_cpp.launch.workers.worker_output import Descriptor, Tail, blamed_ranks, last_traceback, to_all
+from accelerate_cpp.launch.workers.worker_output import Descriptor, Tail, blamed_ranks, last_traceback, say, to_all
 
 # The variables that programs elsewhere need from this environment; ssh itself does not pass them on.
 _CARRIED = re.compile(
@@ -206,7 +205,7 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
     """
     host_resources.require_supervision(len(machines))
     for sentence in () if quiet else left_out(machines, os.environ):
-        print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
+        say(f"accelerate-cpp launch: {sentence}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tails = [Tail() for _ in machines]
     with ExitStack() as lifelines, caught_signals(INTERRUPTS) as signals, Supervisor(signals) as supervisor:
@@ -224,8 +223,8 @@ def run_launchers(machines: Sequence[Machine], commands: Sequence[Sequence[str]]
         return 0
     if not quiet:
         name = machines[failure.rank].name
-        print(f"\nthe launcher on {name} {account(failure, end)}", file=sys.stderr)
-        print(last_traceback(tails[failure.rank].text), file=sys.stderr, flush=True)
+        say(f"\nthe launcher on {name} {account(failure, end)}")
+        say(last_traceback(tails[failure.rank].text))
     return failed_status(failure)
 
 

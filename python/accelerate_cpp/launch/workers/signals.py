@@ -13,8 +13,18 @@ FORWARDED = (signal.SIGUSR1,)
 """What a scheduler may send some time before it ends a run: the workers get it, and decide."""
 
 
+_interrupts: list[int] = []
+
+
 def _recorded(number: int, frame: FrameType | None) -> None:
     """Replaces the default action; the number itself travels through the wake-up descriptor."""
+    if number in INTERRUPTS:
+        _interrupts.append(number)
+
+
+def interrupted() -> bool:
+    """Whether one of :data:`INTERRUPTS` has come since signals are caught, acted on or not."""
+    return bool(_interrupts)
 
 
 @contextmanager
@@ -38,6 +48,7 @@ def caught_signals(numbers: tuple[signal.Signals, ...]) -> Iterator[socket.socke
         finally:
             for number, action in previous.items():
                 signal.signal(number, action)
+            _interrupts.clear()
             signal.set_wakeup_fd(previous_descriptor)
 
 

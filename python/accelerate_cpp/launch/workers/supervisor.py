@@ -18,6 +18,7 @@ from accelerate_cpp.launch.workers.attendance import Absence, Attendance
 from accelerate_cpp.launch.workers.failure import Blames, RunEnd, WorkerEnd
 from accelerate_cpp.launch.workers.guard import Guard
 from accelerate_cpp.launch.workers.news import News, Voice
+from accelerate_cpp.launch.workers.notices import Notices
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
 from accelerate_cpp.launch.workers.worker import Sink, Worker, exit_code_of_ended, is_stopped, living_members
 from accelerate_cpp.runtime.preemption import REQUEUE
@@ -74,7 +75,8 @@ class Supervisor:
         can_save: Callable[[], bool] = lambda: True,
     ) -> None:
         news = [] if voice is None else [News(voice, self._so_far, self._stopped_while_running, blames)]
-        self._consoles: Sequence[Periodic] = [*consoles, *news]
+        self._notices = Notices()
+        self._consoles: Sequence[Periodic] = [*consoles, *news, self._notices]
         self._attendance = attendance
         self._blames = blames
         self._can_save = can_save
@@ -331,8 +333,7 @@ class Supervisor:
             if number in INTERRUPTS:
                 self._interrupts.append(number)
             elif number in FORWARDED:
-                for worker in self._workers:
-                    os.kill(worker.pid, number)
+                self._notices.add(number, [worker.pid for worker in self._workers])
 
     def _on_lifeline(self, lifeline: int) -> None:
         if not os.read(lifeline, _CHUNK_BYTES):

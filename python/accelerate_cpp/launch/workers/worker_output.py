@@ -6,15 +6,23 @@ import codecs
 import os
 import re
 import select
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.launch.workers.program import STDERR
+from accelerate_cpp.launch.workers.signals import interrupted
 from accelerate_cpp.launch.workers.worker import Sink
 
 TAIL_BYTES = 64 * 1024
 LONGEST_LINE_BYTES = 64 * 1024
 """Longer text without a line end is treated as a line."""
+_LOOK_MS = 200
+_PATIENCE_SECONDS = 1.0
+"""How long a reader that is slow gets to take what is written after an interrupt."""
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
 # Errors that are caused by another rank, and name it.
@@ -35,19 +43,50 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 
 class Descriptor:
-    """Writes to a descriptor that others may share, until its reader leaves."""
+    """Writes to a descriptor that others may share, until its reader leaves.
+
+    What cannot be written, as the disk is full or the terminal has gone, is lost: no run ends because of that. While
+    nobody reads (a pager, a terminal that is held), this waits. Once the launch has been interrupted, nothing is
+    written until somebody reads again, as workers have to be ended.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        self._given_up = False
 
     def __call__(self, chunk: bytes) -> None:
         while chunk and self._descriptor is not None:
             try:
-                chunk = chunk[os.write(self._descriptor, chunk) :]
-            except BlockingIOError:  # another program made the shared descriptor non-blocking, and it is full
-                select.select((), (self._descriptor,), ())
+                if not self._can_write(self._descriptor):
+                    return
+                # So much fits into a pipe that can be written to.
+                chunk = chunk[os.write(self._descriptor, chunk[: select.PIPE_BUF]) :]
+            except BlockingIOError:  # another program has filled the shared descriptor, and made it non-blocking
+                continue
             except BrokenPipeError:  # the reader of our output has ended; the run itself continues
                 self._descriptor = None
+            except OSError:
+                return
+
+    def _can_write(self, descriptor: int) -> bool:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        deadline: float | None = None
+        while not poll.poll(0 if self._given_up else _LOOK_MS):
+            if interrupted() and deadline is None:
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+            self._given_up = self._given_up or (deadline is not None and time.monotonic() >= deadline)
+            if self._given_up:
+                return False
+        self._given_up = False
+        return True
+
+
+def say(text: str) -> None:
+    """Shows a line on standard error, after what Python holds back of others."""
+    with suppress(OSError):  # where it cannot be written, nor can this
+        sys.stderr.flush()
+    Descriptor(STDERR)(f"{text}\n".encode(errors="backslashreplace"))
 
 
 class Tail:

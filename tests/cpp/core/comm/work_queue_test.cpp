@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/background.h"
 #include "core/base/error.h"
 #include "core/comm/ranks.h"
 
@@ -54,6 +55,13 @@ TEST(WorkQueue, RunsWhatNobodyWaitsForInAThreadOfItsOwn) {
     queue.issue([&] { runner.set_value(std::this_thread::get_id()); });
     EXPECT_NE(runner.get_future().get(), std::this_thread::get_id());
   }
+}
+
+TEST(WorkQueue, KeepsNoProgramFromEndingWhereItsTasksNeedNoInterpreter) {
+  WorkQueue queue([] {}, kAtOnce, AtExit::kLeft);
+  queue.issue([] {})->wait(std::nullopt);
+  await_background_threads();  // the thread of the queue waits for more
+  queue.issue([] {})->wait(std::nullopt);
 }
 
 TEST(WorkQueue, ServesOtherTasksWhileACallbackWaitsForThem) {

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.launch.workers import worker_output
 from accelerate_cpp.launch.workers.worker_output import (
     TAIL_BYTES,
     Descriptor,
@@ -17,6 +20,7 @@ from accelerate_cpp.launch.workers.worker_output import (
     blamed_ranks,
     last_error_line,
     last_traceback,
+    say,
     to_all,
 )
 
@@ -201,3 +205,37 @@ def test_error_that_comes_of_another_rank_names_it_if_it_knows(error: str, blame
 
 def test_without_an_error_nobody_is_blamed() -> None:
     assert blamed_ranks("rank 1 says hello") is None
+
+
+def test_what_cannot_be_written_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    primary, terminal = os.openpty()
+    os.close(primary)  # the terminal has gone
+    for descriptor in (full, terminal):
+        write = Descriptor(descriptor)
+        write(b"a")
+        write(b"b")
+        os.close(descriptor)
+    say("told")
+    assert capfd.readouterr().err == "told\n"
+
+
+def test_after_an_interrupt_nothing_waits_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    write = Descriptor(write_end)
+    os.set_blocking(write_end, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write_end, b"x" * select.PIPE_BUF)
+    os.set_blocking(write_end, True)
+    monkeypatch.setattr(worker_output, "interrupted", lambda: True)
+    monkeypatch.setattr(worker_output, "_LOOK_MS", 1)
+    monkeypatch.setattr(worker_output, "_PATIENCE_SECONDS", 0.01)
+    write(b"lost")  # it would wait for ever
+    write(b"lost, too")
+    while len(os.read(read_end, 1 << 20)) == 1 << 20:
+        pass
+    write(b"heard")
+    assert os.read(read_end, 1 << 20) == b"heard"
+    os.close(read_end)
+    os.close(write_end)

@@ -44,6 +44,37 @@ TEST(PointToPoint, FindsEveryMessageByItsTagInWhateverOrderItIsAskedFor) {
   });
 }
 
+// Each message takes a block of its own, of which the receiver has to be told.
+TEST(PointToPoint, DeliversWhatHasBeenSentAlthoughTheSenderIsGoneBeforeAnyoneReads) {
+  constexpr int kMany = 600;
+  constexpr std::size_t kCount = 1280;
+  std::atomic<int> sent{-1};
+  run_engines(2, [&](Engine& engine) {
+    if (engine.rank() == 0) {
+      std::deque<Integers> data;
+      std::vector<std::shared_ptr<Transfer>> transfers;
+      for (int i = 0; i < kMany; ++i) {
+        transfers.push_back(engine.messages->send(data.emplace_back(kCount, i).view(), 1, 0, soon()));
+      }
+      int ended = 0;
+      while (ended < kMany && transfers[static_cast<std::size_t>(ended)]->poll()) {
+        ++ended;
+      }
+      transfers.clear();
+      engine.group->leave();
+      sent = ended;
+    } else {
+      while (sent < 0) {
+        std::this_thread::yield();
+      }
+      EXPECT_GT(sent, 10);
+      for (int i = 0; i < sent; ++i) {
+        expect_message(engine, 0, 0, kCount, i);
+      }
+    }
+  });
+}
+
 TEST(PointToPoint, TellsTagsApartThatDifferInAnyOfTheir64Bits) {
   run_engines(2, [](Engine& engine) {
     const std::uint64_t tags[] = {0, 1, std::uint64_t{1} << 32, ~std::uint64_t{0}};

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from accelerate_cpp.launch.workers.notices import HELD_SECONDS, Notices
+
+WORKER = """
+import os, signal, sys
+print("begun", flush=True)
+sys.stdin.readline()
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"heard\\n"))
+print("ready", flush=True)
+sys.stdin.readline()
+sys.stdin.readline()
+"""
+
+
+def test_a_worker_gets_a_notice_when_it_is_ready_for_it() -> None:
+    notices = Notices()
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"begun\n"
+        notices.add(signal.SIGUSR1, [worker.pid])
+        notices.show_due()
+        assert notices.seconds_left() is not None
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == b"ready\n"  # it lives
+        notices.show_due()
+        assert notices.seconds_left() is None
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == b"heard\n"
+        worker.stdin.write(b"\n")
+    assert worker.returncode == 0
+
+
+def test_a_worker_that_is_never_ready_gets_it_in_the_end() -> None:
+    now = 0.0
+    notices = Notices(lambda: now)
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"begun\n"
+        notices.add(signal.SIGUSR1, [worker.pid])
+        now = HELD_SECONDS - 1
+        notices.show_due()
+        assert worker.poll() is None
+        now = HELD_SECONDS
+        notices.show_due()
+    assert worker.returncode == -signal.SIGUSR1
