@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from accelerate_cpp.launch.plan.own_program import module_program
 TAKEN = ("argparse", "json", "queue", "runpy", "socket")
 PROGRAM = ("accelerate_cpp.check.run", "accelerate_cpp.commands.launch", "torch.distributed.run")
 FORK_SERVER = """
+import sys
 from accelerate_cpp.launch.fork.fork_server import ForkServer, receive
+sys.path.insert(0, "")  # as in a kernel
 server = ForkServer(())
 print("said", receive(server._channel))
 server.end()
@@ -32,7 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ran(command: Sequence[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     return done.stdout + done.stderr
 
 

@@ -269,7 +269,13 @@ def test_the_store_at_an_address_of_this_machine_alone_listens_there_alone(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "train.py").write_text(LISTENING.format(device="cpu"))
-    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,

@@ -138,11 +138,11 @@ std::shared_ptr<Transfer> MessageMatcher::send(ConstMemoryView data, int destina
   if (fits && data.count > 0) {
     std::memcpy(message->envelope.data() + sizeof(envelope), data.data, data.size_bytes());
   }
+  sent_.push_back(message);  // the port may keep a part that it does not send at once
   message->parts.push_back(port.send(bytes_of(message->envelope), destination, kEnvelopeSlot, call));
   if (!fits) {
     message->parts.push_back(port.send({data.data, data.size_bytes(), DType::kUInt8}, destination, slot, call));
   }
-  sent_.push_back(message);
   return message;
 }
 

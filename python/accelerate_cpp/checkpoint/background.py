@@ -44,16 +44,21 @@ class BackgroundWriter:
         _writing.add(thread)  # before it runs, as the program may end at once
         try:
             thread.start()
-        except RuntimeError:  # on this rank, while others already write, and wait for it
-            self._thread = None
-            _writing.discard(thread)
-            self._run(job)
+        except BaseException as error:
+            if thread.ident is None:  # it has not begun
+                self._thread = None
+                _writing.discard(thread)
+            if not isinstance(error, RuntimeError):  # an interrupt
+                raise
+            self._run(job)  # on this rank, while others already write, and wait for it
 
     def join(self) -> None:
         """Waits until no job runs."""
-        if self._thread is not None:
-            self._thread.join()  # an interrupt ends the wait, not the job
-            self._thread = None
+        thread = self._thread
+        if thread is not None:
+            thread.join()  # an interrupt ends the wait, not the job
+            if self._thread is thread:  # else another caller has waited, too, and begun the next job
+                self._thread = None
 
     def wait(self) -> None:
         """Waits until no job runs; raises the error of the last one, once."""

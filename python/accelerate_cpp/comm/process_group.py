@@ -24,6 +24,12 @@ _CONNECT_SECONDS = 3.0
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
+def _is_one_machine() -> bool:
+    """Whether the environment says that all ranks are on this machine."""
+    count, here = env_table.WORLD_SIZE.get(), env_table.LOCAL_WORLD_SIZE.get()
+    return env_table.RENDEZVOUS_FD.get() is not None or (count is not None and count == here)
+
+
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
     """Returns (store, rank, world size)."""
     rank, world_size = env_table.RANK.get(), env_table.WORLD_SIZE.get()
@@ -35,8 +41,6 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
         return shared, rank, world_size
     if rank is None or not 0 <= rank < world_size:
         raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
-    if platform.system() == "Linux" and not GLOO_INTERFACE.is_set():
-        env_table.export({GLOO_INTERFACE: "lo"})  # all ranks are on this machine, and no others are to reach them
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", world_size)
     store.set_timeout(timeout)
     return store, rank, world_size
@@ -77,7 +81,7 @@ def _held_here(timeout: timedelta) -> tuple[dist.Store, int, int] | None:
         timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=_loopback_listener(address, port),
+        master_listen_fd=_loopback_listener(address, port) if _is_one_machine() else None,
     )
     return store, 0, world_size
 
@@ -170,6 +174,8 @@ def connect(
         dist.init_process_group(chosen, store=dist.HashStore(), rank=0, world_size=1, timeout=effective)
         _name_default_backend()
         return True
+    if platform.system() == "Linux" and _is_one_machine() and not GLOO_INTERFACE.is_set():
+        env_table.export({GLOO_INTERFACE: "lo"})  # no other machine is to reach the ranks
     with announced_joining():
         store, rank, world_size = _rendezvous(effective)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)

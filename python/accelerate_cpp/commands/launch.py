@@ -23,6 +23,7 @@ from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, re
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 from accelerate_cpp.launch.plan.tpus import Pod
 from accelerate_cpp.launch.workers.executed import execute
+from accelerate_cpp.launch.workers.worker_output import say
 
 __getattr__ = lending("commands.launch")
 
@@ -398,9 +399,9 @@ def run_launch(args: argparse.Namespace, quiet: bool = False, dry_run: bool = Fa
         warnings.simplefilter("always", UserWarning)
         plan = resolve(options)
     for warning in told:
-        print(f"accelerate-cpp launch: {warning.message}", file=sys.stderr)
+        say(f"accelerate-cpp launch: {warning.message}")
     for remark in () if quiet else remarks(plan, options):
-        print(f"accelerate-cpp launch: {remark}", file=sys.stderr)
+        say(f"accelerate-cpp launch: {remark}")
     if plan.tpus is not None and plan.tpus.pod is not None:
         return _launch_on_pod(args, plan.tpus.pod, dry_run)
     if plan.mpirun is not None:
@@ -496,7 +497,7 @@ def run_command(parser: argparse.ArgumentParser) -> int:
     try:
         return int(args.func(args))
     except AccelerateError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        say(f"{parser.prog}: {error}")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -206,3 +206,18 @@ def test_a_job_that_has_not_begun_yet_is_waited_for(monkeypatch: pytest.MonkeyPa
     await_writers()
     release.join()
     assert done == [True]
+
+
+def test_an_interrupt_before_a_job_begins_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    writer, done = BackgroundWriter(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.start(lambda: done.append("never"))
+    await_writers()
+    writer.start(lambda: done.append("next"))
+    writer.wait()
+    assert done == ["next"]

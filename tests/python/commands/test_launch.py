@@ -191,3 +191,11 @@ def test_programs_decide_what_the_command_line_leaves_open(
     assert plain.training_script_args == []
     args, defaults, of_file = launch._validate_launch_command(plain)
     assert (args.num_processes, args.mixed_precision, defaults, of_file) == (1, "no", None, False)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_a_standard_error_that_takes_nothing_changes_no_status(tmp_path: Path, redirection: str) -> None:
+    program = f"exec {sys.executable} -m accelerate_cpp.commands.launch --cpu --no_python --num_processes 2 --tee 3"
+    worker = "sh -c 'echo told >&2; exit 3'"
+    done = subprocess.run(["sh", "-c", f"{program} {worker} {redirection}"], cwd=tmp_path, timeout=240, check=False)
+    assert done.returncode == 3

@@ -218,10 +218,9 @@ void Arena::poll() {
   flush_locked();
 }
 
-bool Arena::has_room(int peer) {
+bool Arena::has_told(int peer) {
   const std::lock_guard lock(mutex_);
-  flush_locked();
-  return peers_.at(static_cast<std::size_t>(peer)).channel->has_room();
+  return peers_.at(static_cast<std::size_t>(peer)).channel->flush();
 }
 
 void Arena::tell_all(std::chrono::milliseconds limit) noexcept {

@@ -66,8 +66,8 @@ class Arena {
   // Sends what is still queued and receives what has arrived, so that peers can release memory. Never blocks.
   void poll();
 
-  // Whether the peer is told of new segments at once.
-  bool has_room(int peer);
+  // Whether the peer has been told of all segments; one that does not read cannot be told of more than some hundreds.
+  bool has_told(int peer);
 
   // Waits until all peers have been told of all segments, or closed their ends, at most `limit`: one that does nothing
   // does not read.

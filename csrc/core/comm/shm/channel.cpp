@@ -98,11 +98,6 @@ bool Channel::hung_up() const {
   return ::poll(&entry, 1, 0) > 0;
 }
 
-bool Channel::has_room() const {
-  pollfd entry{socket_, POLLOUT, 0};  // told while three quarters of the socket's memory are free
-  return queue_.empty() && (closed_ || ::poll(&entry, 1, 0) > 0);
-}
-
 void Channel::close_if_forked() {
   if (process_.forked()) {
     closed_ = drained_ = true;

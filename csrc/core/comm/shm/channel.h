@@ -34,10 +34,6 @@ class Channel {
   // Tells the peer, which has released this segment of its own, that this process does not use it any more.
   void let_go(std::uint32_t segment);
 
-  // Whether a message is sent at once, and many more after it: a sender that has not told of its last messages would
-  // have to stay until the peer reads.
-  bool has_room() const;
-
   // Sends what is queued, without blocking; returns whether all of it has been sent (or the peer is gone).
   bool flush();
 

@@ -22,9 +22,6 @@ class MessagePool {
   // Blocks whose messages have been received or refused are free again. Call this before a message is reused.
   void reclaim();
 
-  // Whether take() would have to make a block, of which peers have to be told.
-  bool lacks(std::size_t size_bytes) { return smallest_idle(size_bytes) == nullptr; }
-
   // A block for `size_bytes` of data of `message`, whose segment and offset it fills in; null while the limit does not
   // allow another, unless `beyond_limit`. Throws SystemFailure when there is not enough memory.
   std::byte* take(Message& message, std::size_t size_bytes, bool beyond_limit = false);

@@ -34,19 +34,33 @@ OutgoingMessages::Page& OutgoingMessages::add_page(Destination& destination) {
   return destination.pages.emplace_back(Page{&mailbox(base, 0), block.id, inline_offset(1, 0, 0), base});
 }
 
-std::optional<OutgoingMessages::Place> OutgoingMessages::place_at(int rank, const Page& page, std::size_t slot,
+std::optional<OutgoingMessages::Place> OutgoingMessages::place_at(const Page& page, std::size_t slot,
                                                                   std::size_t size_bytes, bool beyond_limits) {
   Message& message = page.box->messages[slot];
   if (size_bytes > kInlineBytes) {
-    if (!beyond_limits && pool_.lacks(size_bytes) && !group_->arena()->has_room(rank)) {
-      return std::nullopt;
-    }
     std::byte* const room = pool_.take(message, size_bytes, beyond_limits);
     return room == nullptr ? std::nullopt : std::optional(Place{&message, room});
   }
   message.segment = page.segment;
   message.offset_bytes = page.inline_begin + slot * kInlineBytes;
   return Place{&message, page.base + message.offset_bytes};
+}
+
+std::optional<OutgoingMessages::Place> OutgoingMessages::room_for(Destination& destination, std::size_t size_bytes,
+                                                                  bool beyond_limits) {
+  const auto is_free = [](const Message& message) {
+    return message.state.load(std::memory_order_acquire) == MessageState::kFree;
+  };
+  for (const Page& page : destination.pages) {
+    const auto* const found = std::find_if(std::begin(page.box->messages), std::end(page.box->messages), is_free);
+    if (found != std::end(page.box->messages)) {
+      return place_at(page, static_cast<std::size_t>(found - page.box->messages), size_bytes, beyond_limits);
+    }
+  }
+  if (!beyond_limits && destination.pages.size() * kMessages >= kEagerMessages) {
+    return std::nullopt;
+  }
+  return place_at(add_page(destination), 0, size_bytes, beyond_limits);
 }
 
 std::optional<OutgoingMessages::Place> OutgoingMessages::find_place(int rank, std::size_t size_bytes,
@@ -56,20 +70,14 @@ std::optional<OutgoingMessages::Place> OutgoingMessages::find_place(int rank, st
     open_outbox();
   }
   pool_.reclaim();  // before a description that still counts as the user of a block is used again
-  const auto is_free = [](const Message& message) {
-    return message.state.load(std::memory_order_acquire) == MessageState::kFree;
-  };
-  for (const Page& page : destination.pages) {
-    const auto* const found = std::find_if(std::begin(page.box->messages), std::end(page.box->messages), is_free);
-    if (found != std::end(page.box->messages)) {
-      return place_at(rank, page, static_cast<std::size_t>(found - page.box->messages), size_bytes, beyond_limits);
-    }
-  }
-  const bool is_full = destination.pages.size() * kMessages >= kEagerMessages;
-  if (!beyond_limits && (is_full || !group_->arena()->has_room(rank))) {
+  // A message in memory of which the destination has not been told would be lost to it while this rank does other
+  // things, and for good when it leaves. Memory that was made in vain is idle.
+  const auto is_told = [&] { return beyond_limits || group_->arena()->has_told(rank); };
+  if (!is_told()) {
     return std::nullopt;
   }
-  return place_at(rank, add_page(destination), 0, size_bytes, beyond_limits);
+  const std::optional<Place> place = room_for(destination, size_bytes, beyond_limits);
+  return is_told() ? place : std::nullopt;
 }
 
 void OutgoingMessages::post(const Place& place, ConstMemoryView data, int rank, std::uint64_t tag) {

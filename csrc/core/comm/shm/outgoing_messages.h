@@ -66,8 +66,8 @@ class OutgoingMessages {
   Destination& destination(int rank) { return destinations_[static_cast<std::size_t>(rank)]; }
   void open_outbox();
   Page& add_page(Destination& destination);
-  std::optional<Place> place_at(int rank, const Page& page, std::size_t slot, std::size_t size_bytes,
-                                bool beyond_limits);
+  std::optional<Place> room_for(Destination& destination, std::size_t size_bytes, bool beyond_limits);
+  std::optional<Place> place_at(const Page& page, std::size_t slot, std::size_t size_bytes, bool beyond_limits);
 
   const std::shared_ptr<Group> group_;
   MessagePool pool_;

@@ -2,11 +2,13 @@
 //
 // A send copies its data into shared memory of this rank (the outbox, or a block of a pool) and is then complete: two
 // ranks may both send first. Once a destination has OutgoingMessages::kEagerMessages to receive, or the pool holds
-// kPoolBytes, a send stays pending until there is room again, so that a fast sender does not fill the memory of the
-// host; but it gets memory at once when its receive is posted already, and when its destination, blocked in a call,
-// waits for this rank. A receive takes the oldest message from its source that has its tag and copies the data out,
-// while the sender may still be copying in; a message that does not fit it raises MismatchedCollective there and, in
-// the next transfer between the two, at the sender. Any thread that waits or polls makes progress on all transfers.
+// kPoolBytes, or the destination cannot be told of more memory (some 270 blocks that it has not looked at, of larger
+// messages for any rank), a send stays pending until there is room again, so that a fast sender does not fill the
+// memory of the host; but it gets memory at once when its receive is posted already, and when its destination, blocked
+// in a call, waits for this rank. A receive takes the oldest message from its source that has its tag and copies the
+// data out, while the sender may still be copying in; a message that does not fit it raises MismatchedCollective there
+// and, in the next transfer between the two, at the sender. Any thread that waits or polls makes progress on all
+// transfers.
 #pragma once
 
 #include <chrono>

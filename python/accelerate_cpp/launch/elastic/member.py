@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -206,22 +207,25 @@ class Member:
         advice = "make sure that it has ended, and start the run again: it continues from its last checkpoint"
         try:
             reason: str | None = None
-            heard = time.monotonic()
+            heard = looked = time.monotonic()
             while reason is None:
-                try:
-                    with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
-                        while (messages := self._channel.read()) is not None:
-                            for message in messages:
-                                heard = time.monotonic()
-                                self._obey(message)
-                            if time.monotonic() - heard > self._terms.silence:  # parts of a message are no word
-                                raise TimeoutError
+                messages: Iterable[Message] | None = None
+                with suppress(ConnectionError):  # it has closed the connection, as at the end of the messages
+                    try:
+                        messages = self._channel.read()
+                    except TimeoutError:
+                        messages = ()
+                    for message in messages or ():
+                        heard = time.monotonic()
+                        self._obey(message)
+                if messages is None:
                     reason = gone + "has gone" if self._is_led else self._reconnect(gone)
                     heard = time.monotonic()
-                except TimeoutError:
-                    waited, heard = time.monotonic() - heard, time.monotonic()
-                    if waited < self._terms.silence + STALL_SECONDS:
-                        raise
+                elif time.monotonic() - looked >= self._terms.silence + STALL_SECONDS:
+                    heard = time.monotonic()  # this process did not run meanwhile, and has heard nothing
+                elif time.monotonic() - heard >= self._terms.silence:  # parts of a message are no word
+                    raise TimeoutError
+                looked = time.monotonic()
         except TimeoutError:
             reason = gone + f"has said nothing for {self._terms.silence:g} s"
         except Unproved:

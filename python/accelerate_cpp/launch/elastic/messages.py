@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from accelerate_cpp.errors import AccelerateError
+from accelerate_cpp.errors import AccelerateError, InvalidArgument
 
 Message = dict[str, Any]
 MOST_BYTES = 64 * 1024
@@ -35,17 +35,29 @@ class Unproved(Misunderstood):
 
 
 @lru_cache(maxsize=4)
-def _key_of(secret: str) -> bytes:
-    """What seals are made with: a stranger who tries secrets against a seal that it was told needs long for each."""
+def key_of(secret: str) -> bytes:
+    """What seals are made with: a stranger who tries secrets against a seal that it was told needs long for each.
+
+    Raises:
+        InvalidArgument: there is a secret, and this Python cannot do that.
+    """
+    if not secret:
+        return b""
     text = secret.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
-    return hashlib.scrypt(text, salt=b"accelerate-cpp run", n=2**14, r=8, p=1)
+    try:
+        return hashlib.scrypt(text, salt=b"accelerate-cpp run", n=2**14, r=8, p=1)
+    except (AttributeError, ValueError) as error:  # built without OpenSSL, or with FIPS alone
+        raise InvalidArgument(
+            f"ACCELERATE_CPP_RUN_SECRET needs scrypt, which this Python does not have ({error}): use a Python with "
+            "OpenSSL's usual algorithms, or a network that strangers do not reach, without the variable"
+        ) from error
 
 
 class _Seals:
     """The seals of one direction of a connection."""
 
     def __init__(self, secret: str, sender: str, challenges: tuple[str, str]) -> None:
-        self._key = _key_of(secret)
+        self._key = key_of(secret)
         self._sender, self._challenges, self._count = sender, challenges, 0
 
     def next(self, text: bytes) -> bytes:

@@ -13,6 +13,7 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
 from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start, Wait
+from accelerate_cpp.launch.elastic.messages import key_of
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import ElasticRun, LaunchPlan
@@ -20,6 +21,7 @@ from accelerate_cpp.launch.plan.machines import Launchers
 from accelerate_cpp.launch.view.report import Attempt
 from accelerate_cpp.launch.workers.executed import attempt, show, status_of
 from accelerate_cpp.launch.workers.failure import failed_status, shell_status
+from accelerate_cpp.launch.workers.notices import Notices
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.streams import Streams
 from accelerate_cpp.launch.workers.worker_output import say
@@ -43,6 +45,7 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
     host_resources.require_supervision(group.num_processes)
     terms = _terms(plan, elastic)
     secret = env_table.RUN_SECRET.get()
+    key_of(secret)  # refused before anyone waits for this launcher
     attempts: list[Attempt] = []
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals((*INTERRUPTS, *FORWARDED)))
@@ -62,7 +65,7 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
 def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: list[Attempt], quiet: bool) -> int:
     """Does what the coordinator says until the run has ended; adds what was run to ``attempts``."""
     order: Start | Wait | End | Interrupted | None = member.connect()
-    has_lost_output = False
+    has_lost_output, notices = False, Notices()
     while True:
         order = member.next_order() if order is None else order
         if isinstance(order, Interrupted):  # of a notice that comes while nothing runs, all is saved that can be
@@ -90,6 +93,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
                     stop_requests,
                     can_save=lambda: member.can_save,
                     quiet=quiet,
+                    notices=notices,
                 )
             finally:
                 os.close(stop_requests)

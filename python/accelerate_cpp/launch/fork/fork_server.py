@@ -40,8 +40,9 @@ from accelerate_cpp.launch.workers.failure import describe
 from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals
 
 _PROGRAM = (
-    f"{WITHOUT_CURRENT_FOLDER}import json; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from accelerate_cpp.launch.fork.fork_server_main import main; main()"
+    # The current folder, which is in the path of a kernel, is for the modules of its functions alone.
+    f"{WITHOUT_CURRENT_FOLDER}import json; paths = json.loads(sys.argv.pop()); sys.path[:] = filter(None, paths); "
+    "from accelerate_cpp.launch.fork.fork_server_main import main; main(paths)"
 )
 _SECONDS_TO_DIE = 5.0
 """A server whose socket has ended gets this long to report the reason before it is killed."""

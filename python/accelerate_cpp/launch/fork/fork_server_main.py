@@ -20,6 +20,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,11 +45,17 @@ class Request:
     supervision: Supervision = field(default_factory=Supervision)
 
 
-def main() -> None:
-    """The program. Its arguments are the descriptor of the socket and the modules to import, as JSON."""
+def main(paths: Sequence[str] | None = None) -> None:
+    """The program. Its arguments are the descriptor of the socket and the modules to import, as JSON.
+
+    Args:
+        paths: where functions find their modules; ``None``: where this program does.
+    """
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         for name in json.loads(sys.argv[2]):
             importlib.import_module(name)
+        if paths is not None:
+            sys.path[:] = paths
         gc.collect()
         gc.freeze()  # memory that forks share stays shared
         channel.send(READY)

@@ -94,7 +94,7 @@ def started_by_mpi(environ: Mapping[str, str]) -> bool:
 
 def _with_address(found: Launchers, environ: Mapping[str, str]) -> Launchers:
     """``found`` with what the environment says of rank 0, which is near if all are on one machine."""
-    address = env_table.MASTER_ADDR.get(environ) or found.address or (_LOOPBACK if found.on_one_machine else None)
+    address = env_table.MASTER_ADDR.get(environ) or (_LOOPBACK if found.on_one_machine else found.address)
     return replace(found, address=address, port=env_table.MASTER_PORT.get(environ) or found.port)
 
 

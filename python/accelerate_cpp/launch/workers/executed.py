@@ -20,6 +20,7 @@ from accelerate_cpp.launch.workers.attendance import attendance
 from accelerate_cpp.launch.workers.child import ChildSetup
 from accelerate_cpp.launch.workers.failure import describe, failed_status, shell_status
 from accelerate_cpp.launch.workers.news import Voice
+from accelerate_cpp.launch.workers.notices import Notices
 from accelerate_cpp.launch.workers.program import STDIN, start_program
 from accelerate_cpp.launch.workers.rendezvous import rendezvous_file
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
@@ -56,12 +57,12 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
         host_resources.require_port(plan.group.master_port)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # when inherited as ignored, the kernel would discard exit codes
     attempts: list[Attempt] = []
-    has_lost_output = False
+    has_lost_output, notices = False, Notices()
     with caught_signals((*INTERRUPTS, *FORWARDED)) as signals:
         for number in range(plan.max_restarts + 1):
             with Streams(plan.logs, number, plan.group.ranks, plan.monitor) as streams:
                 lifeline = STDIN if plan.ends_with_stdin else None
-                attempts.append(attempt(plan, number, streams, signals, lifeline, quiet=quiet))
+                attempts.append(attempt(plan, number, streams, signals, lifeline, quiet=quiet, notices=notices))
             has_lost_output |= streams.has_lost_output
             if attempts[-1].failure is None or attempts[-1].end.is_last:
                 break
@@ -87,6 +88,7 @@ def attempt(
     *,
     can_save: Callable[[], bool] = lambda: True,
     quiet: bool = False,
+    notices: Notices | None = None,
 ) -> Attempt:
     """Starts all workers, and returns when all have ended.
 
@@ -94,6 +96,7 @@ def attempt(
         lifeline: a descriptor whose end ends them as SIGTERM to the launcher does; they get no standard input then.
         can_save: whether workers that are ended can still save their state.
         quiet: tell nothing of workers that fail or are stopped while others run.
+        notices: that workers of the attempt before may not have heard.
     """
     began, pids = time.time(), dict[int, int]()
     voice = None
@@ -120,6 +123,7 @@ def attempt(
                 lambda rank: streams.last_output(rank).blames,
                 voice,
                 can_save,
+                notices,
             )
         )
         inherited = [rendezvous, present.descriptor, *streams.inherited]

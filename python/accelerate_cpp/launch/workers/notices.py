@@ -29,6 +29,13 @@ class Notices:
             self._held.setdefault((pid, number), self._clock() + HELD_SECONDS)
         self.show_due()
 
+    def renew(self, pids: Iterable[int]) -> None:
+        """What no worker of an earlier attempt at the run has heard is for processes ``pids``."""
+        numbers = {number for _, number in self._held}
+        self._held.clear()
+        for number in numbers:
+            self.add(number, pids)
+
     def seconds_left(self) -> float | None:
         """How long until :meth:`show_due` has something to do; ``None`` when nothing waits."""
         return _LOOK_SECONDS if self._held else None

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from accelerate_cpp.launch.workers.over_ssh import host_lines, is_secret
 from accelerate_cpp.launch.workers.program import STDIN, start_program
 from accelerate_cpp.launch.workers.signals import INTERRUPTS, caught_signals
 from accelerate_cpp.launch.workers.supervisor import Supervisor
+from accelerate_cpp.launch.workers.worker_output import say
 
 _ENVIRONMENT_FILE = "DS_ENV_FILE"
 _DEFAULT_FILE = ".deepspeed_env"
@@ -158,7 +158,7 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
     way = ON_EACH_MACHINE if _uses_one_machine(launcher) else launcher.way
     passed = passed_variables(environment, way, [*users_lines(os.environ)])
     for sentence in () if quiet else passed.sentences():
-        print(f"accelerate-cpp launch: {sentence}", file=sys.stderr, flush=True)
+        say(f"accelerate-cpp launch: {sentence}")
     command = (*module_program("deepspeed.launcher.runner"), *plan.deepspeed_command[1:])
     lifeline = STDIN if plan.ends_with_stdin else None
     with (
@@ -181,7 +181,7 @@ def run_deepspeed(plan: LaunchPlan, launcher: DeepSpeedLauncher, *, quiet: bool 
         return shell_status(-end.interrupted_by)
     code = end.workers[0].exit_code
     if code != 0 and not quiet:
-        print(f"DeepSpeed's launcher failed: {describe(code)}", file=sys.stderr, flush=True)
+        say(f"DeepSpeed's launcher failed: {describe(code)}")
     return shell_status(code)
 
 

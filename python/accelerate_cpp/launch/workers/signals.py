@@ -13,18 +13,17 @@ FORWARDED = (signal.SIGUSR1,)
 """What a scheduler may send some time before it ends a run: the workers get it, and decide."""
 
 
-_interrupts: list[int] = []
+_come: list[int] = []
 
 
 def _recorded(number: int, frame: FrameType | None) -> None:
     """Replaces the default action; the number itself travels through the wake-up descriptor."""
-    if number in INTERRUPTS:
-        _interrupts.append(number)
+    _come.append(number)
 
 
-def interrupted() -> bool:
-    """Whether one of :data:`INTERRUPTS` has come since signals are caught, acted on or not."""
-    return bool(_interrupts)
+def signalled() -> bool:
+    """Whether a signal has come since they were caught last, acted on or not."""
+    return bool(_come)
 
 
 @contextmanager
@@ -33,6 +32,7 @@ def caught_signals(numbers: tuple[signal.Signals, ...]) -> Iterator[socket.socke
 
     Signals that the caller ignores (``nohup``, background jobs of a shell) stay ignored. Main thread only.
     """
+    _come.clear()
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
@@ -48,7 +48,6 @@ def caught_signals(numbers: tuple[signal.Signals, ...]) -> Iterator[socket.socke
         finally:
             for number, action in previous.items():
                 signal.signal(number, action)
-            _interrupts.clear()
             signal.set_wakeup_fd(previous_descriptor)
 
 

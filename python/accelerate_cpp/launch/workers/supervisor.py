@@ -61,7 +61,8 @@ class Supervisor:
     ``consoles`` show what they have when it is time, and at the end. The end of the stream ``lifeline`` acts like
     SIGTERM. With ``attendance``, workers that wait for one that has ended are ended, too. ``blames`` returns the ranks
     that the error of a worker names as its cause. With a ``voice``, it tells while the run lasts that it fails.
-    ``can_save`` returns whether workers that are ended can still save their state: alone they cannot.
+    ``can_save`` returns whether workers that are ended can still save their state: alone they cannot. ``notices`` may
+    be those of the attempt before.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class Supervisor:
         blames: Blames = lambda rank: None,
         voice: Voice | None = None,
         can_save: Callable[[], bool] = lambda: True,
+        notices: Notices | None = None,
     ) -> None:
         news = [] if voice is None else [News(voice, self._so_far, self._stopped_while_running, blames)]
-        self._notices = Notices()
+        self._notices = Notices() if notices is None else notices
         self._consoles: Sequence[Periodic] = [*consoles, *news, self._notices]
         self._attendance = attendance
         self._blames = blames
@@ -119,6 +121,7 @@ class Supervisor:
         self._guard = Guard()  # only now, as it takes a moment that the workers need to start
         for worker in self._workers:
             self._guard.watch(worker.pid)
+        self._notices.renew([worker.pid for worker in self._workers])
         self._wait(lambda: self._all_ended or self._any_failed or self._is_interrupted or self._absence())
         absence = self._absence()
         self._wait(lambda: self._all_ended or self._is_interrupted or absence, REPORT_SECONDS)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers.program import STDERR
-from accelerate_cpp.launch.workers.signals import interrupted
+from accelerate_cpp.launch.workers.signals import signalled
 from accelerate_cpp.launch.workers.worker import Sink
 
 TAIL_BYTES = 64 * 1024
@@ -22,7 +22,7 @@ LONGEST_LINE_BYTES = 64 * 1024
 """Longer text without a line end is treated as a line."""
 _LOOK_MS = 200
 _PATIENCE_SECONDS = 1.0
-"""How long a reader that is slow gets to take what is written after an interrupt."""
+"""How long a reader that is slow gets to take what is written after a signal."""
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
 # Errors that are caused by another rank, and name it.
@@ -46,8 +46,8 @@ class Descriptor:
     """Writes to a descriptor that others may share, until its reader leaves.
 
     What cannot be written, as the disk is full or the terminal has gone, is lost: no run ends because of that. While
-    nobody reads (a pager, a terminal that is held), this waits. Once the launch has been interrupted, nothing is
-    written until somebody reads again, as workers have to be ended.
+    nobody reads (a pager, a terminal that is held), this waits. Once a signal has come to the launch, nothing is
+    written until somebody reads again, as it has to be acted on.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -73,7 +73,7 @@ class Descriptor:
         poll.register(descriptor, select.POLLOUT)
         deadline: float | None = None
         while not poll.poll(0 if self._given_up else _LOOK_MS):
-            if interrupted() and deadline is None:
+            if signalled() and deadline is None:
                 deadline = time.monotonic() + _PATIENCE_SECONDS
             self._given_up = self._given_up or (deadline is not None and time.monotonic() >= deadline)
             if self._given_up:
@@ -83,7 +83,9 @@ class Descriptor:
 
 
 def say(text: str) -> None:
-    """Shows a line on standard error, after what Python holds back of others."""
+    """Shows a line on standard error, if there is one, after what Python holds back of others."""
+    if sys.stderr is None:
+        return
     with suppress(OSError):  # where it cannot be written, nor can this
         sys.stderr.flush()
     Descriptor(STDERR)(f"{text}\n".encode(errors="backslashreplace"))

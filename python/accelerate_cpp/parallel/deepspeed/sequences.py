@@ -81,7 +81,9 @@ def average_over_parts(engine: Any) -> None:
     each process: the sum is too large by their number, the average is the gradient of one process.
     """
     for one in (engine, engine.optimizer):
-        if hasattr(one, "sequence_parallel_size"):  # used for nothing but this
+        if hasattr(
+            one, "sequence_parallel_size"
+        ):  # otherwise, it only overrides a type of communication that was chosen
             one.sequence_parallel_size = 1
 
 

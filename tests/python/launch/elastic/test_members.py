@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.elastic import member as member_module
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
 from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start
-from accelerate_cpp.launch.elastic.messages import MEMBER, MOST_BYTES, Channel, Unproved, _key_of, _Seals
+from accelerate_cpp.launch.elastic.messages import MEMBER, MOST_BYTES, Channel, Unproved, _Seals, key_of
 from accelerate_cpp.launch.elastic.rounds import Terms
 
 PATIENCE_SECONDS = 120.0
@@ -348,19 +349,23 @@ def test_a_launcher_that_was_taken_for_a_stranger_comes_again(place: Place, gree
     assert (start.rank, start.count) == (0, 2)
 
 
+@pytest.mark.parametrize("pause_seconds", [0.02, 0.2])
 @pytest.mark.parametrize("greeting", [b"", b'{"do": "prove", "challenge": "c"}\n'])
-def test_parts_of_a_message_are_no_word_of_the_launcher_that_leads(place: Place, greeting: bytes) -> None:
+def test_parts_of_a_message_are_no_word_of_the_launcher_that_leads(
+    place: Place, greeting: bytes, pause_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program of others that listens first, and sends a byte again and again."""
-    member = place.member("secret", terms=Terms(1, 2, silence=0.5))
+    monkeypatch.setattr(member_module, "STALL_SECONDS", 0.05)  # so that two pauses are as long as a stall
+    member = place.member("secret", terms=Terms(1, 2, silence=0.3))
     connection, _ = place.listener.accept()
     with connection, suppress(OSError):  # until it is closed
         connection.sendall(greeting)
         while member._orders.empty():
             connection.sendall(b" ")
-            time.sleep(0.02)
+            time.sleep(pause_seconds)
     end = member.next_order()
     assert isinstance(end, End)
-    assert "has said nothing for 0.5 s" in end.reason
+    assert "has said nothing for 0.3 s" in end.reason
 
 
 def test_a_launcher_that_is_never_let_in_says_so(place: Place) -> None:
@@ -398,6 +403,15 @@ def test_what_strangers_say_disturbs_no_run(place: Place, said: bytes) -> None:
     assert [start.count for start in _started(*members)] == [2, 2]
 
 
+def test_a_secret_is_refused_by_a_python_that_cannot_protect_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> bytes:
+        raise ValueError("unsupported")
+
+    monkeypatch.setattr(hashlib, "scrypt", absent)
+    with pytest.raises(InvalidArgument, match=r"needs scrypt, which this Python does not have \(unsupported\)"):
+        key_of("a secret of this test")
+
+
 def test_in_a_crowd_those_who_come_alone_stay(place: Place) -> None:
     place.coordinate("secret")
     alone = place.stranger()
@@ -417,9 +431,10 @@ def test_a_secret_is_not_found_at_the_speed_of_a_hash() -> None:
     one, other = (_Seals("open sesame", MEMBER, ("a", "b")) for _ in range(2))
     assert one.next(b"text") == other.next(b"text")
     known = [hmac.new(key, b"", hashlib.sha256) for key in (b"open sesame", hashlib.sha256(b"open sesame").digest())]
-    assert _key_of("open sesame") not in [b"open sesame", *(one.digest() for one in known)]
+    assert key_of("open sesame") not in [b"open sesame", *(one.digest() for one in known)]
+    assert key_of("") == b""  # as there is nothing to find out
     expected = hashlib.scrypt(b"open sesame", salt=b"accelerate-cpp run", n=2**14, r=8, p=1)
-    assert _key_of("open sesame") == expected
+    assert key_of("open sesame") == expected
 
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(place: Place) -> None:

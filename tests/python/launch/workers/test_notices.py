@@ -51,3 +51,25 @@ def test_a_worker_that_is_never_ready_gets_it_in_the_end() -> None:
         now = HELD_SECONDS
         notices.show_due()
     assert worker.returncode == -signal.SIGUSR1
+
+
+def test_what_nobody_has_heard_is_for_the_workers_of_the_next_attempt() -> None:
+    notices = Notices()
+    first, second = (subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1) for _ in range(2))
+    with first, second:
+        for worker in (first, second):
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"begun\n"
+        notices.add(signal.SIGUSR1, [first.pid])
+        first.kill()
+        first.wait()
+        notices.renew([second.pid])
+        assert second.stdin is not None
+        assert second.stdout is not None
+        second.stdin.write(b"\n")
+        second.stdin.flush()
+        assert second.stdout.readline() == b"ready\n"
+        notices.show_due()
+        assert second.stdout.readline() == b"heard\n"
+        second.stdin.write(b"\n\n")
+    assert second.returncode == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals
+from accelerate_cpp.launch.workers.signals import blocked_signals, caught_signals, signalled
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,9 @@ def test_caught_signal_arrives_as_a_byte_and_interrupts_nothing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         select.select([arrived], [], [])
         assert arrived.recv(8) == bytes([signal.SIGINT])
+    assert signalled()  # what is told at the end waits for no reader either
+    with caught_signals((signal.SIGINT,)):
+        assert not signalled()
 
 
 def test_previous_action_is_back_on_leaving() -> None:

@@ -228,7 +228,7 @@ def test_after_an_interrupt_nothing_waits_for_a_reader(monkeypatch: pytest.Monke
         while True:
             os.write(write_end, b"x" * select.PIPE_BUF)
     os.set_blocking(write_end, True)
-    monkeypatch.setattr(worker_output, "interrupted", lambda: True)
+    monkeypatch.setattr(worker_output, "signalled", lambda: True)
     monkeypatch.setattr(worker_output, "_LOOK_MS", 1)
     monkeypatch.setattr(worker_output, "_PATIENCE_SECONDS", 0.01)
     write(b"lost")  # it would wait for ever
