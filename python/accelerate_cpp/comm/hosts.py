@@ -12,7 +12,8 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,27 @@ _LOOK_INTERVAL_SECONDS = 0.005
 GLOO_INTERFACE: env_table.Variable[str | None] = env_table.Variable(
     "GLOO_SOCKET_IFNAME", str, str, None, "the network interface, or several, that Gloo uses"
 )
+
+
+def all_ranks_are_here() -> bool:
+    """Whether the environment says that all ranks are on this machine."""
+    count, here = env_table.WORLD_SIZE.get(), env_table.LOCAL_WORLD_SIZE.get()
+    return env_table.RENDEZVOUS_FD.get() is not None or (count is not None and count == here)
+
+
+@contextmanager
+def listening_near(backends: str) -> Iterator[None]:
+    """Where all ranks are on this machine, Gloo in groups that are made within listens where no other reaches it.
+
+    Args:
+        backends: of the group of all; ours finds out by itself who is where.
+    """
+    is_near = "gloo" in backends and all_ranks_are_here()
+    if platform.system() != "Linux" or GLOO_INTERFACE.is_set() or not is_near:
+        yield
+        return
+    with env_table.replaced_environment(env_table.render({GLOO_INTERFACE: "lo"})):
+        yield
 
 
 def host_identity() -> str:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
 from accelerate_cpp.comm.fresh_store import fresh_store
-from accelerate_cpp.comm.hosts import GLOO_INTERFACE
+from accelerate_cpp.comm.hosts import all_ranks_are_here, listening_near
 from accelerate_cpp.comm.joining import announced_joining
 from accelerate_cpp.comm.slow_wait import JoiningWait
 from accelerate_cpp.config import env_table
@@ -22,12 +22,6 @@ from accelerate_cpp.errors import InvalidArgument
 DEFAULT_TIMEOUT = timedelta(seconds=1800)
 _CONNECT_SECONDS = 3.0
 _LONGEST_PAUSE_SECONDS = 0.5
-
-
-def _is_one_machine() -> bool:
-    """Whether the environment says that all ranks are on this machine."""
-    count, here = env_table.WORLD_SIZE.get(), env_table.LOCAL_WORLD_SIZE.get()
-    return env_table.RENDEZVOUS_FD.get() is not None or (count is not None and count == here)
 
 
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
@@ -81,7 +75,7 @@ def _held_here(timeout: timedelta) -> tuple[dist.Store, int, int] | None:
         timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=_loopback_listener(address, port) if _is_one_machine() else None,
+        master_listen_fd=_loopback_listener(address, port) if all_ranks_are_here() else None,
     )
     return store, 0, world_size
 
@@ -174,9 +168,7 @@ def connect(
         dist.init_process_group(chosen, store=dist.HashStore(), rank=0, world_size=1, timeout=effective)
         _name_default_backend()
         return True
-    if platform.system() == "Linux" and _is_one_machine() and not GLOO_INTERFACE.is_set():
-        env_table.export({GLOO_INTERFACE: "lo"})  # no other machine is to reach the ranks
-    with announced_joining():
+    with announced_joining(), listening_near(chosen):
         store, rank, world_size = _rendezvous(effective)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=world_size, timeout=effective)
     _name_default_backend()

@@ -1,4 +1,4 @@
-"""How long collectives of a group may last, and of the groups that are made of a part of it.
+"""How long collectives of a group may last, and of the groups that are made of a part of it, which get what it has.
 
 torch gives these 10 or 30 minutes of its own accord, whatever the program has chosen for the group of all.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from accelerate_cpp.comm.hosts import listening_near
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
@@ -29,7 +31,7 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
 
 @contextmanager
 def that_of_all() -> Iterator[None]:
-    """Groups that are made within, and no others, get the timeout of the group of all processes."""
+    """Groups that are made within get the timeout of the group of all processes, and are reached from where it is."""
     world = dist.group.WORLD
     timeouts = {} if world is None else {one.type: timeout_of(world, one) for one in world._device_types}
     of_all = timeouts.get("cpu") or next(filter(None, timeouts.values()), None)
@@ -39,7 +41,8 @@ def that_of_all() -> Iterator[None]:
     try:
         for name, timeout in defaults.items():
             setattr(distributed_c10d, name, timeout or before[name])
-        yield
+        with listening_near("" if world is None else str(dist.get_backend_config())):
+            yield
     finally:
         for name, timeout in before.items():
             setattr(distributed_c10d, name, timeout)
