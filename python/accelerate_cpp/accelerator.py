@@ -1261,7 +1261,7 @@ class Accelerator(PreparationSteps):
             )
         unscale_all(self.scaler, self._optimizers if self.sync_gradients else ())
         limit = float(clip_value) * self._scale_of_gradients
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = self._session.strategy.as_stepped([parameters] if isinstance(parameters, torch.Tensor) else parameters)
         self._session.strategy.prepare_to_clip(given)
         gradients = [local_part(one.grad) for one in given if one.grad is not None]
         if gradients:

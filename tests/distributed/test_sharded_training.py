@@ -168,6 +168,27 @@ def compare(
 
 
 @scenario
+def values_are_clipped_after_another_forward_pass() -> None:
+    """Models that have gathered their weights show others than those that are stepped."""
+    import torch
+
+    run = accelerator()
+    model, optimizer = run.prepare(own := decoder(), sgd(own.parameters()))
+    run.backward(loss_of(model, words(0, run.process_index)))
+    with torch.no_grad():
+        model(words(1, run.process_index)[:, :-1])
+    run.clip_grad_value_(model.parameters(), 1e-3)
+    largest = [
+        getattr(one.grad, "_local_tensor", one.grad).abs().max().item()
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.grad is not None and getattr(one.grad, "_local_tensor", one.grad).numel() > 0
+    ]
+    assert largest
+    assert max(largest) <= 1e-3 * (1 + 1e-6), max(largest)
+
+
+@scenario
 def losses_and_weights_with_sgd() -> None:
     run, model, _, expected = compare()
     same_weights(run, model, expected)

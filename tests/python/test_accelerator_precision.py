@@ -327,3 +327,41 @@ def test_with_master_weights_a_scaled_loss_is_unscaled_before_the_step() -> None
         optimizer.zero_grad()
         assert model.weight.item() == -3.0
     assert accelerator.optimizer_step_was_skipped
+
+
+def _line() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_model_is_clipped_before_the_backward_pass_of_another() -> None:
+    """As a network and its judge are: the gradients of the second are un-scaled when they are there."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    (judge, of_judge), (model, of_model) = (accelerator.prepare(*_line()) for _ in range(2))
+    inputs = torch.full((1, 1), 0.25)
+    norms = []
+    for one in (judge, model):
+        accelerator.backward(one(inputs).sum() * 0.25)
+        norms.append(accelerator.clip_grad_norm_(one.parameters(), 100.0).item())
+    of_judge.step()
+    of_model.step()
+    expected, optimizer = _line()  # torch alone
+    (expected(inputs).sum() * 0.25).backward()
+    norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 100.0).item()
+    optimizer.step()
+    assert norms == [norm, norm]
+    for one in (judge, model):
+        torch.testing.assert_close(next(one.parameters()), next(expected.parameters()))
+
+
+def test_a_schedule_that_is_prepared_before_its_optimizer_waits_for_it() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model, optimizer = _line()
+    schedule = accelerator.prepare(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step))
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
+    optimizer.step()
+    schedule.step()
+    assert optimizer.step_was_skipped
+    assert schedule.get_last_lr() == [0.1]

@@ -89,6 +89,10 @@ class Strategy(ABC):
         """``closure``, which computes gradients again while ``optimizer`` steps, so that the step sees the averages."""
         return closure
 
+    def as_stepped(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """``parameters``, as models show them now, as optimizers hold them."""
+        return list(parameters)
+
     def prepare_to_clip(self, parameters: Iterable[torch.Tensor]) -> None:
         """Called before gradients of ``parameters`` are changed one by one; averages them where that is left to do."""
         return

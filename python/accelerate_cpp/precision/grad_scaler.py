@@ -346,6 +346,14 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -
     return any_found if any_found.device.type != "cpu" else bool(any_found)
 
 
+def _has_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether there is something to un-scale, on any rank; else a later backward pass may bring it, as that of another
+    model."""
+    found = any(parameter.grad is not None for parameter in _parameters(optimizer))
+    any_rank: Callable[[bool], bool] | None = getattr(scaler, "_any_rank", None)
+    return found if any_rank is None else any_rank(found)
+
+
 def unscale_all(
     scaler: torch.amp.GradScaler | None, optimizers: Iterable[Any], left: Iterable[torch.Tensor] = ()
 ) -> dict[int, tuple[float | torch.Tensor, float | torch.Tensor]]:
@@ -365,6 +373,6 @@ def unscale_all(
         inner = getattr(optimizer, "optimizer", optimizer)
         if not isinstance(scaler, (GradScaler, DeviceGradScaler)):
             scaler.unscale_(inner)
-        elif not scaler.is_unscaled(inner):
+        elif not scaler.is_unscaled(inner) and _has_gradients(scaler, inner):
             measured.update(scaler.unscale_but(inner, keys))
     return measured

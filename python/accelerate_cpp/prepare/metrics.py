@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accelerate_cpp.comm.mesh import Mesh
-from accelerate_cpp.devices.tree import honor_type, recursively_apply
+from accelerate_cpp.devices.tree import honor_type, rebuild_mapping, recursively_apply
 from accelerate_cpp.runtime.gradient_state import GradientState
 
 __all__ = ["all_tensors", "drop_repeated", "one_per_batch", "rows_of_last_batch"]
@@ -61,6 +61,6 @@ def drop_repeated(gathered: Any, local: Any, pickled: bool, lengths: frozenset[i
         return gathered[:real] if local.ndim > 0 and len(gathered) in lengths else gathered
     if isinstance(local, Mapping):
         cut = {key: drop_repeated(gathered[key], value, False, lengths, real) for key, value in local.items()}
-        return type(gathered)(cut)
+        return rebuild_mapping(gathered, cut)
     pairs = zip(gathered, local, strict=True)
     return honor_type(gathered, (drop_repeated(whole, part, False, lengths, real) for whole, part in pairs))

@@ -12,11 +12,11 @@ from accelerate_cpp.errors import InvalidArgument
 
 
 def rows_of_rank(length: int, world_size: int, rank: int) -> list[int]:
-    """The consecutive row numbers of ``rank``; the last row for a rank that is left without any."""
+    """The consecutive row numbers of ``rank``; none for a rank that is left without any."""
     share, extras = divmod(length, world_size)
     start = rank * share + min(rank, extras)
     stop = start + share + (rank < extras)
-    return list(range(start, stop)) if start < length else list(range(max(length - 1, 0), length))
+    return list(range(start, stop))
 
 
 def part_of(inputs: Any, world_size: int, rank: int, pad_to: torch.device | None) -> Any:
@@ -25,7 +25,8 @@ def part_of(inputs: Any, world_size: int, rank: int, pad_to: torch.device | None
     Args:
         inputs: a list, tuple, tensor (cut along its first dimension) or ``datasets.Dataset``, or a dict of them with
             equal lengths, whose values are replaced in place. Other objects are returned as they are.
-        pad_to: repeat the last item until all parts are equally long, with tensors on this device; ``None`` does not.
+        pad_to: repeat the last of all items until the parts are equally long, with tensors on this device; ``None``
+            does not.
 
     Raises:
         InvalidArgument: the values of a dict have different lengths.
@@ -46,7 +47,7 @@ def part_of(inputs: Any, world_size: int, rank: int, pad_to: torch.device | None
         )
     rows = rows_of_rank(len(inputs), world_size, rank)
     if pad_to is not None:
-        rows += rows[-1:] * (math.ceil(len(inputs) / world_size) - len(rows))
+        rows += [len(inputs) - 1] * (math.ceil(len(inputs) / world_size) - len(rows))
     return _select(inputs, rows, device=pad_to)
 
 

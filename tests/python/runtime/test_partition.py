@@ -23,15 +23,20 @@ def parts(inputs: Any, world_size: int, pad: bool = False) -> list[Any]:
 @example(length=2, world_size=4)
 def test_parts_are_consecutive_complete_and_differ_by_at_most_one(length: int, world_size: int) -> None:
     rows = [rows_of_rank(length, world_size, rank) for rank in range(world_size)]
-    busy = rows[:length]
-    assert [row for part in busy for row in part] == list(range(length))
-    assert max(map(len, busy)) - min(map(len, busy)) <= 1
-    assert all(part == [length - 1] for part in rows[length:])
+    assert [row for part in rows for row in part] == list(range(length))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
 def test_no_inputs_give_no_parts() -> None:
     assert parts([], 2) == [[], []]
     assert parts([], 2, pad=True) == [[], []]
+
+
+def test_who_is_left_without_inputs_gets_none_as_with_the_original() -> None:
+    assert parts(["only"], 3) == [["only"], [], []]
+    assert parts(("only",), 2) == [("only",), ()]
+    assert [part.shape for part in parts(torch.ones(1, 2), 2)] == [(1, 2), (0, 2)]
+    assert parts(list(range(7)), 3, pad=True) == [[0, 1, 2], [3, 4, 6], [5, 6, 6]]
 
 
 def test_the_first_ranks_take_what_does_not_divide() -> None:

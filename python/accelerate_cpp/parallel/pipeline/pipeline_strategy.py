@@ -144,8 +144,8 @@ class PipelineStrategy(TensorParallelStrategy):
         measured: Mapping[int, tuple[float | torch.Tensor, float | torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         elsewhere = [pipeline.get_parameter(name) for pipeline in self._pipelines for name in pipeline.copies]
-        copies = set(map(id, self._as_stepped(elsewhere)))
-        given = self._as_stepped(parameters)
+        copies = set(map(id, self.as_stepped(elsewhere)))
+        given = self.as_stepped(parameters)
         return clip_shards(given, max_norm, norm_type, measured, None, self._stages_group(), copies)
 
     def model_state(self, model: torch.nn.Module, here: bool = True) -> dict[str, torch.Tensor]:

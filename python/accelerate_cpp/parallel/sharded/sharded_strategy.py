@@ -201,9 +201,9 @@ class ShardedStrategy(SingleStrategy):
         groups: dict[int, dist.ProcessGroup] = {}
         for model in self.models():
             groups |= version_1.groups_of(model)
-        return clip_shards(self._as_stepped(parameters), max_norm, norm_type, measured, groups)
+        return clip_shards(self.as_stepped(parameters), max_norm, norm_type, measured, groups)
 
-    def _as_stepped(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def as_stepped(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """``parameters`` as optimizers hold them: after a forward pass without a backward one, models show others."""
         stepped = {
             id(one._unsharded_param): one.sharded_param
