@@ -35,7 +35,7 @@ from accelerate_cpp.plugins.deepspeed import DeepSpeedPlugin
 from accelerate_cpp.plugins.deepspeed_choice import one_argument
 from accelerate_cpp.plugins.fp8_recipes import with_recipe
 from accelerate_cpp.plugins.handlers import accepted_handlers
-from accelerate_cpp.precision.grad_scaler import unscale_all
+from accelerate_cpp.precision.grad_scaler import scaled_loss, unscale_all
 from accelerate_cpp.precision.plan import PrecisionPlan
 from accelerate_cpp.prepare.megatron.engine import MegatronEngine, without_engine
 from accelerate_cpp.prepare.megatron.preparing import MegatronRun
@@ -1069,7 +1069,7 @@ class Accelerator(PreparationSteps):
             self._backward_and_step(loss, weight, **kwargs)
             return
         loss, weight = self._accumulation.weighted(loss, weight)
-        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled = loss if self.scaler is None else scaled_loss(self.scaler, loss)
         strategy = self._session.strategy
         with self._accumulation.weights.of_pass(strategy, weight, self.sync_gradients) as weights:
             strategy.backward(scaled, weights, **kwargs)
@@ -1137,7 +1137,7 @@ class Accelerator(PreparationSteps):
         """Adds the gradients of a batch to those of a model in stages; returns the loss."""
         self._begin_backward()
         share, _ = self._accumulation.weighted(torch.ones((), device=self.device), None)
-        scale = share if self.scaler is None else self.scaler.scale(share)
+        scale = share if self.scaler is None else scaled_loss(self.scaler, share)
         return self._session.strategy.train_batch(model, batch, loss_scale=scale.item(), **options)
 
     def eval_batch(

@@ -11,7 +11,7 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.precision.grad_scaler import overflowed
+from accelerate_cpp.precision.grad_scaler import overflowed, update_after_step
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -161,7 +161,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             else:
                 result = self.scaler.step(self.optimizer, closure)
                 self._is_overflow = overflowed(self.scaler, self.optimizer)
-                self.scaler.update()
+                update_after_step(self.scaler)
         if current.session is not None and current.session.progress is not None:
             current.session.progress.step_ended(accumulation.reading)
         return result

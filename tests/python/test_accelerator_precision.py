@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,8 @@ import torch
 
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
+from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
+from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.precision.master_weights import MasterWeights
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -365,3 +368,25 @@ def test_a_schedule_that_is_prepared_before_its_optimizer_waits_for_it() -> None
     schedule.step()
     assert optimizer.step_was_skipped
     assert schedule.get_last_lr() == [0.1]
+
+
+@pytest.mark.parametrize("scaler", [GradScaler, partial(torch.amp.GradScaler, "cpu"), partial(DeviceGradScaler, "cpu")])
+def test_optimizers_that_are_clipped_together_step_on_gradients_that_are_un_scaled_once(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    """Also with the scalers that accelerators have, for several steps, of which one optimizer leaves out one."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    pairs = [accelerator.prepare(*_line()) for _ in range(2)]
+    expected = [_line() for _ in range(2)]
+    inputs = torch.full((1, 1), 0.25)
+    for step in range(3):
+        accelerator.backward(sum(model(inputs).sum() * 0.25 for model, _ in pairs))
+        sum(model(inputs).sum() * 0.25 for model, _ in expected).backward()
+        accelerator.clip_grad_norm_([one for model, _ in pairs for one in model.parameters()], 100.0)
+        for number, (_, optimizer) in enumerate([*pairs, *expected]):
+            if step != 1 or number % 2 == 0:
+                optimizer.step()
+            optimizer.zero_grad()
+    for (model, _), (other, _) in zip(pairs, expected, strict=True):
+        torch.testing.assert_close(next(model.parameters()), next(other.parameters()))

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from accelerate_cpp._native import LossScale, known_statistics, measure_gradients, scale_gradients
 from accelerate_cpp.devices.shards import local_part
@@ -344,6 +345,26 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -
     # Not a view: torch's scaler adds up flags of several optimizers in place.
     any_found = torch.stack([flag.to(flags[0].device, non_blocking=True) for flag in flags]).sum() > 0
     return any_found if any_found.device.type != "cpu" else bool(any_found)
+
+
+def update_after_step(scaler: torch.amp.GradScaler) -> None:
+    """Updates ``scaler``, an optimizer of which has stepped, unless another one has un-scaled gradients to step on.
+
+    Torch's scalers forget at an update whose gradients are un-scaled, and would un-scale these again.
+    """
+    if isinstance(scaler, GradScaler) or OptState.UNSCALED not in _stages(scaler):
+        scaler.update()
+
+
+def scaled_loss(scaler: torch.amp.GradScaler, loss: Any) -> Any:
+    """``loss`` times the scale, after the update that :func:`update_after_step` left out, if nobody has made it."""
+    if not isinstance(scaler, GradScaler) and OptState.STEPPED in _stages(scaler):
+        scaler.update()
+    return scaler.scale(loss)
+
+
+def _stages(scaler: torch.amp.GradScaler) -> list[OptState]:
+    return [state["stage"] for state in getattr(scaler, "_per_optimizer_states", {}).values()]
 
 
 def _has_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
