@@ -374,8 +374,9 @@ def _tell_launcher(listener: socket.socket) -> None:
         member._channel = Channel(connection)
         member._channel._sent = _no_seals()
         try:
-            for message in member._channel.messages():
-                member._obey(message)
+            while (messages := member._channel.read()) is not None:
+                for message in messages:
+                    member._obey(message)
         finally:
             os.close(member._wake_reader)
             os.close(member._wake_writer)

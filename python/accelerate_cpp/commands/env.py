@@ -15,7 +15,7 @@ from accelerate_cpp.commands.utils import CustomArgumentParser, command_parser
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.installation import built_for, installed_torch, obstacle
 from accelerate_cpp.launch.plan import host_resources
-from accelerate_cpp.launch.plan.shown_lines import SHOWN
+from accelerate_cpp.launch.plan.shown_lines import shown
 
 __getattr__ = lending("commands.env")
 
@@ -67,9 +67,8 @@ def facts(path: str | None) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    given = dict(config_file.load(path).given)
-    given |= {name: [show(line) for line in given[name]] for name, show in SHOWN.items() if given.get(name)}
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
+    given = config_file.load(path).given
+    return ", ".join(f"{name}={shown(name, value)!r}" for name, value in sorted(given.items()))
 
 
 def _version(package: str) -> str:

@@ -121,11 +121,6 @@ class Channel:
             raise Unproved(f"expected a message with the seal of the run's secret, found {line[:80]!r}")
         return text
 
-    def messages(self) -> Iterator[Message]:
-        """The messages, until the other end closes the connection."""
-        while (found := self.read()) is not None:
-            yield from found
-
 
 def _parsed(line: bytes) -> Message:
     try:

@@ -9,7 +9,7 @@ from accelerate_cpp.config.env_table import render_cores
 from accelerate_cpp.launch.plan.elastic_agent import agent_command
 from accelerate_cpp.launch.plan.environment import group_environment, worker_environment
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
-from accelerate_cpp.launch.plan.shown_lines import SHOWN
+from accelerate_cpp.launch.plan.shown_lines import shown
 
 
 def render(plan: LaunchPlan) -> str:
@@ -40,10 +40,7 @@ def render(plan: LaunchPlan) -> str:
     lines.append(f"command: {shlex.join(command)}")
     lines += [f"  {name}={value}" for name, value in sorted(told.items()) if os.environ.get(name) != value]
     lines += [f"worker {worker} on cores {render_cores(cores)}" for worker, cores in enumerate(group.shares)]
-    for name, setting in plan.settings.items():
-        show = SHOWN.get(name)
-        value = setting.value if show is None or not setting.value else [show(line) for line in setting.value]
-        lines.append(f"{name}: {value} ({setting.source})")
+    lines += [f"{name}: {shown(name, one.value)} ({one.source})" for name, one in plan.settings.items()]
     lines.append(f"restarts after a failure: {plan.max_restarts}")
     if plan.logs.folder is not None:
         lines.append(f"output also in {plan.logs.folder}")

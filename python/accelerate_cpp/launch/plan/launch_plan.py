@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import site
 import sys
 import time
@@ -434,7 +433,7 @@ def _logs(options: LaunchOptions, num_workers: int) -> Logs:
     streams = parse_tee(options.tee, num_workers)
     if options.log_dir is None:
         return Logs(None, streams)
-    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}_{secrets.token_hex(4)}"
+    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}_{os.urandom(4).hex()}"
     return Logs(Path(options.log_dir) / run, streams if any(streams) else (STDOUT | STDERR,) * num_workers)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["SHOWN"]
+__all__ = ["shown"]
 
 _HARMLESS = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off", re.IGNORECASE)
 
@@ -26,5 +27,10 @@ def _command(line: str) -> str:
     return " ".join([program if re.fullmatch(r"[\w./-]*", program) else "…", *["…"] * bool(arguments)])
 
 
-SHOWN: Mapping[str, Callable[[str], str]] = {"tpu_env": _variable, "commands": _command}
-"""How lines of those keys of the configuration file are shown that may hold secrets."""
+_SHOWN: Mapping[str, Callable[[str], str]] = {"tpu_env": _variable, "commands": _command}
+
+
+def shown(name: str, value: Any) -> Any:
+    """The value of the key ``name`` of a configuration file, with its lines as they may be shown."""
+    show = _SHOWN.get(name)
+    return value if show is None or not value else [show(line) for line in value]
