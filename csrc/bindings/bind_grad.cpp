@@ -1,5 +1,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -217,6 +218,15 @@ void bind_grad(py::module_& module) {
   bind_scattered_reducer(module);
   module.def("note_registration", &grad::note_registration,
              "To be called when some module gets a parameter or a submodule.");
+  module.def(
+      "have_gradients",
+      [](const std::vector<at::Tensor>& parameters) {
+        return std::any_of(parameters.begin(), parameters.end(),
+                           [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+      },
+      py::arg("parameters"),
+      "Whether one of these parameters has a gradient; p.grad is not None, without taking hold of it, as that would "
+      "take away what is known of it.");
   module.def(
       "known_statistics",
       [](const std::vector<at::Tensor>& parameters) {

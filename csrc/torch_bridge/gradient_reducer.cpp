@@ -314,7 +314,7 @@ void GradientReducer::begin_round(const RoundOptions& options) {
     build(next_order_);
     next_order_.clear();  // unless that failed; then it is done before the next pass
   }
-  round_weight_ = options.weight.value_or(1.0);
+  round_weight_ = options.weight;
   exchange_->begin(options, deadline());
 }
 
@@ -355,7 +355,7 @@ void GradientReducer::take_averages() {
     const Slot& place = plan_.slots[i];
     const bool has_gradient = slot.state() != GradientSlot::State::kEmpty;
     if (ownership_->owns(i) && (has_gradient || exchange_->used_anywhere(place.bucket, place.index))) {
-      slot.take_average(measured(place));
+      slot.take_average(measured(place), round_weight_.has_value());
     }
   }
 }

@@ -178,7 +178,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int graph_task_ = -1;
   std::vector<std::size_t> missing_;  // parameters that each bucket still waits for
   std::vector<bool> published_;       // by bucket
-  double round_weight_ = 1.0;
+  std::optional<double> round_weight_;
   std::optional<double> weight_;  // of the next pass that averages
   int passes_to_measure_ = 0;     // so many more, if nobody asks for statistics again
 };

@@ -68,15 +68,15 @@ void GradientSlot::take_gradient() {
   }
 }
 
-bool GradientSlot::prepare_for_sum(double weight) {
+bool GradientSlot::prepare_for_sum(std::optional<double> weight) {
   take_gradient();
   switch (state()) {
     case State::kEmpty:
       memory_.zero_();
       return false;
     case State::kAveraged:
-      if (weight != 1.0) {
-        memory_.mul_(weight);
+      if (weighed_ && weight) {
+        memory_.mul_(*weight);
       }
       return true;
     default:
@@ -84,12 +84,13 @@ bool GradientSlot::prepare_for_sum(double weight) {
   }
 }
 
-void GradientSlot::take_average(std::optional<Measurement> measurement) {
+void GradientSlot::take_average(std::optional<Measurement> measurement, bool is_weighed) {
   if (measurement || bound_.has_measurement()) {
     bound_ = BoundGradient(memory_, std::move(measurement));
   }
   parameter_.mutable_grad() = bound_.tensor();
   averaged_ = true;
+  weighed_ = is_weighed;
 }
 
 void GradientSlot::prepare_without_gradient() {

@@ -37,13 +37,14 @@ class GradientSlot {
   // Moves a foreign gradient into the slot. Throws InvalidArgument when it is sparse or has a graph.
   void take_gradient();
 
-  // Prepares the slot for the sum over the ranks, in which this rank weighs `weight`: its gradient, or zeros when there
-  // is none. An average to which nothing was added is the same on all ranks, and stays the same: it is weighed here.
+  // Prepares the slot for the sum over the ranks, in which this rank weighs `weight`, if they are weighed: its
+  // gradient, or zeros when there is none. A weighed average to which nothing was added is the same on all ranks, and
+  // stays the same: it is weighed here. Other averages are sums of a share each, which the weights have yet to divide.
   // Returns whether there is a gradient. Throws as take_gradient().
-  bool prepare_for_sum(double weight);
+  bool prepare_for_sum(std::optional<double> weight);
 
-  // The slot holds an average, and .grad becomes that.
-  void take_average(std::optional<Measurement> measurement);
+  // The slot holds an average, and .grad becomes that. `is_weighed` if it was divided by the weights of the ranks.
+  void take_average(std::optional<Measurement> measurement, bool is_weighed);
 
   // Prepares the slot for a sum to which this rank adds nothing, and takes away the gradient that lies there.
   void prepare_without_gradient();
@@ -67,6 +68,7 @@ class GradientSlot {
   at::Tensor memory_;  // shaped like the parameter, in the bucket
   BoundGradient bound_;
   bool averaged_ = false;  // what bound_ holds, if it is .grad
+  bool weighed_ = false;   // the average
 };
 
 }  // namespace accelerate_cpp::grad

@@ -132,3 +132,60 @@ def test_models_that_step_in_turns_are_each_divided_by_their_last_pass(backend: 
     expected = [(3 * 1 + 3 * 2) / 7, 4 / 4] * 2
     for seen in run_processes(in_turns, 2, backend):
         assert seen == pytest.approx(expected)
+
+
+def rows_of(rank: int, part: int) -> Any:
+    """Inputs of a micro-batch, of 1 to 4 rows."""
+    import torch
+
+    return torch.randn(1 + rank + 2 * part, 3, generator=torch.Generator().manual_seed(10 * rank + part))
+
+
+def two_layers() -> Any:
+    """A model that can leave its second layer out."""
+    import torch
+
+    class TwoLayers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
+
+        def forward(self, batch: torch.Tensor, whole: bool) -> torch.Tensor:
+            return self.second(self.first(batch)) if whole else self.first(batch)
+
+    torch.manual_seed(0)
+    return TwoLayers()
+
+
+def sum_of(model: Any, rank: int, part: int) -> Any:
+    """The sum of squares of a micro-batch; the second part of rank 1 leaves the second layer out."""
+    return model(rows_of(rank, part), (rank, part) != (1, 1)).square().sum()
+
+
+def averaged_in_each_pass() -> list[float]:
+    """The gradients of a step in two passes that both average, of which the second leaves a layer out on one rank."""
+    from accelerate_cpp import Accelerator
+    from accelerate_cpp.utils import GradientAccumulationPlugin
+
+    own = Accelerator(cpu=True, gradient_accumulation_plugin=GradientAccumulationPlugin(2, sync_each_batch=True))
+    plain = two_layers()
+    model = own.prepare(plain)
+    for part in range(2):
+        with own.accumulate(model):
+            loss = sum_of(model, own.process_index, part)
+            own.backward(loss, weight=len(rows_of(own.process_index, part)))
+    return [value for weight in plain.parameters() for value in weight.grad.flatten().tolist()]
+
+
+def averaged_at_once() -> list[float]:
+    """The same in plain torch in one pass over all rows."""
+    model = two_layers()
+    parts = [(rank, part) for rank in range(2) for part in range(2)]
+    (sum(sum_of(model, *one) for one in parts) / sum(len(rows_of(*one)) for one in parts)).backward()
+    return [value for weight in model.parameters() for value in weight.grad.flatten().tolist()]
+
+
+def test_averages_of_earlier_passes_are_divided_by_all_weights_where_a_later_pass_leaves_a_layer_out() -> None:
+    (expected,) = run_processes(averaged_at_once, 1)
+    for gradients in run_processes(averaged_in_each_pass, 2):
+        assert gradients == pytest.approx(expected, rel=1e-4, abs=1e-6)

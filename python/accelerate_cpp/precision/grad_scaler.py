@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.amp.grad_scaler import OptState
 
-from accelerate_cpp._native import LossScale, known_statistics, measure_gradients, scale_gradients
+from accelerate_cpp._native import LossScale, have_gradients, known_statistics, measure_gradients, scale_gradients
 from accelerate_cpp.devices.shards import local_part
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
@@ -370,7 +370,7 @@ def _stages(scaler: torch.amp.GradScaler) -> list[OptState]:
 def _has_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
     """Whether there is something to un-scale, on any rank; else a later backward pass may bring it, as that of another
     model."""
-    found = any(parameter.grad is not None for parameter in _parameters(optimizer))
+    found = have_gradients(_parameters(optimizer))
     any_rank: Callable[[bool], bool] | None = getattr(scaler, "_any_rank", None)
     return found if any_rank is None else any_rank(found)
 

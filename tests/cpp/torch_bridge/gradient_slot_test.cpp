@@ -35,7 +35,7 @@ TEST_F(GradientSlotTest, IsEmptyForeignOwnAndAveragedInTurn) {
   slot_.take_gradient();
   EXPECT_EQ(slot_.state(), State::kOwn);
   EXPECT_EQ(in_memory(), 2.0f);
-  slot_.take_average({});
+  slot_.take_average({}, /*is_weighed=*/false);
   EXPECT_EQ(slot_.state(), State::kAveraged);
   slot_.note_arrival();
   EXPECT_EQ(slot_.state(), State::kOwn);
@@ -46,7 +46,7 @@ TEST_F(GradientSlotTest, IsEmptyForeignOwnAndAveragedInTurn) {
 TEST_F(GradientSlotTest, HoldsZerosForTheSumWhenThereIsNoGradient) {
   set_gradient(2);
   EXPECT_TRUE(slot_.prepare_for_sum(1.0));
-  slot_.take_average({});
+  slot_.take_average({}, /*is_weighed=*/false);
   parameter_.mutable_grad().reset();
   EXPECT_FALSE(slot_.prepare_for_sum(1.0));
   EXPECT_EQ(in_memory(), 0.0f);
@@ -56,12 +56,22 @@ TEST_F(GradientSlotTest, WeighsAnAverageToWhichNothingWasAddedAndNothingElse) {
   set_gradient(2);
   EXPECT_TRUE(slot_.prepare_for_sum(3.0));
   EXPECT_EQ(in_memory(), 2.0f) << "a gradient of this rank";
-  slot_.take_average({});
+  slot_.take_average({}, /*is_weighed=*/true);
+  EXPECT_TRUE(slot_.prepare_for_sum({}));
+  EXPECT_EQ(in_memory(), 2.0f) << "in a pass in which all weigh the same";
   EXPECT_TRUE(slot_.prepare_for_sum(3.0));
   EXPECT_EQ(in_memory(), 6.0f) << "an average, of which this rank has three parts";
   slot_.note_arrival();
   EXPECT_TRUE(slot_.prepare_for_sum(3.0));
   EXPECT_EQ(in_memory(), 6.0f) << "one to which a pass has added";
+}
+
+TEST_F(GradientSlotTest, LeavesAnAverageThatHasYetToBeDividedByWeightsAsItIs) {
+  set_gradient(2);
+  EXPECT_TRUE(slot_.prepare_for_sum({}));
+  slot_.take_average({}, /*is_weighed=*/false);
+  EXPECT_TRUE(slot_.prepare_for_sum(3.0));
+  EXPECT_EQ(in_memory(), 2.0f);
 }
 
 TEST_F(GradientSlotTest, TakesWhatLiesThereAlongToAnotherPlace) {
@@ -85,13 +95,13 @@ TEST_F(GradientSlotTest, TakesAwayTheGradientOfARankThatAddsNothing) {
 }
 
 TEST_F(GradientSlotTest, BelievesAMeasurementUntilTheGradientIsWrittenToButKnowsThatThereWasOne) {
-  slot_.take_average(amp::GradientStatistics{4.0, 0});
+  slot_.take_average(amp::GradientStatistics{4.0, 0}, /*is_weighed=*/false);
   EXPECT_TRUE(slot_.was_measured());
   EXPECT_TRUE(slot_.believed());
   parameter_.grad().mul_(2);
   EXPECT_TRUE(slot_.was_measured());
   EXPECT_FALSE(slot_.believed());
-  slot_.take_average({});
+  slot_.take_average({}, /*is_weighed=*/false);
   EXPECT_FALSE(slot_.was_measured());
 }
 
