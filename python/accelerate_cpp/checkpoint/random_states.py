@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from accelerate_cpp.data.order import check_generator_state
 from accelerate_cpp.devices.device import Device
 from accelerate_cpp.devices.selection import available_devices
 from accelerate_cpp.errors import CheckpointError
@@ -102,16 +102,9 @@ def _check_numpys(state: Any) -> None:
         raise ValueError(f"a position of {position} in {_WORDS} words")
 
 
-def _check_torchs(state: Any) -> None:
-    torch.Generator().set_state(state)
-    left, _, following = struct.unpack_from("<iiQ", state.numpy().tobytes(), 8)
-    if left != 1 and not 1 < left <= _WORDS + 1 - following:  # torch would read there without a look
-        raise ValueError(f"{left} words left of {_WORDS}, from word {following} on")
-
-
 # Generators that are not used.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "random_state": lambda state: random.Random().setstate(state),
     "numpy_random_seed": _check_numpys,
-    "torch_manual_seed": _check_torchs,
+    "torch_manual_seed": check_generator_state,
 }

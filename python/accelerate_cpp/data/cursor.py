@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from accelerate_cpp.data import loaders, stateful
-from accelerate_cpp.data.samplers import (
-    BatchSamplerShard,
-    IterableDatasetShard,
-    RepeatableRandomSampler,
-    SeedableRandomSampler,
-    SkipBatchSampler,
+from accelerate_cpp.data.order import (
+    UNKNOWN,
+    Order,
+    encoded,
+    generator_of,
+    restore_seedable,
+    seed_in_use,
+    seedable_in_cursor,
+    state_in_cursor,
+    workers_persist,
 )
+from accelerate_cpp.data.samplers import BatchSamplerShard, IterableDatasetShard, SkipBatchSampler
 from accelerate_cpp.errors import InvalidArgument
 
 Cursor = dict[str, int | str]
 
 _KEYS = frozenset({"epoch", "seed", "position", "samples", "batches", "world"})
-_UNKNOWN = -1
-_COMPUTED = "computed"
 
 
 @dataclass
@@ -46,13 +48,29 @@ class Start:
         return self.batches == 0 and self.samples == 0
 
 
+@dataclass(frozen=True)
+class Restored:
+    """A pass that was restored: its order, and whether the loop over it had been left, or its last batch was out.
+
+    The next pass is the rest of it; in the second case only if it skips the batches that had been given out. Otherwise
+    it is a new one, as it would have been if the run had gone on. ``ended_batches`` of the user's sampler were all
+    those of the pass, 0 if it had not ended. It drew no seed for workers if ``keeps_seed``.
+    """
+
+    order: Order
+    was_left: bool = False
+    ended_batches: int = 0
+    keeps_seed: bool = False
+
+
 @dataclass
 class Pass:
     """One pass over a loader: where it starts, whether it is the rest of one that was restored, and how it advances.
 
     Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
     ``None`` if that varies or is unknown. The process that reads takes ``read_per_step``, and keeps the states of a
-    loader of torchdata in ``recorded``.
+    loader of torchdata in ``recorded``. Samplers draw from torch's global generator in state ``drawn_from``, if it is
+    not ``None``. No seed is drawn for workers if ``keeps_seed``.
     """
 
     start: Start
@@ -60,6 +78,8 @@ class Pass:
     batches_per_step: int
     batch_size: int | None
     read_per_step: int
+    drawn_from: torch.Tensor | None = None
+    keeps_seed: bool = False
     recorded: stateful.Recorded | None = None
 
 
@@ -68,20 +88,25 @@ class Progress:
     """The progress of a loader, which it shares with the loaders that ``skip_first_batches`` creates from it.
 
     ``epoch`` counts complete passes. ``steps`` of the training loop, and over all processes ``batches`` of the user's
-    sampler and ``samples``, have been given out since the latest pass began; ``in_pass`` until its last batch is out,
-    even if the loop was left. ``next_start`` and ``resumes`` are for the next pass. ``source`` is the state of
-    torchdata's loader after the returned batches, ``None`` if there is none.
+    sampler and ``samples``, have been given out since the latest pass began, which had ``order``; ``in_pass`` until its
+    last batch is out, even if the loop ``was_left``; it drew no seed for workers if it ``keeps_seed``. ``next_start``,
+    ``resumes`` and ``restored`` are for the next pass. Workers that persist were ``seeded`` in the run that was
+    restored. ``source`` is the state of torchdata's loader after the returned batches, ``None`` if there is none.
     """
 
     epoch: int = 0
     in_pass: bool = False
+    was_left: bool = False
     last_is_out: bool = False
     steps: int = 0
     batches: int = 0
     samples: int = 0
-    generator_state: torch.Tensor | None = None
+    order: Order = field(default_factory=Order)
+    keeps_seed: bool = False
+    seeded: bool = False
     next_start: Start | None = None
     resumes: bool = False
+    restored: Restored | None = None
     latest: Pass | None = None
     source: stateful.State | None = None
 
@@ -89,18 +114,36 @@ class Progress:
         """A pass over ``loader`` begins."""
         start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
         size, per_step = _batch_size(loader), loader.batches_per_step
-        self.latest = Pass(start, self.resumes, per_step, size, read_in(loader, 1))
-        self.next_start, self.resumes = None, False
-        self.in_pass, self.last_is_out = True, False
-        generator = _generator_of_order(loader)
-        self.generator_state = None if generator is None else generator.get_state()
+        restored = self.restored if self._repeats(loader, start) else None
+        if restored is not None:
+            self.epoch -= restored.ended_batches > 0
+            if restored.was_left:
+                restored.order.apply(loader)
+        drawn_from = None if restored is None or generator_of(loader) is not None else restored.order.drawn_from
+        resumes = self.resumes and (self.restored is None or restored is not None)
+        keeps_seed = self.seeded and loader.skipped_steps == 0 if restored is None else restored.keeps_seed
+        self.latest = Pass(start, resumes, per_step, size, read_in(loader, 1), drawn_from, keeps_seed)
+        self.keeps_seed = keeps_seed or workers_persist(loader)
+        self.order = Order.of_next_pass(loader, self.keeps_seed)
+        if drawn_from is not None:
+            self.order = replace(self.order, drawn_from=drawn_from)
+        self.next_start, self.resumes, self.restored = None, False, None
+        self.in_pass, self.was_left, self.last_is_out = True, False, False
         self._count(loader, start)
         return self.latest
 
-    def restart(self, loader: Any, start: Start | None, resumes: bool) -> None:
-        """The next pass begins at ``start``; ``resumes`` if it is the rest of one that was restored."""
-        self.in_pass = self.last_is_out = False
-        self.next_start, self.resumes, self.source = start, resumes, None
+    def _repeats(self, loader: Any, start: Start) -> bool:
+        """Whether the pass that begins is the rest of a restored one."""
+        if self.restored is None or not self.restored.was_left:
+            return self.restored is not None
+        if self.restored.ended_batches:
+            return bool(loader.skipped_steps * loader.batches_per_step >= self.restored.ended_batches)
+        return loader.skipped_steps > 0 or start != Start()
+
+    def restart(self, loader: Any, start: Start | None, restored: Restored | None, resumes: bool) -> None:
+        """The next pass begins at ``start``; ``resumes`` if it is the rest of one that was ``restored``."""
+        self.in_pass = self.was_left = self.last_is_out = False
+        self.next_start, self.restored, self.resumes, self.source = start, restored, resumes, None
         self._count(loader, start or Start())
 
     def _count(self, loader: Any, start: Start) -> None:
@@ -109,7 +152,7 @@ class Progress:
         self.batches = start.batches + (loader.skipped_steps + start.steps) * per_step
         if start.samples and size:
             self.batches = start.samples // size
-        self.samples = (start.samples or self.batches * size) if size else _UNKNOWN
+        self.samples = (start.samples or self.batches * size) if size else UNKNOWN
         self.steps = self.batches // per_step
 
     def advance(self, reading: Pass, is_last: bool, repeated: bool = False) -> None:
@@ -122,7 +165,7 @@ class Progress:
             return
         self.steps += 1
         self.batches += reading.batches_per_step
-        self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else _UNKNOWN
+        self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else UNKNOWN
         self.last_is_out, self.in_pass = is_last, not is_last
         recorded = reading.recorded
         if repeated and not is_last:
@@ -134,6 +177,7 @@ class Progress:
         self.epoch += complete
         if reading is self.latest:
             self.last_is_out, self.in_pass = False, self.in_pass and not complete
+            self.was_left = self.in_pass
 
 
 def cursor_of(loader: Any) -> Cursor:
@@ -143,30 +187,49 @@ def cursor_of(loader: Any) -> Cursor:
         ``epoch``; ``seed`` of the order, -1 if there is none yet; ``position``, the batches of the training loop that
         are out in the pass in progress, 0 between passes and while the last batch is out; over all ranks the
         ``samples`` (-1 if unknown) and the ``batches`` of the user's sampler that they hold; ``world``, the number of
-        processes; ``order``, ``"computed"`` if that of a seedable sampler is, else ``"torch"``; and ``generator``, in
-        base64 the state when the pass began of the generator that orders the samples, if there is one.
+        processes; ``order``, ``"computed"`` if that of a seedable sampler is, else ``"torch"``. In base64, if there is
+        such a thing, ``generator``, the state when the pass began of the generator that orders the samples, and
+        ``drawn_from``, that of torch's global one when other samplers drew. For a loop that was left before its end,
+        ``left`` is 1, as it is while the last batch is out, when ``ended``, otherwise 0, counts the batches of the
+        pass; and ``generator_after`` is the state with which the next pass goes on, unless that continues in this one.
+        Where workers persist, ``seeded`` is 1, or 2 if the pass drew no seed for them.
     """
     progress: Progress = loader.progress
     inside = progress.in_pass or progress.next_start is not None
+    generator = generator_of(loader)
+    latest = Restored(Order(generator=None if generator is None else generator.get_state()))
+    if progress.in_pass or progress.last_is_out:
+        latest = Restored(
+            replace(progress.order, seed=seed_in_use(loader)),
+            progress.was_left or progress.last_is_out,
+            progress.batches if progress.last_is_out else 0,
+            progress.keeps_seed,
+        )
+    elif inside and progress.restored is not None:
+        latest = progress.restored
     cursor: Cursor = {
         "epoch": progress.epoch + progress.last_is_out,
-        "seed": _seed_of(loader, inside),
         "position": progress.steps if inside else 0,
         "samples": progress.samples if inside else 0,
         "batches": progress.batches if inside else 0,
         "world": loader.num_processes,
-        "order": _order_of(loader),
+        **latest.order.for_cursor(),
+        **seedable_in_cursor(loader),
     }
-    generator = _generator_of_order(loader)
-    if generator is not None:
-        begun = progress.generator_state if progress.in_pass else None
-        state = generator.get_state() if begun is None else begun
-        cursor["generator"] = base64.b64encode(state.numpy().tobytes()).decode("ascii")
+    if latest.was_left:
+        cursor |= {"left": 1, "ended": latest.ended_batches}
+        if generator is not None:
+            cursor["generator_after"] = encoded(generator.get_state())
+    if progress.seeded or workers_persist(loader):
+        cursor["seeded"] = 2 if latest.keeps_seed else 1
     return cursor
 
 
 def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> None:
     """Makes the next pass over prepared ``loader`` use the epoch and the order of ``cursor``.
+
+    After a loop that had been left, or with its last batch out, only if it skips what was already returned: as a run
+    that goes on, it begins a new pass otherwise.
 
     Args:
         continues: the next pass also skips what was already returned, whatever the number of processes was. Default: if
@@ -178,12 +241,27 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     """
     start = check_cursor(loader, cursor, continues)
     loader.set_epoch(int(cursor["epoch"]))
-    _restore_order(loader, cursor)
+    restore_seedable(loader, cursor)
+    order, after = Order.of_cursor(cursor, loader), _generator_after(loader, cursor)
+    left, ended = bool(cursor.get("left", 0)), int(cursor.get("ended", 0))
+    if not left:
+        order.apply(loader)
+    elif after is not None:
+        Order(generator=after).apply(loader)
+    resumes = _is_inside(cursor) or ended > 0
     progress: Progress = loader.progress
-    restored, source = progress.next_start, progress.source
-    same = restored is not None and restored.restored and start == Start(steps=restored.steps)
-    progress.restart(loader, restored if same else start, _is_inside(cursor))
+    former, source = progress.next_start, progress.source
+    same = former is not None and former.restored and start == Start(steps=former.steps)
+    seeded = int(cursor.get("seeded", 0))
+    restored = Restored(order, left, ended, keeps_seed=seeded > 1) if resumes else None
+    progress.restart(loader, former if same else start, restored, resumes)
+    progress.seeded = seeded > 0
     progress.source = source if same else None
+
+
+def _generator_after(loader: Any, cursor: Cursor) -> torch.Tensor | None:
+    generator = generator_of(loader)
+    return state_in_cursor(cursor, "generator_after", *([] if generator is None else [generator.device]))
 
 
 def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> None:
@@ -200,7 +278,7 @@ def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) ->
     restores = check_source(loader, state, cursor)
     if cursor is None:
         state = _in_whole_steps(loader, state)
-        progress.restart(loader, _start_of(loader, state), not stateful.is_finished(state))
+        progress.restart(loader, _start_of(loader, state), None, not stateful.is_finished(state))
     if restores:
         progress.source = state
         if progress.next_start is not None or stateful.holds_dataset(state):
@@ -212,7 +290,8 @@ def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) ->
 def check_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> bool:
     """Whether torchdata's loader restores ``state`` by itself, instead of ``cursor``.
 
-    That is so with as many processes, workers and samples in a batch as before.
+    That is so with as many processes, workers and samples in a batch as before, unless a sampler draws from torch's
+    global generator and no dataset has a state.
 
     Raises:
         InvalidArgument: neither is possible.
@@ -221,6 +300,8 @@ def check_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> b
         start = check_cursor(loader, cursor)
         if start is not None and start != Start(steps=int(cursor["position"])):
             return False
+        if "drawn_from" in cursor and not stateful.holds_dataset(state):
+            return False  # torchdata draws another order
     if not stateful.is_torchdata(loader.base_dataloader):
         if cursor is None:
             stateful.check_needs_no_torchdata(state)
@@ -257,7 +338,7 @@ def source_of(loader: Any) -> stateful.State | None:
     if not stateful.is_torchdata(loader.base_dataloader):
         return None
     if progress.source is None and progress.next_start is None and not progress.in_pass:
-        generators = {_generator_of_order(loader), loader.generator} - {None}
+        generators = {generator_of(loader), loader.generator} - {None}
         progress.source = stateful.initial_state(loader.base_dataloader, generators)
     return progress.source
 
@@ -273,9 +354,8 @@ def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> 
             f"a cursor of a loader has {', '.join(sorted(_KEYS))}; {', '.join(sorted(missing))} is missing: restore "
             "what cursor_of or state_dict returned"
         )
-    state = cursor.get("generator")
-    if isinstance(state, str):
-        torch.Generator().set_state(_decoded(state))
+    Order.of_cursor(cursor, loader)
+    _generator_after(loader, cursor)
     continues = loader.use_stateful_dataloader if continues is None else continues
     return _converted(loader, cursor) if continues and _is_inside(cursor) else None
 
@@ -309,7 +389,7 @@ def _converted(loader: Any, cursor: Cursor) -> Start:
     """Where ``loader``, with its number of processes and batch size, continues."""
     position, batches, samples, world = (int(cursor[key]) for key in ("position", "batches", "samples", "world"))
     size, per_step, iterable = _batch_size(loader), loader.batches_per_step, isinstance(loader.dataset, IterableDataset)
-    known = samples != _UNKNOWN and size is not None
+    known = samples != UNKNOWN and size is not None
     if world == loader.num_processes and not known:
         return Start(steps=position)
     if iterable and not known:
@@ -330,51 +410,3 @@ def _converted(loader: Any, cursor: Cursor) -> Start:
             "num_workers=1, choose a batch size and a number of processes that reach it, or start the epoch again"
         )
     return Start(batches=batches) if rest == 0 and (loader.dispatches or not iterable) else Start(samples=samples)
-
-
-def _seed_of(loader: Any, inside: bool) -> int:
-    sampler = loader.get_sampler()
-    if isinstance(sampler, SeedableRandomSampler):
-        return sampler.initial_seed
-    if isinstance(sampler, RepeatableRandomSampler) and sampler.generator is None:
-        seed = sampler.seed if sampler.next_seed is None else sampler.next_seed
-        return seed if inside and seed is not None else _UNKNOWN
-    return _UNKNOWN
-
-
-def _order_of(loader: Any) -> str:
-    sampler = loader.get_sampler()
-    return _COMPUTED if isinstance(sampler, SeedableRandomSampler) and sampler.computed else "torch"
-
-
-def _generator_of_order(loader: Any) -> torch.Generator | None:
-    """The generator whose state decides the order of the samples; ``None`` if a seed does, or nothing."""
-    if isinstance(loader.dataset, IterableDatasetShard):
-        return None
-    source = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.get_sampler()
-    generator = None if isinstance(source, SeedableRandomSampler) else getattr(source, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None
-
-
-def _decoded(state: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
-
-
-def _restore_order(loader: Any, cursor: Cursor) -> None:
-    sampler, seed, state = loader.get_sampler(), int(cursor["seed"]), cursor.get("generator")
-    if isinstance(sampler, SeedableRandomSampler):
-        if seed != _UNKNOWN:
-            sampler.initial_seed = seed
-            # Cursors without an order are older than the choice: at that time seedable samplers computed it.
-            sampler.computed = cursor.get("order", _COMPUTED) == _COMPUTED
-        return
-    generator = _generator_of_order(loader)
-    if isinstance(state, str):
-        if generator is None and isinstance(sampler, RepeatableRandomSampler):
-            generator = sampler.generator = torch.Generator()
-        if generator is not None:
-            generator.set_state(_decoded(state))
-    elif seed != _UNKNOWN and generator is not None:
-        generator.manual_seed(seed)
-    elif seed != _UNKNOWN and isinstance(sampler, RepeatableRandomSampler):
-        sampler.next_seed = seed

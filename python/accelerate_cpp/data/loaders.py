@@ -12,6 +12,7 @@ from accelerate_cpp.data import sharding
 from accelerate_cpp.data.samplers import (
     BatchSamplerShard,
     IterableDatasetShard,
+    RedrawnSampler,
     RepeatableRandomSampler,
     SeedableRandomSampler,
     SkipBatchSampler,
@@ -223,3 +224,10 @@ def skipping(loader: Any, batches: int) -> dict[str, Any]:
     if loader.batch_sampler is None:
         return {"sampler": SkipBatchSampler(loader.sampler, batches), "batch_size": None}
     return {"batch_sampler": SkipBatchSampler(loader.batch_sampler, batches)}
+
+
+def drawing_from(loader: Any, state: torch.Tensor) -> dict[str, Any]:
+    """The arguments of torch's ``DataLoader`` whose samplers draw from torch's global generator in ``state``."""
+    if loader.batch_sampler is None:
+        return {"sampler": RedrawnSampler(loader.sampler, state), "batch_size": None}
+    return {"batch_sampler": RedrawnSampler(loader.batch_sampler, state)}

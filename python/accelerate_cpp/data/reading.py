@@ -38,7 +38,11 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
             source = stateful.like(source, rest, **loaders.batching_of(loader), **loaders.options_of(loader))
     elif start != Start():
         source = stateful.like(source, loader.dataset, **_rest_of(loader, start), **loaders.options_of(loader))
-    batches = _quietly_iterated(source) if reading.resumes else iter(source)
+    if reading.drawn_from is not None and not start.restored:
+        drawn = loaders.drawing_from(source, reading.drawn_from)
+        source = stateful.like(source, loader.dataset, **drawn, **loaders.options_of(loader))
+    drawn_before = reading.keeps_seed or (reading.resumes and source.generator is None)
+    batches = _with_seed_of_its_own(source) if drawn_before else iter(source)
     iterator = batches
     if stateful.is_torchdata(source) and start.is_whole:
         batches = reading.recorded = _recorded(loader, batches, start)
@@ -53,13 +57,17 @@ def _recorded(loader: Any, batches: Any, start: Start) -> stateful.Recorded:
     return stateful.Recorded(batches, taken, 0 if start.restored else taken)
 
 
-def _quietly_iterated(source: Any) -> Any:
-    """An iterator that draws no seed for its workers from torch's generator: when the pass began one was drawn."""
-    state = torch.get_rng_state()
+def _with_seed_of_its_own(source: Any) -> Any:
+    """An iterator over torch's loader ``source`` that takes no seed for its workers from a generator of the program.
+
+    When the pass began that is gone on with, one was drawn; or none, as workers persisted.
+    """
+    kept, source.generator = source.generator, torch.Generator()
+    source.generator.set_state(torch.get_rng_state())
     try:
         return iter(source)
     finally:
-        torch.set_rng_state(state)
+        source.generator = kept
 
 
 def _rest_of(loader: Any, start: Start) -> dict[str, Any]:

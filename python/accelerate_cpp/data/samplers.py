@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -268,3 +269,29 @@ class SkipBatchSampler(BatchSampler):
         return keeping(
             self.batch_sampler, [(start + skipped, None if stop is None else stop + skipped) for start, stop in ranges]
         )
+
+
+class RedrawnSampler(BatchSampler):
+    """The items of ``batch_sampler``, which begins with torch's global generator in ``state``.
+
+    What it draws before its first item is drawn from there, and the generator keeps the state that it has.
+    """
+
+    def __init__(self, batch_sampler: Any, state: torch.Tensor) -> None:
+        self.batch_sampler = batch_sampler
+        self.state = state
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        kept = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+        try:
+            items = iter(self.batch_sampler)
+            first = list(islice(items, 1))
+        finally:
+            torch.set_rng_state(kept)
+        yield from chain(first, items)

@@ -95,9 +95,9 @@ def permuted(length: int, seed: int, count: int, ranges: Ranges) -> Iterator[int
             position += last - first
 
 
-def drawn_seed() -> int:
-    """A seed from torch's global generator, drawn as torch's random sampler draws its own."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def drawn_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from ``generator``, torch's global one by default, drawn as torch's samplers and loaders draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _drawn_with_replacement(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import struct
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from accelerate_cpp.data import cursor
 from accelerate_cpp.data.cursor import Pass, Progress, Start, cursor_of, restore_cursor
+from accelerate_cpp.data.order import encoded
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
 
@@ -366,3 +378,171 @@ def test_a_batch_that_is_repeated_moves_the_position_but_not_the_source() -> Non
     assert (progress.steps, progress.in_pass, progress.source) == (2, True, {"batches": 1, "last": False})
     progress.advance(reading, is_last=True, repeated=True)
     assert (progress.steps, progress.in_pass, progress.source) == (3, False, {"batches": 3, "last": True})
+
+
+class Bunches:
+    """Batches in an order that is drawn at once, when an iterator is asked for."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(12).reshape(6, 2).tolist())
+
+
+ORDERS = {
+    "in order": lambda: {"batch_size": 2},
+    "shuffled": lambda: {"batch_size": 2, "shuffle": True},
+    "generator": lambda: {"batch_size": 2, "shuffle": True, "generator": torch.Generator().manual_seed(4)},
+    "subset": lambda: {"batch_size": 2, "sampler": SubsetRandomSampler(range(12))},
+    "weighted": lambda: {"batch_size": 2, "sampler": WeightedRandomSampler([1.0] * 12, 12, replacement=False)},
+    "single samples": lambda: {"batch_size": None, "shuffle": True},
+    "batches drawn at once": lambda: {"batch_sampler": Bunches()},
+    "seed for workers": lambda: {
+        "batch_size": 2,
+        "sampler": SubsetRandomSampler(range(12)),
+        "generator": torch.Generator().manual_seed(4),
+    },
+    "workers that persist": lambda: {
+        "batch_size": 2,
+        "sampler": SubsetRandomSampler(range(12)),
+        "num_workers": 1,
+        "persistent_workers": True,
+    },
+    "workers that persist and a generator": lambda: {
+        "batch_size": 2,
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(4),
+        "num_workers": 1,
+        "persistent_workers": True,
+    },
+}
+
+
+def ordered(order: str, world: int = 1, rank: int = 0, seed: int = 0, stateful: bool = False) -> Any:
+    torch.manual_seed(seed)
+    loader = DataLoader(torch.arange(12), **ORDERS[order]())
+    return prepare_data_loader(
+        loader,
+        torch.device("cpu"),
+        num_processes=world,
+        process_index=rank,
+        put_on_device=True,
+        use_stateful_dataloader=stateful,
+    )
+
+
+def saved(loader: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    """What a checkpoint keeps."""
+    return json.loads(json.dumps(cursor_of(loader))), torch.get_rng_state()
+
+
+def restored(order: str, checkpoint: tuple[dict[str, Any], torch.Tensor]) -> Any:
+    fresh = ordered(order, seed=9)
+    restore_cursor(fresh, checkpoint[0])
+    torch.set_rng_state(checkpoint[1])
+    return fresh
+
+
+def after(loader: Any) -> list[Any]:
+    """What a pass gives, and what a program draws in it and after it."""
+    return [(batch.tolist(), torch.rand(1).item()) for batch in loader]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_restored_pass_leaves_out_is_what_was_given_out_before(order: str) -> None:
+    loader = ordered(order)
+    after(loader)
+    whole: list[Any] = []
+    for batch in loader:
+        whole.append((batch.tolist(), torch.rand(1).item()))
+        if len(whole) == 4:
+            checkpoint = saved(loader)
+    expected = [*whole[4:], *after(loader)]
+    fresh = restored(order, checkpoint)
+    assert [*after(skip_first_batches(fresh, 4)), *after(fresh)] == expected
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_stateful_loader_goes_on_in_the_order_of_the_pass(order: str) -> None:
+    loader = ordered(order, stateful=True)
+    after(loader)
+    whole = []
+    for batch in loader:
+        whole.append(batch.tolist())
+        torch.rand(1)
+        if len(whole) == 4:
+            state = copy.deepcopy(loader.state_dict())
+    fresh = ordered(order, seed=9, stateful=True)
+    fresh.load_state_dict(state)
+    assert [batch.tolist() for batch in fresh] == whole[4:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_after_a_loop_that_was_left_a_new_pass_begins_as_without_a_checkpoint(order: str) -> None:
+    loader = ordered(order)
+    after(loader)
+    for _, _batch in zip(range(3), loader, strict=False):
+        torch.rand(1)
+    checkpoint = saved(loader)
+    expected = [after(loader), after(loader)]
+    fresh = restored(order, checkpoint)
+    assert [after(fresh), after(fresh)] == expected
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loop_that_was_left_can_be_gone_on_with(order: str) -> None:
+    loader = ordered(order)
+    taken = [batch.tolist() for _, batch in zip(range(3), loader, strict=False)]
+    checkpoint = saved(loader)
+    rest = [batch for batch, _ in after(skip_first_batches(restored(order, checkpoint), len(taken)))]
+    assert sorted(flat([batch] if isinstance(batch, int) else batch for batch in taken + rest)) == [*range(12)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pass_whose_last_batch_was_out_is_not_counted_again_by_a_program_that_skips_all_of_it(order: str) -> None:
+    loader = ordered(order)
+    for _batch in loader:
+        if loader.end_of_dataloader:
+            checkpoint, steps = saved(loader), cursor_of(loader)["ended"]
+    expected = after(loader)
+    fresh = restored(order, checkpoint)
+    assert after(skip_first_batches(fresh, int(steps))) == []
+    assert fresh.iteration == 1
+    assert after(fresh) == expected
+    # A program that knows better begins the next pass.
+    fresh = restored(order, checkpoint)
+    assert fresh.iteration == 1
+    assert after(fresh) == expected
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 2)])
+def test_an_order_that_is_drawn_goes_on_with_another_number_of_processes(before: int, now: int) -> None:
+    seen, cursor = [], {}
+    for rank in range(before):
+        loader = ordered("subset", before, rank)
+        for step, batch in enumerate(loader):
+            seen += batch.tolist()
+            if step == 1:
+                cursor = cursor_of(loader)
+                break
+    for rank in range(now):
+        loader = ordered("subset", now, rank, seed=9)
+        restore_cursor(loader, cursor, continues=True)
+        for batch in loader:
+            kept = batch.tolist()
+            seen += kept[: max(0, 12 - len(seen))]
+    assert sorted(seen) == [*range(12)]
+
+
+@pytest.mark.parametrize("name", ["generator", "generator_after", "drawn_from"])
+@pytest.mark.parametrize("text", ["", "no base64!", "AAAA", "beyond"])
+def test_a_state_that_is_none_of_torchs_generator_is_refused_before_anything_changes(name: str, text: str) -> None:
+    loader = ordered("subset")
+    if text == "beyond":  # words that lie after the end of the state
+        state = torch.get_rng_state()
+        state[8:12] = torch.frombuffer(bytearray(struct.pack("<i", 5000)), dtype=torch.uint8)
+        text = encoded(state)
+    with pytest.raises(InvalidArgument, match=f"'{name}' of a loader's cursor"):
+        restore_cursor(loader, cursor_of(loader) | {"epoch": 3, name: text})
+    assert loader.iteration == 0
