@@ -541,7 +541,8 @@ def test_a_state_that_is_none_of_torchs_generator_is_refused_before_anything_cha
     loader = ordered("subset")
     if text == "beyond":  # words that lie after the end of the state
         state = torch.get_rng_state()
-        state[8:12] = torch.frombuffer(bytearray(struct.pack("<i", 5000)), dtype=torch.uint8)
+        struct.pack_into("<i", memoryview(state.numpy()).cast("B"), 8, 600)
+        struct.pack_into("<Q", memoryview(state.numpy()).cast("B"), 16, 624)
         text = encoded(state)
     with pytest.raises(InvalidArgument, match=f"'{name}' of a loader's cursor"):
         restore_cursor(loader, cursor_of(loader) | {"epoch": 3, name: text})
