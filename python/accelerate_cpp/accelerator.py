@@ -1069,7 +1069,7 @@ class Accelerator(PreparationSteps):
             self._backward_and_step(loss, weight, **kwargs)
             return
         loss, weight = self._accumulation.weighted(loss, weight)
-        scaled = loss if self.scaler is None else scaled_loss(self.scaler, loss)
+        scaled = loss if self.scaler is None else scaled_loss(self.scaler, loss, self._optimizers)
         strategy = self._session.strategy
         with self._accumulation.weights.of_pass(strategy, weight, self.sync_gradients) as weights:
             strategy.backward(scaled, weights, **kwargs)
@@ -1137,7 +1137,7 @@ class Accelerator(PreparationSteps):
         """Adds the gradients of a batch to those of a model in stages; returns the loss."""
         self._begin_backward()
         share, _ = self._accumulation.weighted(torch.ones((), device=self.device), None)
-        scale = share if self.scaler is None else scaled_loss(self.scaler, share)
+        scale = share if self.scaler is None else scaled_loss(self.scaler, share, self._optimizers)
         return self._session.strategy.train_batch(model, batch, loss_scale=scale.item(), **options)
 
     def eval_batch(

@@ -27,6 +27,8 @@ from accelerate_cpp.utils.dataclasses import (
     MSAMPRecipeKwargs,
 )
 
+SCALERS = [GradScaler, partial(torch.amp.GradScaler, "cpu"), partial(DeviceGradScaler, "cpu")]
+
 
 @pytest.fixture(autouse=True)
 def no_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -370,7 +372,7 @@ def test_a_schedule_that_is_prepared_before_its_optimizer_waits_for_it() -> None
     assert schedule.get_last_lr() == [0.1]
 
 
-@pytest.mark.parametrize("scaler", [GradScaler, partial(torch.amp.GradScaler, "cpu"), partial(DeviceGradScaler, "cpu")])
+@pytest.mark.parametrize("scaler", SCALERS)
 def test_optimizers_that_are_clipped_together_step_on_gradients_that_are_un_scaled_once(
     scaler: Callable[[], torch.amp.GradScaler],
 ) -> None:
@@ -390,3 +392,57 @@ def test_optimizers_that_are_clipped_together_step_on_gradients_that_are_un_scal
             optimizer.zero_grad()
     for (model, _), (other, _) in zip(pairs, expected, strict=True):
         torch.testing.assert_close(next(model.parameters()), next(other.parameters()))
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("clips", [1, 2])
+def test_a_backward_pass_adds_to_gradients_that_were_clipped_before(
+    clips: int, scaler: Callable[[], torch.amp.GradScaler]
+) -> None:
+    """Of the same model, in several steps, without ``accumulate``."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    model, optimizer = accelerator.prepare(*_line())
+    expected, of_expected = _line()
+    inputs = torch.full((1, 1), 0.25)
+    for _ in range(3):
+        for part in range(2):
+            accelerator.backward(model(inputs).sum() * 0.25)
+            (expected(inputs).sum() * 0.25).backward()
+            if part < clips:
+                norm = accelerator.clip_grad_norm_(model.parameters(), 0.03)
+                of_torch = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.03)
+                torch.testing.assert_close(norm, of_torch)
+        for one in (optimizer, of_expected):
+            one.step()
+            one.zero_grad()
+        torch.testing.assert_close(next(model.parameters()), next(expected.parameters()))
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_an_overflow_that_clipping_has_hidden_still_skips_the_step_after_another_pass(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    model, optimizer = accelerator.prepare(*_line())
+    accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
+    accelerator.clip_grad_value_(model.parameters(), 1.0)
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    assert next(model.parameters()).item() == 1.0
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_gradients_that_are_cleared_after_clipping_are_un_scaled_again(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    model, optimizer = accelerator.prepare(*_line())
+    for clears in (optimizer.zero_grad, optimizer.step):
+        accelerator.backward(model(torch.full((1, 1), 0.25)).sum() * 0.5)
+        assert accelerator.clip_grad_norm_(model.parameters(), 100.0).item() == pytest.approx(0.125)
+        clears()
+    assert next(model.parameters()).item() == pytest.approx(1.0 - 0.1 * 0.125)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,6 +168,13 @@ class GradScaler(torch.amp.GradScaler):
     def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the gradients of the last backward pass are divided by the scale already."""
         return not self._enabled or self._round.of(optimizer).unscaled
+
+    def _overflow_of_unscaled(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        state = self._round.optimizers.get(optimizer)
+        return bool(state.overflow) if state is not None and state.unscaled and not state.stepped else None
+
+    def _is_scaled_again(self, optimizer: torch.optim.Optimizer) -> None:
+        self._round.of(optimizer).unscaled = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Un-scales the gradients if that has not been done, and steps ``optimizer`` unless one is not finite.
@@ -356,11 +364,47 @@ def update_after_step(scaler: torch.amp.GradScaler) -> None:
         scaler.update()
 
 
-def scaled_loss(scaler: torch.amp.GradScaler, loss: Any) -> Any:
-    """``loss`` times the scale, after the update that :func:`update_after_step` left out, if nobody has made it."""
+def scaled_loss(scaler: torch.amp.GradScaler, loss: Any, optimizers: Iterable[Any]) -> Any:
+    """``loss`` times the scale, after the update that :func:`update_after_step` left out, if nobody has made it.
+
+    Its gradients may be added to those of ``optimizers``, prepared or not, that are un-scaled and wait for a step:
+    these are multiplied by the scale, too, and un-scaled again by whatever comes next.
+    """
+    waiting = [
+        (inner, flag)
+        for inner in (getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers)
+        if (flag := _overflow_of_unscaled(scaler, inner)) is not None
+    ]
     if not isinstance(scaler, GradScaler) and OptState.STEPPED in _stages(scaler):
         scaler.update()
-    return scaler.scale(loss)
+    scaled = scaler.scale(loss)
+    for inner, flag in waiting:
+        _scale_again(scaler, inner, flag)
+    return scaled
+
+
+def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | torch.Tensor | None:
+    """Whether gradients of ``optimizer`` were not finite; ``None`` if they are scaled, or have been stepped on."""
+    if isinstance(scaler, GradScaler):
+        return scaler._overflow_of_unscaled(optimizer)
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return overflowed(scaler, optimizer) if state.get("stage") is OptState.UNSCALED else None
+
+
+def _scale_again(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, overflow: bool | torch.Tensor) -> None:
+    """Multiplies un-scaled gradients by the scale; to NaN after an ``overflow``, which clipping may have hidden."""
+    parameters = _parameters(optimizer)
+    if have_gradients(parameters):
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for gradient in (local_part(one.grad) for one in parameters if one.grad is not None):
+            by_device.setdefault(gradient.device, []).append(gradient._values() if gradient.is_sparse else gradient)
+        for device, gradients in by_device.items():
+            factor = scaler.scale(torch.ones((), device=device))
+            torch._foreach_mul_(gradients, factor.masked_fill(torch.as_tensor(overflow, device=device), math.nan))
+    if isinstance(scaler, GradScaler):
+        scaler._is_scaled_again(optimizer)
+    else:
+        scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
 
 
 def _stages(scaler: torch.amp.GradScaler) -> list[OptState]:
