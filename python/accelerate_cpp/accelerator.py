@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_cpp import checkpointing
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.checkpoints_of_run import Checkpoints
+from accelerate_cpp.checkpoint.optimizer_names import parameters_of
 from accelerate_cpp.config import env_table, unsupported
 from accelerate_cpp.config.compile import compile_accumulation
 from accelerate_cpp.data.uneven import overriding_even_batches
@@ -1342,13 +1344,16 @@ class Accelerator(PreparationSteps):
             even_batches: whether, inside the block, prepared loaders of map-style datasets fill up their last global
                 batch, so that all processes have equally many batches; ``None`` keeps the setting.
             mode: what processes with more batches than others do. ``"join"``: they train on them, and gradients are
-                averaged over the samples that exist. Where they need the others for parameters in shards, prepared
-                loaders of these repeat their last batch, which counts nothing. ``"stop"``: prepared loaders end on all
-                processes when one has no batches left. ``"error"``: they raise instead, and name that process.
+                averaged over the samples that exist; at the end, the others have their weights, optimizers and
+                schedules. Where they need the others, for parameters in shards and as steps accumulate gradients,
+                prepared loaders of these repeat their last batch, which counts nothing. ``"stop"``: prepared loaders
+                end on all processes when one has no batches left. ``"error"``: they raise instead, and name that
+                process.
 
         Raises:
             InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``; with
-                parameters in shards, a loop reads no prepared loader, or calls ``loss.backward()`` itself.
+                parameters in shards or accumulation, a loop reads no prepared loader, or calls ``loss.backward()``
+                itself.
 
         Example:
             >>> import torch
@@ -1369,8 +1374,22 @@ class Accelerator(PreparationSteps):
             if self._engine is not None:
                 warnings.warn("join_uneven_inputs has no effect with megatron_lm_plugin", stacklevel=4)
             elif self.use_distributed:
-                stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode))
+                stateful = partial(self._changed_by_steps, joinables)
+                stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode, stateful))
             yield
+
+    def _changed_by_steps(self, models: Iterable[torch.nn.Module]) -> list[Any]:
+        """The optimizers of ``models``, their schedules, and the loss scaler."""
+        weights = {id(weight) for model in models for weight in model.parameters()}
+        optimizers = [one for one in self._optimizers if any(id(weight) in weights for weight in parameters_of(one))]
+        inner = {id(one.optimizer) for one in optimizers}
+        schedules = [
+            schedule
+            for schedule in self._schedulers
+            if hasattr(schedule.scheduler, "state_dict")
+            and any(id(getattr(one, "optimizer", one)) in inner for one in schedule.optimizers)
+        ]
+        return [*optimizers, *schedules, *([] if self.scaler is None else [self.scaler])]
 
     # Collectives
 
@@ -1414,8 +1433,9 @@ class Accelerator(PreparationSteps):
         """
         if self._accumulation.reading.repeats:
             raise InvalidArgument(
-                "gather_for_metrics: inside join_uneven_inputs of sharded parameters, processes without batches repeat "
-                "their last one, which is no sample for metrics; gather after the block, or use mode='stop'"
+                "gather_for_metrics: inside join_uneven_inputs with sharded parameters or gradient accumulation, "
+                "processes without batches repeat their last one, which is no sample for metrics; gather after the "
+                "block, or use mode='stop'"
             )
         pickled = use_gather_object or not all_tensors(input_data)
         mesh, gathered = self._session.topology.mesh, input_data

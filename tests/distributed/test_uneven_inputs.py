@@ -294,3 +294,65 @@ def test_a_second_pass_after_a_weighted_average_is_refused(size: int) -> None:
             "InvalidArgument",
         ]
         assert "after its gradients had already been divided by their weights" in found[1]
+
+
+def with_momentum(backend: str, accumulated: int) -> tuple[list[float], list[float]]:
+    """Two epochs of uneven batches with an optimizer that has a state, and a schedule: the weights and the rates."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from accelerate_cpp import Accelerator, InitProcessGroupKwargs
+
+    run = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulated,
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend)],
+    )
+    model = network()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, targets = data()
+    model, optimizer, schedule, loader = run.prepare(
+        model,
+        plain,
+        torch.optim.lr_scheduler.ExponentialLR(plain, 0.9),
+        DataLoader(TensorDataset(inputs, targets), batch_size=2),
+    )
+    for _ in range(2):
+        with run.join_uneven_inputs([model], even_batches=False):
+            for batch, wanted in loader:
+                with run.accumulate(model):
+                    loss = (model(batch) - wanted).pow(2)
+                    run.backward(loss.mean())
+                    optimizer.step()
+                    if run.sync_gradients:
+                        schedule.step()
+                    optimizer.zero_grad()
+    parameters = run.unwrap_model(model)
+    return [*parameters.weight.flatten().tolist(), *parameters.bias.tolist()], schedule.get_last_lr()
+
+
+def by_one_process(accumulated: int) -> tuple[list[float], list[float]]:
+    """The same in plain torch, on four rows for each pass, which are the last two at the end of an epoch."""
+    import torch
+
+    model, (inputs, targets) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for _ in range(2):
+        for rows in torch.arange(ROWS).split(4 * accumulated):
+            (model(inputs[rows]) - targets[rows]).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    return [*model.weight.flatten().tolist(), *model.bias.tolist()], schedule.get_last_lr()
+
+
+@pytest.mark.parametrize(("backend", "accumulated"), [("shm", 1), ("shm", 2), ("gloo", 1), ("gloo", 2), ("shm", 3)])
+def test_processes_that_ran_out_of_batches_have_the_momentum_and_the_schedule_of_those_that_did_not(
+    backend: str, accumulated: int
+) -> None:
+    (expected, rates) = run_processes(by_one_process, 1, accumulated)[0]
+    for weights, own_rates in run_processes(with_momentum, 2, backend, accumulated):
+        assert weights == pytest.approx(expected, rel=1e-4)
+        assert own_rates == pytest.approx(rates)

@@ -25,10 +25,11 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
+from accelerate_cpp.parallel.last_to_train import LastToTrain
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
-from accelerate_cpp.parallel.strategy import Layout, ModelSteps, Strategy
+from accelerate_cpp.parallel.strategy import HandOver, Layout, ModelSteps, Strategy
 
 if TYPE_CHECKING:
     from accelerate_cpp.parallel.sharded.sharded_strategy import ShardedStrategy
@@ -131,17 +132,18 @@ class DataParallelStrategy(SingleStrategy):
         return self._in_shards is not None and self._in_shards.needs_all_ranks(models)
 
     @contextmanager
-    def join(self, models: Iterable[Any]) -> Iterator[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> Iterator[bool]:
         models = list(models)
-        if self.needs_all_ranks(models):
-            yield True
-            return
         models = [inner for model in models if (inner := inside_compiler(model)) not in self._frozen]
         if not models:
             yield False
             return
-        with Join(models, divide_by_initial_world_size=False):
+        last = LastToTrain(models[0])
+        with Join([*models, last], divide_by_initial_world_size=False):
             yield all(isinstance(model, DataParallel) for model in models)
+        found = last.find()
+        if found is not None and hand_over is not None:
+            hand_over(*found)
 
     def clip_grad_norm(
         self,

@@ -15,7 +15,7 @@ from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.compilation import without_compiler
 from accelerate_cpp.parallel.step_weights import PassWeights
-from accelerate_cpp.parallel.strategy import ModelSteps, Strategy
+from accelerate_cpp.parallel.strategy import HandOver, ModelSteps, Strategy
 
 
 def share_of(total: float, parts: int = 1) -> float:
@@ -78,7 +78,7 @@ class SingleStrategy(Strategy):
             touched = (model for model in weights.totals if model in weights.touched)
             multiply_gradients({model: share_of(weights.totals[model]) for model in touched})
 
-    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
         return nullcontext(False)
 
     def clip_grad_norm(

@@ -21,6 +21,10 @@ that engines of another library write for their models, optimizers and schedules
 
 Step = Callable[[torch.nn.Module], torch.nn.Module]
 
+HandOver = Callable[[int, bool], None]
+"""Gives what steps have changed, apart from weights, from the rank whose number it gets to those for which the second
+argument is false: they have not trained to the end. Collective."""
+
 
 def _unchanged(model: torch.nn.Module) -> torch.nn.Module:
     return model
@@ -185,8 +189,12 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
         """Inside this block, ranks may run out of batches; those that have some train ``models`` on.
+
+        Args:
+            hand_over: called on all ranks after the block, if some ran out of batches before others and have the
+                weights of these now.
 
         Returns:
             A context whose value is whether :meth:`backward` takes weights meanwhile.

@@ -20,7 +20,7 @@ from accelerate_cpp.parallel.sharded.given_models import processes_per_batch, ta
 from accelerate_cpp.parallel.sharded.shared_failures import groups_of, raised_on_all
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
-from accelerate_cpp.parallel.strategy import Layout, ModelSteps
+from accelerate_cpp.parallel.strategy import HandOver, Layout, ModelSteps
 
 
 def _clear_with_model(model: torch.nn.Module, strategy: ShardedStrategy) -> None:
@@ -187,9 +187,8 @@ class ShardedStrategy(SingleStrategy):
     def needs_all_ranks(self, models: Iterable[Any]) -> bool:
         return any(map(self.has, models))
 
-    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
-        """Ranks without batches take part in everything, and their gradients weigh nothing."""
-        return nullcontext(self.needs_all_ranks(models))
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def clip_grad_norm(
         self,

@@ -18,6 +18,7 @@ from accelerate_cpp.parallel.clipping import clip_grad_norm
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
+from accelerate_cpp.parallel.strategy import HandOver
 from accelerate_cpp.parallel.wrappers import without_wrapper
 from accelerate_cpp.parallel.xla import spmd
 from accelerate_cpp.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -124,7 +125,7 @@ class XlaStrategy(SingleStrategy):
     def can_join(self) -> bool:
         return False
 
-    def join(self, models: Iterable[Any]) -> AbstractContextManager[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
         return nullcontext(False)
 
     # States
