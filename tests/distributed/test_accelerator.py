@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def scenarios(folder: str) -> dict[str, Any]:
         "trained": lambda: {case: trained(8, *case) for case in TRAINED},
         "gradients": gradients,
         "metrics": lambda: {case: metrics(*case) for case in METRICS},
+        "metrics_of_bunches": metrics_of_bunches,
         "wrong_metrics": wrong_metrics,
         "triggered": triggered,
         "logged": logged,
@@ -259,6 +260,33 @@ def test_metrics_see_every_sample_once_and_whatever_is_not_per_sample_whole(
         assert sorted(seen["pickled"]) == list(range(samples))
         assert set(seen["losses"]) == {2}
         assert set(seen["filtered"]) == {10}
+
+
+class Bunches:
+    """A sampler of batches that says nothing of their size."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1, 2], [3, 4, 5], [6, 7, 8])
+
+
+def metrics_of_bunches() -> tuple[list[int], int]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    own = accelerator()
+    seen, others = [], 0
+    for batch in own.prepare(DataLoader(torch.arange(9), batch_sampler=Bunches())):
+        rows, other = own.gather_for_metrics((batch, torch.arange(5)))
+        seen += rows.tolist()
+        others += len(other)
+    return seen, others
+
+
+def test_metrics_of_batches_without_a_common_size_see_every_sample_once(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["metrics_of_bunches"] for rank in ranks] == [([*range(9)], 20)] * 2
 
 
 def wrong_metrics() -> tuple[str, str]:

@@ -54,13 +54,15 @@ class Restored:
 
     The next pass is the rest of it; in the second case only if it skips the batches that had been given out. Otherwise
     it is a new one, as it would have been if the run had gone on. ``ended_batches`` of the user's sampler were all
-    those of the pass, 0 if it had not ended. It drew no seed for workers if ``keeps_seed``.
+    those of the pass, 0 if it had not ended. It drew no seed for workers if ``keeps_seed``. The first step of the rest
+    was read with torch's global generator in state ``read_from``.
     """
 
     order: Order
     was_left: bool = False
     ended_batches: int = 0
     keeps_seed: bool = False
+    read_from: torch.Tensor | None = None
 
 
 @dataclass
@@ -70,7 +72,8 @@ class Pass:
     Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
     ``None`` if that varies or is unknown. The process that reads takes ``read_per_step``, and keeps the states of a
     loader of torchdata in ``recorded``. Samplers draw from torch's global generator in state ``drawn_from``, if it is
-    not ``None``. No seed is drawn for workers if ``keeps_seed``.
+    not ``None``. No seed is drawn for workers if ``keeps_seed``. Its first step is read with that generator in state
+    ``first_read_from``, if it is not ``None``; ``read_from`` is the state before the latest one, which is read ahead.
     """
 
     start: Start
@@ -80,6 +83,8 @@ class Pass:
     read_per_step: int
     drawn_from: torch.Tensor | None = None
     keeps_seed: bool = False
+    first_read_from: torch.Tensor | None = None
+    read_from: torch.Tensor | None = None
     recorded: stateful.Recorded | None = None
 
 
@@ -122,7 +127,8 @@ class Progress:
         drawn_from = None if restored is None or generator_of(loader) is not None else restored.order.drawn_from
         resumes = self.resumes and (self.restored is None or restored is not None)
         keeps_seed = self.seeded and loader.skipped_steps == 0 if restored is None else restored.keeps_seed
-        self.latest = Pass(start, resumes, per_step, size, read_in(loader, 1), drawn_from, keeps_seed)
+        read_from = None if restored is None else restored.read_from
+        self.latest = Pass(start, resumes, per_step, size, read_in(loader, 1), drawn_from, keeps_seed, read_from)
         self.keeps_seed = keeps_seed or workers_persist(loader)
         self.order = Order.of_next_pass(loader, self.keeps_seed)
         if drawn_from is not None:
@@ -192,7 +198,8 @@ def cursor_of(loader: Any) -> Cursor:
         ``drawn_from``, that of torch's global one when other samplers drew. For a loop that was left before its end,
         ``left`` is 1, as it is while the last batch is out, when ``ended``, otherwise 0, counts the batches of the
         pass; and ``generator_after`` is the state with which the next pass goes on, unless that continues in this one.
-        Where workers persist, ``seeded`` is 1, or 2 if the pass drew no seed for them.
+        Where this process reads by itself, ``read_from`` is the state of torch's global generator before it read the
+        step that follows. Where workers persist, ``seeded`` is 1, or 2 if the pass drew no seed for them.
     """
     progress: Progress = loader.progress
     inside = progress.in_pass or progress.next_start is not None
@@ -204,6 +211,7 @@ def cursor_of(loader: Any) -> Cursor:
             progress.was_left or progress.last_is_out,
             progress.batches if progress.last_is_out else 0,
             progress.keeps_seed,
+            None if progress.latest is None else progress.latest.read_from,
         )
     elif inside and progress.restored is not None:
         latest = progress.restored
@@ -220,6 +228,8 @@ def cursor_of(loader: Any) -> Cursor:
         cursor |= {"left": 1, "ended": latest.ended_batches}
         if generator is not None:
             cursor["generator_after"] = encoded(generator.get_state())
+    if latest.read_from is not None:
+        cursor["read_from"] = encoded(latest.read_from)
     if progress.seeded or workers_persist(loader):
         cursor["seeded"] = 2 if latest.keeps_seed else 1
     return cursor
@@ -253,7 +263,8 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     former, source = progress.next_start, progress.source
     same = former is not None and former.restored and start == Start(steps=former.steps)
     seeded = int(cursor.get("seeded", 0))
-    restored = Restored(order, left, ended, keeps_seed=seeded > 1) if resumes else None
+    read_from = state_in_cursor(cursor, "read_from")
+    restored = Restored(order, left, ended, seeded > 1, read_from) if resumes else None
     progress.restart(loader, former if same else start, restored, resumes)
     progress.seeded = seeded > 0
     progress.source = source if same else None
@@ -356,6 +367,7 @@ def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> 
         )
     Order.of_cursor(cursor, loader)
     _generator_after(loader, cursor)
+    state_in_cursor(cursor, "read_from")
     continues = loader.use_stateful_dataloader if continues is None else continues
     return _converted(loader, cursor) if continues and _is_inside(cursor) else None
 

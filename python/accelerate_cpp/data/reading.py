@@ -46,7 +46,27 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
     iterator = batches
     if stateful.is_torchdata(source) and start.is_whole:
         batches = reading.recorded = _recorded(loader, batches, start)
-    return source, islice(Read(batches, iterator), left_out, None)
+    batches = islice(Read(batches, iterator), left_out, None)
+    return source, batches if source.num_workers > 0 else _read_here(batches, reading)
+
+
+def _read_here(batches: Iterator[Any], reading: Pass) -> Iterator[Any]:
+    """``batches``, which this process reads, and perhaps collates at random: a step that was read ahead before a
+    checkpoint was written draws the same after it, and only once."""
+    if reading.first_read_from is not None:
+        reading.read_from, kept = reading.first_read_from, torch.get_rng_state()
+        torch.set_rng_state(reading.read_from)
+        try:
+            first = list(islice(batches, reading.read_per_step))
+        finally:
+            torch.set_rng_state(kept)
+        yield from first
+    while True:
+        reading.read_from = torch.get_rng_state()
+        step = list(islice(batches, reading.read_per_step))
+        if not step:
+            return
+        yield from step
 
 
 def _recorded(loader: Any, batches: Any, start: Start) -> stateful.Recorded:

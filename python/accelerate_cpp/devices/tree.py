@@ -110,6 +110,8 @@ def find_batch_size(data: Any) -> int:
         return find_batch_size(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
     if not isinstance(data, torch.Tensor):
         raise TypeError(f"the batch size is dimension 0 of the first tensor; found a {type(data).__name__} first")
+    if data.ndim == 0:
+        raise InvalidArgument("the batch size is dimension 0 of the first tensor, which has no dimension: it is 0-dim")
     return data.shape[0]
 
 

@@ -25,12 +25,14 @@ class DataLoaderStateMixin:
     """What ``GradientState`` knows about a loader: whether its last batch has been returned, and its real samples.
 
     A loop over a prepared loader calls :meth:`begin` and :meth:`end`; call them yourself around batches that are read
-    in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use.
+    in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use. ``rows`` are those of the
+    last batch on this process, where batches have no common size.
     """
 
     end_of_dataloader = False
     remainder = -1
     repeated = False
+    rows: int | None = None
 
     @property
     def gradient_state(self) -> GradientState:
@@ -74,6 +76,8 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
             self.set_epoch(self.iteration)
             for batch, is_last, repeated in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader, self.repeated = is_last, repeated
+                if is_last and self.total_batch_size is None:
+                    self.rows = ignorant_find_batch_size(batch)
                 self.progress.advance(reading, is_last, repeated)
                 state.rows = ignorant_find_batch_size(batch) if state.weighs_rows else None
                 if state.repeats and state.rows is None:

@@ -478,6 +478,39 @@ def test_a_stateful_loader_goes_on_in_the_order_of_the_pass(order: str) -> None:
     assert [batch.tolist() for batch in fresh] == whole[4:]
 
 
+def masked(samples: list[torch.Tensor]) -> torch.Tensor:
+    """A batch some of whose samples are masked at random."""
+    return torch.stack(samples) * (torch.rand(len(samples)) < 0.5)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_a_batch_that_was_read_ahead_is_drawn_as_it_was_before(steps: int, dispatch: bool, stateful: bool) -> None:
+    def loader_of(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return prepare_data_loader(
+            DataLoader(torch.arange(1, 13), batch_size=2, shuffle=True, collate_fn=masked),
+            torch.device("cpu"),
+            put_on_device=True,
+            dispatch_batches=dispatch,
+            use_stateful_dataloader=stateful,
+        )
+
+    loader, whole = loader_of(0), []
+    after(loader)
+    for batch in loader:
+        whole.append((batch.tolist(), torch.rand(1).item()))
+        if len(whole) == steps:
+            cursor, state = saved(loader)
+    expected = [*whole[steps:], *after(loader)]
+    fresh = loader_of(9)
+    restore_cursor(fresh, cursor)
+    torch.set_rng_state(state)
+    rest = after(fresh if stateful else skip_first_batches(fresh, steps))
+    assert [*rest, *after(fresh)] == expected
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_after_a_loop_that_was_left_a_new_pass_begins_as_without_a_checkpoint(order: str) -> None:
     loader = ordered(order)
@@ -535,7 +568,7 @@ def test_an_order_that_is_drawn_goes_on_with_another_number_of_processes(before:
     assert sorted(seen) == [*range(12)]
 
 
-@pytest.mark.parametrize("name", ["generator", "generator_after", "drawn_from"])
+@pytest.mark.parametrize("name", ["generator", "generator_after", "drawn_from", "read_from"])
 @pytest.mark.parametrize("text", ["", "no base64!", "AAAA", "beyond"])
 def test_a_state_that_is_none_of_torchs_generator_is_refused_before_anything_changes(name: str, text: str) -> None:
     loader = ordered("subset")

@@ -81,6 +81,8 @@ def test_the_batch_size_is_the_first_tensors():
     assert operations.find_batch_size({"a": [torch.zeros(3, 1), torch.zeros(2)]}) == 3
     with pytest.raises(ValueError, match="empty list"):
         operations.find_batch_size({"a": []})
+    with pytest.raises(InvalidArgument, match="has no dimension"):
+        operations.find_batch_size([torch.tensor(1.0)])
     with pytest.raises(TypeError, match="found a str"):
         operations.find_batch_size(["a"])
 
