@@ -28,7 +28,7 @@ from accelerate_cpp.checkpoint.layout import (
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.shards import save_in_shards
 from accelerate_cpp.config import env_table
-from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor
+from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_cursor, restore_read_ahead
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.placement.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
@@ -71,7 +71,11 @@ def save_accelerator_state(
     folder = Path(output_dir)
     bundle = Bundle([], list(optimizers), list(dataloaders), list(schedulers), scaler)
     files = shared_files(bundle, model_states, safe_serialization) if saves_here(save_on_each_node) else []
-    for file in [*files, *own_files(bundle, process_index), random_states_file(process_index, step)]:
+    for file in [
+        *files,
+        *own_files(bundle, process_index),
+        random_states_file(process_index, step, bundle.dataloaders),
+    ]:
         with replacing(folder / file.name) as waiting:
             replace(file, name=waiting.name).write(folder)
     return folder
@@ -176,6 +180,8 @@ def load_state(
     accelerator.step = 0 if env_table.FULL_WORLD_SIZE.get() is not None else states.get("step", accelerator.step)
     for loader, cursor in _with_loaders(accelerator, cursors):
         restore_cursor(loader, cursor)
+    for loader, state in zip(accelerator._dataloaders, states.get("read_ahead", ())):  # noqa: B905 - as above
+        restore_read_ahead(loader, state)
 
 
 def _with_loaders(accelerator: PreparationSteps, cursors: list[Cursor]) -> Iterator[tuple[Any, Cursor]]:

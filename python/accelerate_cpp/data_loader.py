@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,9 +98,12 @@ class DataLoaderShard(TrackedLoader):
         size: int | None = getattr(loaders.samplers_of(self)[0], "batch_size", None)
         return size if size is None or shard is None or shard.split_batches else size * shard.num_processes
 
-    def _synchronize(self) -> None:
-        if self.rng_types is not None:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+    def _synchronize(self, continues: bool) -> None:
+        kinds = self.rng_types
+        if kinds is not None and continues:
+            kinds = [kind for kind in kinds if getattr(kind, "value", kind) == "generator"]
+        if kinds:
+            synchronize_rng_states(kinds, self.synchronized_generator)
         sampler, shard = self.get_sampler(), loaders.shard_of(self)
         is_common = shard is not None or shares_batches()
         if isinstance(sampler, SeedableRandomSampler) and not sampler.has_own_seed and is_common:
@@ -139,6 +143,7 @@ class DataLoaderShard(TrackedLoader):
                 # The shard's own count is right even if lengths were unknown or wrong.
                 counted = None if shard is None else shard.remainder
                 self.remainder = self.remainder if counted is None else counted
+                self.completed = shard.completed if isinstance(shard, BatchSamplerShard) else ()
             yield batch, is_last
 
 
@@ -304,6 +309,7 @@ class DataLoaderDispatcher(TrackedLoader):
                 part = self._take(part, bounds[rank], bounds[rank + 1])
             if step.is_last:
                 self.remainder = sum(step.sizes) if sum(step.sizes) < bounds[-1] else 0
+                self.completed = [stop - start for start, stop in pairwise(bounds)]
             yield (part if target == device else operations.send_to_device(part, target)), step.is_last
             if step.is_last:
                 return

@@ -331,6 +331,10 @@ class TestRepeatedSamples:
     def test_a_completed_batch_is_a_full_one_or_the_next_multiple_of_the_processes(self) -> None:
         assert self.rows() == (frozenset({4, 2}), 1)
 
+    def test_batches_without_a_common_size_are_as_long_as_they_are_on_all_processes(self) -> None:
+        assert self.rows(total_batch_size=None, completed=[3, 4]) == (frozenset({7, 2}), 1)
+        assert self.rows(total_batch_size=None) == (frozenset({None, 2}), 1)
+
     @pytest.mark.parametrize("changes", [{"end_of_dataloader": False}, {"remainder": 0}, {"remainder": -1}])
     def test_other_batches_have_none(self, changes: dict[str, Any]) -> None:
         assert self.rows(**changes) is None

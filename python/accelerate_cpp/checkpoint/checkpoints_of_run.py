@@ -178,7 +178,7 @@ class Checkpoints:
             weights = [strategy.model_state(model) for model in bundle.models] if plain else []
             states = self._after_hooks(bundle, weights, target)
             files = [
-                random_states_file(ranks.topology.rank, step),
+                random_states_file(ranks.topology.rank, step, bundle.dataloaders),
                 *own_files(bundle, ranks.topology.rank),
                 *parts.files,
             ]

@@ -41,6 +41,7 @@ from accelerate_cpp.checkpoint.safetensors_file import (
 )
 from accelerate_cpp.checkpoint.sharded_folder import INDEX, SavedShards
 from accelerate_cpp.config.text import shortened
+from accelerate_cpp.data.cursor import read_ahead_from
 from accelerate_cpp.devices.shards import empty_like, is_sharded_tensor, sharded_like
 from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
@@ -137,9 +138,19 @@ def own_files(bundle: Bundle, rank: int) -> list[StateFile]:
     ]
 
 
-def random_states_file(rank: int, step: int) -> StateFile:
-    """The file that every process writes: the states of its random generators, and its accumulation step."""
-    return StateFile(random_states_name(rank), random_states(step))
+_READ_AHEAD = "accelerate_cpp_read_ahead"
+
+
+def random_states_file(rank: int, step: int, loaders: Sequence[Any] = ()) -> StateFile:
+    """The file that every process writes: the states of its random generators, and its accumulation step.
+
+    And of each of the ``loaders`` the state with which it read what is not out yet, if one has read ahead.
+    """
+    states = random_states(step)
+    ahead = [read_ahead_from(loader) if hasattr(loader, "progress") else None for loader in loaders]
+    if any(state is not None for state in ahead):
+        states[_READ_AHEAD] = ahead
+    return StateFile(random_states_name(rank), states)
 
 
 def custom_file(index: int, state: Any) -> StateFile:
@@ -253,6 +264,7 @@ def check_states(folder: Path, bundle: Bundle, states: SavedStates) -> list[str]
     if states.scaler:
         check_scaler(states.scaler, bundle.scaler, str(folder / SCALER_NAME))
     left = check_random_states(states.random, str(folder)) if states.random else []
+    _read_ahead(states, str(folder))
     return [*states.missing, *(f"random states {one}" for one in left)]
 
 
@@ -287,7 +299,8 @@ def restore_parts(
         load_model_kwargs: for ``load_state_dict`` of the models.
 
     Returns:
-        ``{"step": …}``, if the checkpoint contains it.
+        ``{"step": …}`` and, of each loader, ``{"read_ahead": [what restore_read_ahead takes, …]}``, if the checkpoint
+        contains them.
     """
     if states.scaler:
         bundle.scaler.load_state_dict(states.scaler)
@@ -305,7 +318,23 @@ def restore_parts(
         bundle.dataloaders[index].load_state_dict(state)
     if states.random:
         restore_random_states(states.random)
-    return {} if states.step is None else {"step": states.step}
+    steps = {} if states.step is None else {"step": states.step}
+    return steps | ({"read_ahead": ahead} if (ahead := _read_ahead(states, "")) else {})
+
+
+def _read_ahead(states: SavedStates, source: str) -> list[torch.Tensor | None]:
+    """Of each loader the state of torch's generator with which it had read ahead.
+
+    Raises:
+        CheckpointError: there is something else in their place.
+    """
+    found = states.random.get(_READ_AHEAD, [])
+    if not isinstance(found, list):
+        raise CheckpointError(f"{source}: expected a list for {_READ_AHEAD!r}, found {shortened(found)}")
+    for state in found:
+        if state is not None:
+            check_random_states({"torch_manual_seed": state}, source)
+    return found
 
 
 def in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:

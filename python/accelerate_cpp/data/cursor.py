@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.data import loaders, stateful
 from accelerate_cpp.data.order import (
     UNKNOWN,
     Order,
+    draws,
     encoded,
+    forget_seed,
     generator_of,
     restore_seedable,
     seed_in_use,
@@ -26,6 +31,19 @@ from accelerate_cpp.errors import InvalidArgument
 Cursor = dict[str, int | str]
 
 _KEYS = frozenset({"epoch", "seed", "position", "samples", "batches", "world"})
+_MOST = 2**63 - 1
+_RANGES = {
+    "epoch": (0, _MOST),
+    "seed": (-(2**63), 2**64 - 1),
+    "position": (0, _MOST),
+    "samples": (UNKNOWN, _MOST),
+    "batches": (0, _MOST),
+    "world": (1, _MOST),
+    "left": (0, 1),
+    "ended": (0, _MOST),
+    "seeded": (0, 2),
+}
+_SOURCE = "restore what cursor_of or state_dict returned"
 
 
 @dataclass
@@ -50,7 +68,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Restored:
-    """A pass that was restored: its order, and whether the loop over it had been left, or its last batch was out.
+    """A pass restored from ``cursor``: its order, and whether its loop had been left, or its last batch was out.
 
     The next pass is the rest of it; in the second case only if it skips the batches that had been given out. Otherwise
     it is a new one, as it would have been if the run had gone on. ``ended_batches`` of the user's sampler were all
@@ -58,10 +76,11 @@ class Restored:
     was read with torch's global generator in state ``read_from``.
     """
 
+    cursor: Cursor
     order: Order
-    was_left: bool = False
-    ended_batches: int = 0
-    keeps_seed: bool = False
+    was_left: bool
+    ended_batches: int
+    keeps_seed: bool
     read_from: torch.Tensor | None = None
 
 
@@ -89,6 +108,16 @@ class Pass:
 
 
 @dataclass
+class Interrupted:
+    """The ``progress`` in a pass during which another position was restored, and the state of what orders samples."""
+
+    progress: Progress
+    sampler: Any
+    generator: torch.Generator | None
+    generator_state: torch.Tensor | None
+
+
+@dataclass
 class Progress:
     """The progress of a loader, which it shares with the loaders that ``skip_first_batches`` creates from it.
 
@@ -97,6 +126,7 @@ class Progress:
     last batch is out, even if the loop ``was_left``; it drew no seed for workers if it ``keeps_seed``. ``next_start``,
     ``resumes`` and ``restored`` are for the next pass. Workers that persist were ``seeded`` in the run that was
     restored. ``source`` is the state of torchdata's loader after the returned batches, ``None`` if there is none.
+    ``interrupted`` is what was so before, if something was restored while a loop was reading: it may go on.
     """
 
     epoch: int = 0
@@ -114,6 +144,7 @@ class Progress:
     restored: Restored | None = None
     latest: Pass | None = None
     source: stateful.State | None = None
+    interrupted: Interrupted | None = None
 
     def begin(self, loader: Any) -> Pass:
         """A pass over ``loader`` begins."""
@@ -124,7 +155,7 @@ class Progress:
             self.epoch -= restored.ended_batches > 0
             if restored.was_left:
                 restored.order.apply(loader)
-        drawn_from = None if restored is None or generator_of(loader) is not None else restored.order.drawn_from
+        drawn_from = restored.order.drawn_from if restored is not None and draws(loader) else None
         resumes = self.resumes and (self.restored is None or restored is not None)
         keeps_seed = self.seeded and loader.skipped_steps == 0 if restored is None else restored.keeps_seed
         read_from = None if restored is None else restored.read_from
@@ -133,7 +164,7 @@ class Progress:
         self.order = Order.of_next_pass(loader, self.keeps_seed)
         if drawn_from is not None:
             self.order = replace(self.order, drawn_from=drawn_from)
-        self.next_start, self.resumes, self.restored = None, False, None
+        self.next_start, self.resumes, self.restored, self.interrupted = None, False, None, None
         self.in_pass, self.was_left, self.last_is_out = True, False, False
         self._count(loader, start)
         return self.latest
@@ -146,8 +177,32 @@ class Progress:
             return bool(loader.skipped_steps * loader.batches_per_step >= self.restored.ended_batches)
         return loader.skipped_steps > 0 or start != Start()
 
+    def continues(self, loader: Any) -> bool:
+        """Whether a pass over ``loader`` that begins now is the rest of one that was restored."""
+        start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
+        return self.resumes and (self.restored is None or self._repeats(loader, start))
+
+    def interrupt(self, loader: Any) -> None:
+        """Another position is about to be restored, perhaps in a loop that goes on all the same."""
+        if self.latest is not None and (self.in_pass or self.last_is_out) and not self.was_left:
+            generator = generator_of(loader)
+            state = None if generator is None else generator.get_state()
+            self.interrupted = Interrupted(copy.copy(self), loader.get_sampler(), generator, state)
+
+    def _go_on(self, reading: Pass) -> None:
+        """The loop over pass ``reading`` goes on: if another position has been restored meanwhile, it is not used."""
+        interrupted = self.interrupted
+        if interrupted is None or interrupted.progress.latest is not reading:
+            return
+        vars(self).update(vars(interrupted.progress))
+        self.interrupted = None
+        if interrupted.generator is not None and interrupted.generator_state is not None:
+            interrupted.generator.set_state(interrupted.generator_state)
+        forget_seed(interrupted.sampler)
+
     def restart(self, loader: Any, start: Start | None, restored: Restored | None, resumes: bool) -> None:
         """The next pass begins at ``start``; ``resumes`` if it is the rest of one that was ``restored``."""
+        self.latest = None
         self.in_pass = self.was_left = self.last_is_out = False
         self.next_start, self.restored, self.resumes, self.source = start, restored, resumes, None
         self._count(loader, start or Start())
@@ -167,6 +222,7 @@ class Progress:
         Args:
             repeated: only other processes have read one.
         """
+        self._go_on(reading)
         if reading is not self.latest:
             return
         self.steps += 1
@@ -180,6 +236,8 @@ class Progress:
 
     def end(self, reading: Pass, complete: bool) -> None:
         """The loop over a pass has ended, after its last batch if ``complete``."""
+        if complete:
+            self._go_on(reading)
         self.epoch += complete
         if reading is self.latest:
             self.last_is_out, self.in_pass = False, self.in_pass and not complete
@@ -198,41 +256,42 @@ def cursor_of(loader: Any) -> Cursor:
         ``drawn_from``, that of torch's global one when other samplers drew. For a loop that was left before its end,
         ``left`` is 1, as it is while the last batch is out, when ``ended``, otherwise 0, counts the batches of the
         pass; and ``generator_after`` is the state with which the next pass goes on, unless that continues in this one.
-        Where this process reads by itself, ``read_from`` is the state of torch's global generator before it read the
-        step that follows. Where workers persist, ``seeded`` is 1, or 2 if the pass drew no seed for them.
+        Where workers persist, ``seeded`` is 1, or 2 if the pass drew no seed for them.
     """
     progress: Progress = loader.progress
+    if progress.restored is not None:  # and no pass has begun since
+        return {**progress.restored.cursor, "epoch": progress.epoch}
     inside = progress.in_pass or progress.next_start is not None
     generator = generator_of(loader)
-    latest = Restored(Order(generator=None if generator is None else generator.get_state()))
+    order = Order(generator=None if generator is None else generator.get_state())
     if progress.in_pass or progress.last_is_out:
-        latest = Restored(
-            replace(progress.order, seed=seed_in_use(loader)),
-            progress.was_left or progress.last_is_out,
-            progress.batches if progress.last_is_out else 0,
-            progress.keeps_seed,
-            None if progress.latest is None else progress.latest.read_from,
-        )
-    elif inside and progress.restored is not None:
-        latest = progress.restored
+        order = replace(progress.order, seed=seed_in_use(loader))
     cursor: Cursor = {
         "epoch": progress.epoch + progress.last_is_out,
         "position": progress.steps if inside else 0,
         "samples": progress.samples if inside else 0,
         "batches": progress.batches if inside else 0,
         "world": loader.num_processes,
-        **latest.order.for_cursor(),
+        **order.for_cursor(),
         **seedable_in_cursor(loader),
     }
-    if latest.was_left:
-        cursor |= {"left": 1, "ended": latest.ended_batches}
+    if progress.was_left or progress.last_is_out:
+        cursor |= {"left": 1, "ended": _batches_of_pass(loader) if progress.last_is_out else 0}
         if generator is not None:
             cursor["generator_after"] = encoded(generator.get_state())
-    if latest.read_from is not None:
-        cursor["read_from"] = encoded(latest.read_from)
     if progress.seeded or workers_persist(loader):
-        cursor["seeded"] = 2 if latest.keeps_seed else 1
+        cursor["seeded"] = 2 if progress.keeps_seed and (progress.in_pass or progress.last_is_out) else 1
     return cursor
+
+
+def _batches_of_pass(loader: Any) -> int:
+    """The batches of the user's sampler in a pass whose last one is out, without those that completed its last step."""
+    shard, counted = loaders.shard_of(loader), int(loader.progress.batches)
+    source = shard.batch_sampler if isinstance(shard, BatchSamplerShard) else loader.base_dataloader
+    try:
+        return counted if isinstance(loader.dataset, IterableDataset) else min(counted, len(source))
+    except TypeError:
+        return counted
 
 
 def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> None:
@@ -250,7 +309,10 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
         InvalidArgument: ``cursor`` is not one, or its place does not exist for this loader.
     """
     start = check_cursor(loader, cursor, continues)
-    loader.set_epoch(int(cursor["epoch"]))
+    progress: Progress = loader.progress
+    progress.interrupt(loader)
+    loader.set_epoch(cursor["epoch"])
+    forget_seed(loader.get_sampler())
     restore_seedable(loader, cursor)
     order, after = Order.of_cursor(cursor, loader), _generator_after(loader, cursor)
     left, ended = bool(cursor.get("left", 0)), int(cursor.get("ended", 0))
@@ -259,15 +321,31 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     elif after is not None:
         Order(generator=after).apply(loader)
     resumes = _is_inside(cursor) or ended > 0
-    progress: Progress = loader.progress
     former, source = progress.next_start, progress.source
     same = former is not None and former.restored and start == Start(steps=former.steps)
     seeded = int(cursor.get("seeded", 0))
-    read_from = state_in_cursor(cursor, "read_from")
-    restored = Restored(order, left, ended, seeded > 1, read_from) if resumes else None
+    restored = Restored(cursor, order, left, ended, seeded > 1) if resumes else None
     progress.restart(loader, former if same else start, restored, resumes)
     progress.seeded = seeded > 0
     progress.source = source if same else None
+
+
+def read_ahead_from(loader: Any) -> torch.Tensor | None:
+    """The state of torch's global generator before this process read, by itself, the step after those that are out.
+
+    ``None`` if it has not read ahead. For :func:`restore_read_ahead`; it differs between processes, unlike a cursor.
+    """
+    progress: Progress = loader.progress
+    if progress.restored is not None:
+        return progress.restored.read_from
+    return progress.latest.read_from if progress.in_pass and progress.latest is not None else None
+
+
+def restore_read_ahead(loader: Any, state: torch.Tensor | None) -> None:
+    """Makes the rest of a pass that was restored begin with a step that is read with the generator in ``state``."""
+    progress: Progress = loader.progress
+    if progress.restored is not None:
+        progress.restored = replace(progress.restored, read_from=state)
 
 
 def _generator_after(loader: Any, cursor: Cursor) -> torch.Tensor | None:
@@ -360,16 +438,27 @@ def check_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -> 
     Returns:
         Where inside a pass the next one starts, if it does.
     """
-    if missing := _KEYS - cursor.keys():
-        raise InvalidArgument(
-            f"a cursor of a loader has {', '.join(sorted(_KEYS))}; {', '.join(sorted(missing))} is missing: restore "
-            "what cursor_of or state_dict returned"
-        )
+    _check_numbers(cursor)
     Order.of_cursor(cursor, loader)
     _generator_after(loader, cursor)
-    state_in_cursor(cursor, "read_from")
     continues = loader.use_stateful_dataloader if continues is None else continues
     return _converted(loader, cursor) if continues and _is_inside(cursor) else None
+
+
+def _check_numbers(cursor: Any) -> None:
+    if not isinstance(cursor, Mapping):
+        raise InvalidArgument(f"a cursor of a loader is a mapping, found {type(cursor).__name__}: {_SOURCE}")
+    if missing := _KEYS - cursor.keys():
+        raise InvalidArgument(
+            f"a cursor of a loader has {', '.join(sorted(_KEYS))}; {', '.join(sorted(missing))} is missing: {_SOURCE}"
+        )
+    for name, (least, most) in _RANGES.items():
+        number = cursor.get(name, least)
+        if type(number) is not int or not least <= number <= most:
+            raise InvalidArgument(
+                f"{name!r} of a loader's cursor: expected an integer from {least} to {most}, found "
+                f"{shortened(number)}: {_SOURCE}"
+            )
 
 
 def _is_inside(cursor: Cursor) -> bool:

@@ -65,7 +65,7 @@ class Order:
         generator = generator_of(loader)
         return cls(
             generator=None if generator is None else generator.get_state(),
-            drawn_from=_drawn_from(loader, keeps_seed) if _draws(loader) else None,
+            drawn_from=_drawn_from(loader, keeps_seed) if draws(loader) else None,
         )
 
     @classmethod
@@ -107,7 +107,8 @@ class Order:
         elif self.seed is not None and generator is not None:
             generator.manual_seed(self.seed)
         elif self.seed is not None and isinstance(sampler, RepeatableRandomSampler):
-            sampler.next_seed = self.seed
+            # What is drawn from drawn_from begins with this seed.
+            sampler.next_seed = self.seed if self.drawn_from is None else None
         elif self.drawn_from is not None and generator is not None and not isinstance(sampler, RandomSampler):
             generator.set_state(self.drawn_from)
 
@@ -118,6 +119,12 @@ def seed_in_use(loader: Any) -> int | None:
     if isinstance(sampler, RepeatableRandomSampler) and sampler.generator is None:
         return sampler.seed if sampler.next_seed is None else sampler.next_seed
     return None
+
+
+def forget_seed(sampler: Any) -> None:
+    """The next pass draws a seed of its own."""
+    if isinstance(sampler, RepeatableRandomSampler):
+        sampler.next_seed = None
 
 
 def seedable_in_cursor(loader: Any) -> dict[str, int | str]:
@@ -187,7 +194,7 @@ def state_in_cursor(cursor: Mapping[str, int | str], name: str, device: torch.de
     return state
 
 
-def _draws(loader: Any) -> bool:
+def draws(loader: Any) -> bool:
     """Whether a sampler of ``loader`` may draw from torch's global generator, in a way that it does not remember."""
     return not isinstance(loader.dataset, IterableDataset) and any(
         type(sampler) not in _DRAW_NOTHING and not isinstance(getattr(sampler, "generator", None), torch.Generator)

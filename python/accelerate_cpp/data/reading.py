@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -42,31 +43,43 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
         drawn = loaders.drawing_from(source, reading.drawn_from)
         source = stateful.like(source, loader.dataset, **drawn, **loaders.options_of(loader))
     drawn_before = reading.keeps_seed or (reading.resumes and source.generator is None)
+    kept = torch.get_rng_state() if start.restored else None
     batches = _with_seed_of_its_own(source) if drawn_before else iter(source)
+    if kept is not None:  # torchdata may have read what precedes the start
+        torch.set_rng_state(kept)
     iterator = batches
     if stateful.is_torchdata(source) and start.is_whole:
         batches = reading.recorded = _recorded(loader, batches, start)
-    batches = islice(Read(batches, iterator), left_out, None)
-    return source, batches if source.num_workers > 0 else _read_here(batches, reading)
+    batches = Read(batches, iterator)
+    if source.num_workers > 0:
+        return source, islice(batches, left_out, None)
+    return source, _read_here(batches, left_out, reading)
 
 
-def _read_here(batches: Iterator[Any], reading: Pass) -> Iterator[Any]:
-    """``batches``, which this process reads, and perhaps collates at random: a step that was read ahead before a
-    checkpoint was written draws the same after it, and only once."""
+def _read_here(batches: Iterator[Any], left_out: int, reading: Pass) -> Iterator[Any]:
+    """``batches`` after the first ones, which this process reads, and perhaps collates at random: a step that was read
+    ahead before a checkpoint was written draws the same after it, and only once."""
     if reading.first_read_from is not None:
         reading.read_from, kept = reading.first_read_from, torch.get_rng_state()
-        torch.set_rng_state(reading.read_from)
         try:
+            _drop(batches, left_out)
+            torch.set_rng_state(reading.read_from)
             first = list(islice(batches, reading.read_per_step))
         finally:
             torch.set_rng_state(kept)
         yield from first
+    else:
+        _drop(batches, left_out)
     while True:
         reading.read_from = torch.get_rng_state()
         step = list(islice(batches, reading.read_per_step))
         if not step:
             return
         yield from step
+
+
+def _drop(items: Iterator[Any], count: int) -> None:
+    deque(islice(items, count), maxlen=0)
 
 
 def _recorded(loader: Any, batches: Any, start: Start) -> stateful.Recorded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from functools import partial
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -93,7 +94,8 @@ class BatchSamplerShard(BatchSampler):
     all processes get equally many batches of equal size: the last ones are completed with samples from the start.
 
     ``remainder`` is the number of real samples in the last global batch of the last complete pass, 0 if nothing was
-    added to it, and ``None`` while a pass runs.
+    added to it, and ``None`` while a pass runs. ``completed`` are the samples of each process in the last round of
+    batches, if that was completed.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class BatchSamplerShard(BatchSampler):
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         self.remainder: int | None = None
+        self.completed: list[int] = []
         if split_batches:
             sharding.check_divisible(self.batch_size, num_processes)
 
@@ -145,8 +148,9 @@ class BatchSamplerShard(BatchSampler):
         The first round is read even then, because a last one is completed from it. Only for torch's own batch sampler
         is it known that each round except the last gives this process a batch.
         """
-        self.remainder = None
-        deal = sharding.slice_batches if self.split_batches else sharding.deal_batches
+        self.remainder, self.completed = None, []
+        dealing = partial(sharding.deal_batches, completed=self.completed)
+        deal = sharding.slice_batches if self.split_batches else dealing
         round_size = 1 if self.split_batches else self.num_processes
         jumps = skipped > 0 and type(self.batch_sampler) is BatchSampler
         ranges: Ranges = ((0, round_size), (skipped * round_size, None)) if jumps else ALL

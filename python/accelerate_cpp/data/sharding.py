@@ -79,13 +79,20 @@ def slice_batches(
 
 
 def deal_batches(
-    batches: Iterable[Batch], *, rank: int, world_size: int, batch_size: int | None, drop_last: bool, even: bool
+    batches: Iterable[Batch],
+    *,
+    rank: int,
+    world_size: int,
+    batch_size: int | None,
+    drop_last: bool,
+    even: bool,
+    completed: list[int] | None = None,
 ) -> Generator[Batch, None, int]:
     """Distributes whole batches in turn (``split_batches=False``): batch ``i`` goes to rank ``i % world_size``.
 
     A last round that is not full is dropped with ``drop_last``, completed with the samples of the first round with
     ``even``, and otherwise distributed as it is. ``batch_size=None`` means batches of varying length, which are
-    completed by whole batches.
+    completed by whole batches. The samples of each rank in a round that was completed are added to ``completed``.
     """
     first_round: list[Batch] = []
     for dealt, is_last in with_last(rounds(batches, world_size)):
@@ -96,7 +103,10 @@ def deal_batches(
         elif drop_last:
             return 0
         elif even:
-            yield _complete_round(dealt, first_round, world_size, batch_size)[rank]
+            whole = _complete_round(dealt, first_round, world_size, batch_size)
+            if completed is not None:
+                completed += map(len, whole)
+            yield whole[rank]
             return sum(map(len, dealt))
         elif rank < len(dealt) and len(dealt[rank]) > 0:
             yield dealt[rank]

@@ -45,16 +45,15 @@ def rows_of_last_batch(state: GradientState, num_processes: int) -> tuple[frozen
     """The lengths that a completed last batch can have once gathered, and how many of its rows are real.
 
     A full batch is one of them also where none was completed, as in one process: libraries repeat a mean loss so often.
-    Where batches have no common size, the last ones of all processes are as long as this one's.
+    Where batches have no common size, the last ones of all processes together are.
     ``None`` if nothing has to be dropped: not the last batch, or a full or an unknown remainder.
     """
     if not state.end_of_dataloader or state.remainder <= 0:
         return None
     loader, real = state.active_dataloader, state.remainder
     total = loader.total_batch_size  # type: ignore[union-attr]
-    rows: int | None = getattr(loader, "rows", None)
-    if total is None and rows is not None:
-        total = rows * num_processes
+    if total is None:
+        total = sum(getattr(loader, "completed", ())) or None
     return frozenset({total, math.ceil(real / num_processes) * num_processes}), real
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,14 @@ class DataLoaderStateMixin:
     """What ``GradientState`` knows about a loader: whether its last batch has been returned, and its real samples.
 
     A loop over a prepared loader calls :meth:`begin` and :meth:`end`; call them yourself around batches that are read
-    in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use. ``rows`` are those of the
-    last batch on this process, where batches have no common size.
+    in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use. ``completed`` are the
+    samples of each process in the last batches, if those were completed and have no common size.
     """
 
     end_of_dataloader = False
     remainder = -1
     repeated = False
-    rows: int | None = None
+    completed: Sequence[int] = ()
 
     @property
     def gradient_state(self) -> GradientState:
@@ -62,7 +62,7 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
     """A loader that is the active one as long as an iterator over it exists."""
 
     def __iter__(self) -> Iterator[Any]:
-        self._synchronize()
+        self._synchronize(self.progress.continues(self))
         self.begin()
         try:
             yield from self._pass()
@@ -76,8 +76,6 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
             self.set_epoch(self.iteration)
             for batch, is_last, repeated in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader, self.repeated = is_last, repeated
-                if is_last and self.total_batch_size is None:
-                    self.rows = ignorant_find_batch_size(batch)
                 self.progress.advance(reading, is_last, repeated)
                 state.rows = ignorant_find_batch_size(batch) if state.weighs_rows else None
                 if state.repeats and state.rows is None:
@@ -88,8 +86,8 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
         finally:
             self.progress.end(reading, complete)
 
-    def _synchronize(self) -> None:
-        """Makes ranks agree on what the pass depends on."""
+    def _synchronize(self, continues: bool) -> None:
+        """Makes ranks agree on what the pass depends on; if it ``continues`` a restored one, they did when it began."""
 
     @abstractmethod
     def _batches(self, reading: Pass) -> Iterator[tuple[Any, bool]]:

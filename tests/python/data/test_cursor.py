@@ -16,13 +16,22 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from accelerate_cpp.data import cursor
-from accelerate_cpp.data.cursor import Pass, Progress, Start, cursor_of, restore_cursor
+from accelerate_cpp.data.cursor import (
+    Pass,
+    Progress,
+    Start,
+    cursor_of,
+    read_ahead_from,
+    restore_cursor,
+    restore_read_ahead,
+)
 from accelerate_cpp.data.order import encoded
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
@@ -478,19 +487,23 @@ def test_a_stateful_loader_goes_on_in_the_order_of_the_pass(order: str) -> None:
     assert [batch.tolist() for batch in fresh] == whole[4:]
 
 
-def masked(samples: list[torch.Tensor]) -> torch.Tensor:
-    """A batch some of whose samples are masked at random."""
-    return torch.stack(samples) * (torch.rand(len(samples)) < 0.5)
+def noisy(samples: list[torch.Tensor]) -> torch.Tensor:
+    """A batch with noise."""
+    return torch.as_tensor(samples) + torch.rand(len(samples))
 
 
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("steps", [1, 4, 5])
-def test_a_batch_that_was_read_ahead_is_drawn_as_it_was_before(steps: int, dispatch: bool, stateful: bool) -> None:
+def test_a_batch_that_was_read_ahead_is_drawn_as_it_was_before(
+    steps: int, stream: bool, dispatch: bool, stateful: bool
+) -> None:
     def loader_of(seed: int) -> Any:
         torch.manual_seed(seed)
+        data = Stream(12) if stream else torch.arange(12)
         return prepare_data_loader(
-            DataLoader(torch.arange(1, 13), batch_size=2, shuffle=True, collate_fn=masked),
+            DataLoader(data, batch_size=2, shuffle=None if stream else True, collate_fn=noisy),
             torch.device("cpu"),
             put_on_device=True,
             dispatch_batches=dispatch,
@@ -502,10 +515,11 @@ def test_a_batch_that_was_read_ahead_is_drawn_as_it_was_before(steps: int, dispa
     for batch in loader:
         whole.append((batch.tolist(), torch.rand(1).item()))
         if len(whole) == steps:
-            cursor, state = saved(loader)
+            (cursor, state), ahead = saved(loader), read_ahead_from(loader)
     expected = [*whole[steps:], *after(loader)]
     fresh = loader_of(9)
     restore_cursor(fresh, cursor)
+    restore_read_ahead(fresh, ahead)
     torch.set_rng_state(state)
     rest = after(fresh if stateful else skip_first_batches(fresh, steps))
     assert [*rest, *after(fresh)] == expected
@@ -568,7 +582,7 @@ def test_an_order_that_is_drawn_goes_on_with_another_number_of_processes(before:
     assert sorted(seen) == [*range(12)]
 
 
-@pytest.mark.parametrize("name", ["generator", "generator_after", "drawn_from", "read_from"])
+@pytest.mark.parametrize("name", ["generator", "generator_after", "drawn_from"])
 @pytest.mark.parametrize("text", ["", "no base64!", "AAAA", "beyond"])
 def test_a_state_that_is_none_of_torchs_generator_is_refused_before_anything_changes(name: str, text: str) -> None:
     loader = ordered("subset")
@@ -580,3 +594,132 @@ def test_a_state_that_is_none_of_torchs_generator_is_refused_before_anything_cha
     with pytest.raises(InvalidArgument, match=f"'{name}' of a loader's cursor"):
         restore_cursor(loader, cursor_of(loader) | {"epoch": 3, name: text})
     assert loader.iteration == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_what_is_saved_right_after_loading_is_what_was_loaded(order: str, at_the_end: bool) -> None:
+    loader, seen = ordered(order), []
+    for step, batch in enumerate(loader):
+        seen.append(batch.tolist())
+        torch.rand(1)  # as after() does
+        if loader.end_of_dataloader if at_the_end else step == 3:
+            checkpoint, steps = saved(loader), step + 1
+    expected = [*seen[steps:], *(batch for batch, _ in after(loader))]
+    fresh = restored(order, saved(restored(order, checkpoint)))
+    found = [*after(skip_first_batches(fresh, steps)), *after(fresh)]
+    assert [batch for batch, _ in found] == expected
+    assert fresh.iteration == 2
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loop_that_goes_on_after_loading_is_not_disturbed(order: str, stateful: bool) -> None:
+    """As in a program that takes back the weights after a bad step."""
+
+    def passes(loads: bool) -> tuple[list[Any], dict[str, Any]]:
+        loader = ordered(order, stateful=stateful)
+        seen: list[Any] = []
+        for _ in range(3):
+            for batch in loader:
+                seen.append(batch.tolist())
+                if len(seen) == 2:
+                    cursor = saved(loader)[0]
+                if len(seen) == 4 and loads:
+                    restore_cursor(loader, cursor)
+                if len(seen) == 5:
+                    later = saved(loader)[0]
+        return [*seen, loader.iteration], later
+
+    assert passes(True) == passes(False)
+
+
+class InAnotherOrder:
+    """Shuffles the batches of another sampler, from torch's global generator."""
+
+    def __init__(self, inner: BatchSampler) -> None:
+        self.inner = self.batch_sampler = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = list(self.inner)
+        for index in torch.randperm(len(batches)).tolist():
+            yield batches[index]
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("generator", [False, True])
+def test_a_sampler_that_draws_beside_its_inner_one_goes_on_in_its_order(generator: bool, stateful: bool) -> None:
+    def loader_of(seed: int) -> Any:
+        torch.manual_seed(seed)
+        data = torch.arange(12)
+        inner = RandomSampler(data, generator=torch.Generator().manual_seed(seed) if generator else None)
+        sampler: Any = InAnotherOrder(BatchSampler(inner, 2, False))
+        return prepare_data_loader(
+            DataLoader(data, batch_sampler=sampler), torch.device("cpu"), use_stateful_dataloader=stateful
+        )
+
+    loader, whole = loader_of(0), []
+    for batch in loader:
+        whole.append(batch.tolist())
+        if len(whole) == 2:
+            cursor, state = saved(loader)
+    fresh = loader_of(9)
+    restore_cursor(fresh, cursor)
+    torch.set_rng_state(state)
+    assert [batch.tolist() for batch in (fresh if stateful else skip_first_batches(fresh, 2))] == whole[2:]
+
+
+def test_the_order_of_a_pass_that_was_restored_before_is_forgotten() -> None:
+    loader = ordered("shuffled")
+    for step, _batch in enumerate(loader):
+        if step == 2:
+            within = saved(loader)[0]
+    between = saved(loader)
+    expected = after(loader)
+    fresh = ordered("shuffled", seed=9)
+    restore_cursor(fresh, within)
+    restore_cursor(fresh, between[0])
+    torch.set_rng_state(between[1])
+    assert after(fresh) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("epoch", 1.0),
+        ("seed", 2**70),
+        ("position", None),
+        ("samples", -2),
+        ("batches", "3"),
+        ("world", 0),
+        ("left", {"a": 1}),
+        ("ended", True),
+        ("seeded", [1]),
+    ],
+)
+def test_a_number_that_is_none_or_out_of_its_range_is_refused_before_anything_changes(name: str, value: Any) -> None:
+    loader = ordered("shuffled")
+    with pytest.raises(InvalidArgument, match=f"'{name}' of a loader's cursor: expected an integer from"):
+        restore_cursor(loader, {**cursor_of(loader), "epoch": 3, name: value})
+    assert loader.iteration == 0
+
+
+def test_a_cursor_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="a cursor of a loader is a mapping, found list"):
+        restore_cursor(ordered("shuffled"), [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (3, 1), (4, 2), (1, 2)])
+def test_all_of_a_pass_that_had_ended_can_be_skipped_with_another_number_of_processes(before: int, now: int) -> None:
+    loader = build(samples=10, world=before, stateful=False)[0]
+    for _batch in loader:
+        if loader.end_of_dataloader:
+            cursor = cursor_of(loader)
+    (fresh, *_) = build(samples=10, world=now, stateful=False)
+    restore_cursor(fresh, cursor)
+    assert list(skip_first_batches(fresh, len(fresh))) == []
+    assert fresh.iteration == 1
