@@ -32,6 +32,7 @@ from accelerate_cpp.data.cursor import Cursor, check_cursor, cursor_of, restore_
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.placement.offloaded_modules import get_state_dict_offloaded_model, has_offloaded_params
+from accelerate_cpp.precision.grad_scaler import settle
 from accelerate_cpp.state import PartialState
 from accelerate_cpp.utils.deepspeed import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from accelerate_cpp.utils.other import extract_model_from_parallel, saves_here
@@ -139,6 +140,7 @@ def save_state(
     save_model_func_kwargs: Mapping[str, Any],
 ) -> Path:
     """:meth:`Accelerator.save_state`."""
+    settle(accelerator.scaler)
     return accelerator._checkpoints.save(
         output_dir,
         accelerator.project_configuration,

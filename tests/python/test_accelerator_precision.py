@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -334,10 +335,10 @@ def test_with_master_weights_a_scaled_loss_is_unscaled_before_the_step() -> None
     assert accelerator.optimizer_step_was_skipped
 
 
-def _line() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def _line(**options: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
 def test_a_model_is_clipped_before_the_backward_pass_of_another() -> None:
@@ -446,3 +447,101 @@ def test_gradients_that_are_cleared_after_clipping_are_un_scaled_again(
         assert accelerator.clip_grad_norm_(model.parameters(), 100.0).item() == pytest.approx(0.125)
         clears()
     assert next(model.parameters()).item() == pytest.approx(1.0 - 0.1 * 0.125)
+
+
+def _two(scaler: Callable[[], torch.amp.GradScaler], **options: Any) -> tuple[Accelerator, list[Any], list[Any]]:
+    """Two models with optimizers of their own, and the same in torch alone."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    pairs = [accelerator.prepare(*_line(**options)) for _ in range(2)]
+    return accelerator, pairs, [_line() for _ in range(2)]
+
+
+def _sum_of(pairs: list[Any]) -> torch.Tensor:
+    total: torch.Tensor = sum(model(torch.full((1, 1), 0.25)).sum() * 0.25 for model, _ in pairs)
+    return total
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("fused", [False, True])
+def test_optimizers_are_clipped_and_step_in_turn(fused: bool, scaler: Callable[[], torch.amp.GradScaler]) -> None:
+    accelerator, pairs, expected = _two(scaler, fused=fused)
+    for _ in range(3):
+        accelerator.backward(_sum_of(pairs))
+        _sum_of(expected).backward()
+        for (model, optimizer), (other, of_other) in zip(pairs, expected, strict=True):
+            accelerator.clip_grad_norm_(model.parameters(), 0.05)
+            torch.nn.utils.clip_grad_norm_(other.parameters(), 0.05)
+            for one in (optimizer, of_other):
+                one.step()
+                one.zero_grad()
+    for (model, _), (other, _) in zip(pairs, expected, strict=True):
+        torch.testing.assert_close(next(model.parameters()), next(other.parameters()))
+
+
+@pytest.mark.parametrize("device_scaler", [GradScaler, torch.amp.GradScaler, DeviceGradScaler])
+@pytest.mark.parametrize("overflows", [False, True])
+def test_an_optimizer_un_scales_by_the_scale_of_its_pass_after_another_one_has_stepped(
+    overflows: bool, device_scaler: Any
+) -> None:
+    """Where the scale grows in each step, or the other one's gradients overflow."""
+    accelerator, pairs, _ = _two(partial(device_scaler, "cpu", growth_interval=1, init_scale=1024.0))
+    if overflows:
+        accelerator.backward(pairs[0][0](torch.ones(1, 1)).sum() * float("inf"))
+    accelerator.backward(_sum_of(pairs[1:] if overflows else pairs))
+    for _, optimizer in pairs:
+        optimizer.step()
+    assert pairs[0][1].step_was_skipped is overflows
+    assert next(pairs[1][0].parameters()).item() == pytest.approx(1.0 - 0.1 * 0.0625)
+    accelerator.backward(_sum_of(pairs))
+    assert accelerator.scaler is not None
+    assert accelerator.scaler.get_scale() == (512.0 if overflows else 2048.0)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_gradients_that_are_set_to_zero_after_an_overflow_are_no_overflow(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    model, optimizer = accelerator.prepare(*_line())
+    accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.zero_grad(set_to_none=False)
+    accelerator.backward(model(torch.full((1, 1), 0.25)).sum() * 0.25)
+    optimizer.step()
+    assert not optimizer.step_was_skipped
+    assert next(model.parameters()).item() == pytest.approx(1.0 - 0.1 * 0.0625)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_the_scale_falls_where_a_program_leaves_steps_out_itself(scaler: Callable[[], torch.amp.GradScaler]) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    model, optimizer = accelerator.prepare(*_line())
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
+        if not accelerator.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+            optimizer.zero_grad()
+    assert accelerator.scaler.get_scale() == 65536.0 / 4
+
+
+def test_gradients_that_are_un_scaled_stay_so_when_the_scaler_is_loaded() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model, optimizer = accelerator.prepare(*_line())
+    accelerator.backward(model(torch.full((1, 1), 0.25)).sum() * 0.25)
+    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+    assert accelerator.scaler is not None
+    accelerator.scaler.load_state_dict(accelerator.scaler.state_dict())
+    optimizer.step()
+    assert next(model.parameters()).item() == pytest.approx(1.0 - 0.1 * 0.0625)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_the_scale_is_saved_as_it_is_after_a_step(scaler: Callable[[], torch.amp.GradScaler], tmp_path: Path) -> None:
+    accelerator, pairs, _ = _two(scaler)
+    accelerator.backward(pairs[0][0](torch.ones(1, 1)).sum() * float("inf"))
+    accelerator.backward(_sum_of(pairs[1:]))
+    pairs[0][1].step()
+    accelerator.save_state(str(tmp_path))
+    assert torch.load(tmp_path / "scaler.pt")["scale"] == 32768.0

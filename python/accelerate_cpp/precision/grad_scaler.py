@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -274,7 +274,11 @@ class GradScaler(torch.amp.GradScaler):
                 f"the state of a loss scaler lacks {', '.join(missing)}; was it saved by a scaler that is not enabled?"
             )
         self._restore(**{name: state_dict[name] for name in _STATE})
+        # Gradients that are un-scaled are so still; others have the scale of their pass.
+        waiting = {one: state for one, state in self._round.optimizers.items() if state.unscaled and not state.stepped}
         self._round = self._next_round()
+        self._round.checked, self._round.overflow = bool(waiting), any(state.overflow for state in waiting.values())
+        self._round.optimizers.update(waiting)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"enabled": self._enabled, "state": self._all_state()}
@@ -355,31 +359,48 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -
     return any_found if any_found.device.type != "cpu" else bool(any_found)
 
 
-def update_after_step(scaler: torch.amp.GradScaler) -> None:
-    """Updates ``scaler``, an optimizer of which has stepped, unless another one has un-scaled gradients to step on.
+# The optimizers for which each scaler of torch's kind has scaled losses.
+_sharing: WeakKeyDictionary[torch.amp.GradScaler, WeakSet[torch.optim.Optimizer]] = WeakKeyDictionary()
 
-    Torch's scalers forget at an update whose gradients are un-scaled, and would un-scale these again.
+
+def update_after_step(scaler: torch.amp.GradScaler) -> None:
+    """Updates ``scaler``, an optimizer of which has stepped, unless another one has gradients to step on.
+
+    Torch's scalers forget at an update whose gradients are un-scaled, and the scale that the others have.
     """
-    if isinstance(scaler, GradScaler) or OptState.UNSCALED not in _stages(scaler):
+    if isinstance(scaler, GradScaler) or not any(
+        _stage(scaler, optimizer) is not OptState.STEPPED and have_gradients(_parameters(optimizer))
+        for optimizer in _sharing.get(scaler, ())
+    ):
+        scaler.update()
+
+
+def settle(scaler: torch.amp.GradScaler | None) -> None:
+    """Makes the update that :func:`update_after_step` left out, if nobody has made it."""
+    states = getattr(scaler, "_per_optimizer_states", {}).values()
+    if scaler is not None and any(state["stage"] is OptState.STEPPED for state in states):
         scaler.update()
 
 
 def scaled_loss(scaler: torch.amp.GradScaler, loss: Any, optimizers: Iterable[Any]) -> Any:
-    """``loss`` times the scale, after the update that :func:`update_after_step` left out, if nobody has made it.
+    """``loss`` times the scale, after an update that was left out.
 
     Its gradients may be added to those of ``optimizers``, prepared or not, that are un-scaled and wait for a step:
-    these are multiplied by the scale, too, and un-scaled again by whatever comes next.
+    these are multiplied by the scale, too, and un-scaled again by whatever comes next. If they have been cleared
+    instead, as a program does whose gradients are not finite, the scale is updated as by a step.
     """
-    waiting = [
-        (inner, flag)
-        for inner in (getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers)
-        if (flag := _overflow_of_unscaled(scaler, inner)) is not None
-    ]
-    if not isinstance(scaler, GradScaler) and OptState.STEPPED in _stages(scaler):
+    inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+    if not isinstance(scaler, GradScaler):
+        _sharing.setdefault(scaler, WeakSet()).update(inner)
+    waiting = [(one, flag) for one in inner if (flag := _overflow_of_unscaled(scaler, one)) is not None]
+    left = [(one, flag) for one, flag in waiting if have_gradients(_parameters(one))]
+    if len(left) < len(waiting):
         scaler.update()
+    else:
+        settle(scaler)
     scaled = scaler.scale(loss)
-    for inner, flag in waiting:
-        _scale_again(scaler, inner, flag)
+    for one, flag in left:
+        _scale_again(scaler, one, flag)
     return scaled
 
 
@@ -387,28 +408,35 @@ def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.O
     """Whether gradients of ``optimizer`` were not finite; ``None`` if they are scaled, or have been stepped on."""
     if isinstance(scaler, GradScaler):
         return scaler._overflow_of_unscaled(optimizer)
-    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
-    return overflowed(scaler, optimizer) if state.get("stage") is OptState.UNSCALED else None
+    return overflowed(scaler, optimizer) if _stage(scaler, optimizer) is OptState.UNSCALED else None
 
 
 def _scale_again(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, overflow: bool | torch.Tensor) -> None:
-    """Multiplies un-scaled gradients by the scale; to NaN after an ``overflow``, which clipping may have hidden."""
-    parameters = _parameters(optimizer)
-    if have_gradients(parameters):
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for gradient in (local_part(one.grad) for one in parameters if one.grad is not None):
-            by_device.setdefault(gradient.device, []).append(gradient._values() if gradient.is_sparse else gradient)
-        for device, gradients in by_device.items():
-            factor = scaler.scale(torch.ones((), device=device))
-            torch._foreach_mul_(gradients, factor.masked_fill(torch.as_tensor(overflow, device=device), math.nan))
+    """Multiplies un-scaled gradients by the scale, and those that are not zero by NaN after an ``overflow``, which
+    clipping may have hidden."""
+    for gradient in (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None):
+        values = gradient._values() if gradient.is_sparse else gradient
+        values.mul_(scaler.scale(torch.ones((), device=values.device)))
+        if overflow is not False:
+            values.masked_fill_((values != 0) & torch.as_tensor(overflow, device=values.device), math.nan)
     if isinstance(scaler, GradScaler):
         scaler._is_scaled_again(optimizer)
     else:
         scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
 
 
-def _stages(scaler: torch.amp.GradScaler) -> list[OptState]:
-    return [state["stage"] for state in getattr(scaler, "_per_optimizer_states", {}).values()]
+def _stage(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> OptState:
+    """What a scaler of torch's kind has done for ``optimizer`` since its last update."""
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    stage: OptState = state.get("stage", OptState.READY)
+    return stage
+
+
+def _is_scaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients of ``optimizer`` are scaled still, and have not been stepped on."""
+    if isinstance(scaler, GradScaler):
+        return scaler.is_enabled() and not (scaler.is_unscaled(optimizer) or scaler._round.of(optimizer).stepped)
+    return scaler.is_enabled() and _stage(scaler, optimizer) is OptState.READY
 
 
 def _has_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
@@ -436,8 +464,10 @@ def unscale_all(
     keys = frozenset(map(id, left))
     for optimizer in optimizers:
         inner = getattr(optimizer, "optimizer", optimizer)
-        if not isinstance(scaler, (GradScaler, DeviceGradScaler)):
-            scaler.unscale_(inner)
-        elif not scaler.is_unscaled(inner) and _has_gradients(scaler, inner):
+        if not _is_scaled(scaler, inner) or not _has_gradients(scaler, inner):
+            continue
+        if isinstance(scaler, (GradScaler, DeviceGradScaler)):
             measured.update(scaler.unscale_but(inner, keys))
+        else:
+            scaler.unscale_(inner)
     return measured
