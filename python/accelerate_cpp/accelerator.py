@@ -1375,11 +1375,13 @@ class Accelerator(PreparationSteps):
                 warnings.warn("join_uneven_inputs has no effect with megatron_lm_plugin", stacklevel=4)
             elif self.use_distributed:
                 stateful = partial(self._changed_by_steps, joinables)
-                stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode, stateful))
+                accumulates = self._accumulation.num_steps > 1
+                stack.enter_context(uneven_inputs(self._session.strategy, joinables, mode, accumulates, stateful))
             yield
 
-    def _changed_by_steps(self, models: Iterable[torch.nn.Module]) -> list[Any]:
-        """The optimizers of ``models``, their schedules, and the loss scaler."""
+    def _changed_by_steps(self, joinables: Iterable[Any]) -> list[Any]:
+        """The optimizers of the models among ``joinables``, their schedules, and the loss scaler."""
+        models = [one for one in joinables if isinstance(one, torch.nn.Module)]
         weights = {id(weight) for model in models for weight in model.parameters()}
         optimizers = [one for one in self._optimizers if any(id(weight) in weights for weight in parameters_of(one))]
         inner = {id(one.optimizer) for one in optimizers}

@@ -356,3 +356,179 @@ def test_processes_that_ran_out_of_batches_have_the_momentum_and_the_schedule_of
     for weights, own_rates in run_processes(with_momentum, 2, backend, accumulated):
         assert weights == pytest.approx(expected, rel=1e-4)
         assert own_rates == pytest.approx(rates)
+
+
+def uneven(accumulated: int = 1, precision: str = "no", rows: int = 2, mine: tuple[int, int] = (2, 6)) -> Any:
+    """An accelerator, and a prepared loader with more batches of ``rows`` rows on rank 1 than on rank 0."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from accelerate_cpp import Accelerator, DataLoaderConfiguration
+
+    class Own(torch.utils.data.IterableDataset[torch.Tensor]):
+        # Of as many files as there are processes, each of which reads one.
+        n_shards = 2
+
+        def shard(self, num_shards: int, index: int) -> Own:
+            self.samples = rows * mine[index]
+            return self
+
+        def __iter__(self) -> Any:
+            generator = torch.Generator().manual_seed(self.samples)
+            yield from torch.randn(self.samples, 3, generator=generator)
+
+    configuration = DataLoaderConfiguration(dispatch_batches=False)
+    run = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulated,
+        mixed_precision=precision,
+        dataloader_config=configuration,
+    )
+    return run, run.prepare(DataLoader(Own(), batch_size=rows))
+
+
+def buffers_with_accumulation() -> list[float]:
+    """The mean of the last rows of a rank that had more of them, as normalisation sees it at the end."""
+    import torch
+
+    run, loader = uneven(accumulated=2)
+    norm = torch.nn.BatchNorm1d(3, momentum=1.0)
+    model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with run.join_uneven_inputs([model]):
+        for batch in loader:
+            with run.accumulate(model):
+                run.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+    found: list[float] = norm.running_mean.tolist()
+    return found
+
+
+def last_mean() -> list[float]:
+    import torch
+
+    rows = torch.randn(12, 3, generator=torch.Generator().manual_seed(12))
+    found: list[float] = rows[-2:].mean(0).tolist()
+    return found
+
+
+def test_batches_that_are_repeated_leave_no_trace_in_buffers() -> None:
+    (expected,) = run_processes(last_mean, 1)
+    for found in run_processes(buffers_with_accumulation, 2):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def overflows_in_fp16(accumulated: int) -> tuple[int, float]:
+    """How many steps were left out, and the scale at the end, with batches of many rows."""
+    import torch
+
+    run, loader = uneven(accumulated, "fp16", rows=128)
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    skipped = 0
+    with run.join_uneven_inputs([model]):
+        for batch in loader:
+            with run.accumulate(model):
+                run.backward(model(batch).square().mean() * 0.01)
+                optimizer.step()
+                skipped += optimizer.step_was_skipped
+                optimizer.zero_grad()
+    return skipped, run.scaler.get_scale()
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_losses_of_many_rows_stay_as_large_as_they_are(accumulated: int) -> None:
+    assert run_processes(overflows_in_fp16, 2, accumulated) == [(0, 65536.0)] * 2
+
+
+def with_evaluations(accumulated: int) -> list[float]:
+    """The weights after batches of 3 rows, and one of a single row; each is read, and others are before it is used."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from accelerate_cpp import Accelerator
+
+    run = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
+    inputs, targets = data()
+    plain = network()
+    model, optimizer, loader, others = run.prepare(
+        plain,
+        torch.optim.SGD(plain.parameters(), lr=0.1),
+        DataLoader(TensorDataset(inputs, targets), batch_size=3),
+        DataLoader(inputs, batch_size=5),
+    )
+    with run.join_uneven_inputs([model], even_batches=False):
+        for batch, wanted in loader:
+            with torch.no_grad():
+                for one in others:
+                    model(one)
+            with run.accumulate(model):
+                run.backward((model(batch) - wanted).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+    return [*plain.weight.flatten().tolist(), *plain.bias.tolist()]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_weighs_what_it_has_although_others_were_read_before_it_was_used(accumulated: int) -> None:
+    steps = [[*range(ROWS)]] if accumulated == 2 else [[*range(6)], [*range(6, ROWS)]]
+    for weights in run_processes(with_evaluations, 2, accumulated):
+        assert weights == pytest.approx(sgd_by_hand(steps), rel=1e-5)
+
+
+def with_a_state_that_cannot_be_sent() -> tuple[list[float], list[str]]:
+    import warnings
+
+    import torch
+
+    class Halving(torch.optim.lr_scheduler.LRScheduler):
+        def __init__(self, optimizer: Any) -> None:
+            self.factor = lambda: 0.5
+            super().__init__(optimizer)
+
+        def get_lr(self) -> list[Any]:
+            return [group["lr"] * (self.factor() if self.last_epoch else 1.0) for group in self.optimizer.param_groups]
+
+    run, loader = uneven()
+    model = torch.nn.Linear(3, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, schedule = run.prepare(model, plain, Halving(plain))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with run.join_uneven_inputs([model]):
+            for batch in loader:
+                run.backward(model(batch).mean())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    told = [str(one.message) for one in caught if "join_uneven_inputs" in str(one.message)]
+    return [group["lr"] for group in plain.param_groups], told
+
+
+def test_a_state_that_cannot_be_sent_is_named_and_the_run_goes_on() -> None:
+    for rates, [message] in run_processes(with_a_state_that_cannot_be_sent, 2):
+        assert rates == [pytest.approx(0.5**12)]  # of the optimizer, which has a state that can be
+        assert "the state of AcceleratedScheduler is not handed on" in message
+
+
+def penalised() -> bool:
+    """With a gradient penalty, whose first pass gives no parameter a gradient."""
+    import torch
+
+    run, loader = uneven(accumulated=2)
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with run.join_uneven_inputs([model]):
+        for batch in loader:
+            with run.accumulate(model):
+                batch.requires_grad_()
+                (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+                run.backward(model(batch).mean() + slope.square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+    return True
+
+
+def test_a_penalty_on_gradients_is_no_pass_of_its_own() -> None:
+    assert run_processes(penalised, 2) == [True, True]

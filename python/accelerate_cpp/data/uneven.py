@@ -49,7 +49,7 @@ def while_any_has_some(
     batches: Iterator[tuple[Any, bool]],
     who_has: Callable[[bool], list[bool]],
     first_of: Callable[[int, Any], Any],
-) -> Iterator[tuple[Any, bool, bool]]:
+) -> Iterator[tuple[Any, bool, bool, int]]:
     """The batches of this process, and its last one again for as long as another process has more.
 
     Args:
@@ -59,7 +59,8 @@ def while_any_has_some(
             that have no batch at all.
 
     Yields:
-        A batch, whether all processes have had their last one with it, and whether it is repeated.
+        A batch, whether all processes have had their last one with it, whether it is repeated, and the first rank where
+        it is not.
     """
     held = next(batches, None)
     having = who_has(held is not None)
@@ -68,9 +69,10 @@ def while_any_has_some(
         foreign = first_of(having.index(True), batch)
         batch = foreign if held is None else batch
     while any(having):
+        first = having.index(True)
         following = None if held is None else next(batches, None)
         having = who_has(following is not None)
-        yield batch, not any(having), held is None
+        yield batch, not any(having), held is None, first
         held = following
         batch = batch if held is None else held[0]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -123,6 +124,20 @@ def connect_nccl(
     return None if lacks.item() else NcclComm(group, device, timeout)
 
 
+class Joining(Protocol):
+    """What a model has to know of the batches that uneven processes read.
+
+    Attributes:
+        weight: of the batch in hand of this rank; ``None`` if all count the same.
+        share: to be set: its weight by the mean of those of the ranks that train.
+    """
+
+    @property
+    def weight(self) -> float | None: ...
+
+    share: float | None
+
+
 class DataParallel(torch.nn.Module, Joinable):
     """A model whose gradients are averaged over all ranks when ``backward()`` returns.
 
@@ -175,6 +190,7 @@ class DataParallel(torch.nn.Module, Joinable):
         self._nccl = nccl
         self._buffers_changed = False
         self._comm_hook: Callable[[dist.GradBucket], Any] | None = None
+        self.joining: Joining | None = None  # within join_uneven_inputs
         _notice_new_parameters()
         self._start(communicator, timeout, make_device_group)
 
@@ -261,13 +277,14 @@ class DataParallel(torch.nn.Module, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         own = (
             *("_communicator", "_make_device_group", "_device_group", "_device", "_reducer", "_reduced", "_comm_hook"),
-            *("_join_config", "_interruptions", "_nccl_comm"),
+            *("_join_config", "_interruptions", "_nccl_comm", "joining"),
         )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
+        self.joining = None
         self._communicator = self._make_device_group = self._device_group = self._reducer = self._comm_hook = None
         self._nccl_comm = None
         self._device = next(self.module.parameters()).device
@@ -400,9 +417,12 @@ class DataParallel(torch.nn.Module, Joinable):
         work = Join.notify_join_context(self)
         if work is not None:
             work.wait()
-        _, broadcasts, source = agree(self, trains=True, averages=averages, broadcasts=self._buffers_changed)
-        if broadcasts:
-            self.broadcast_buffers_from(source)
+        weight = 1.0 if self.joining is None else self.joining.weight
+        found = agree(self, True, averages, self._buffers_changed, 1.0 if weight is None else weight)
+        if self.joining is not None:
+            self.joining.share = None if weight is None else found.share
+        if found.broadcasts:
+            self.broadcast_buffers_from(found.first)
         if averages:
             self.set_weight(1.0)
 
@@ -436,24 +456,42 @@ class DataParallel(torch.nn.Module, Joinable):
 DistributedDataParallel.register(DataParallel)
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """What a step of all ranks does, of which some may have run out of batches.
+
+    Attributes:
+        averages, broadcasts: whether it averages gradients, and whether it broadcasts buffers.
+        first: the first rank that trains.
+        share: the weight of this rank's batch by the mean of those of the ranks that train.
+    """
+
+    averages: bool
+    broadcasts: bool
+    first: int
+    share: float
+
+
 def agree(
-    model: DataParallel, trains: bool, averages: bool = False, broadcasts: bool = False
-) -> tuple[bool, bool, int]:
-    """Whether this step averages, whether it broadcasts buffers, and the first rank that trains. Collective."""
+    model: DataParallel, trains: bool, averages: bool = False, broadcasts: bool = False, weight: float = 1.0
+) -> Agreement:
+    """Agrees on a step with the other ranks. Collective."""
     communicator = model.communicator
-    place = communicator.size - communicator.rank if trains else 0
-    numbers = torch.tensor([int(averages), int(broadcasts), place])
-    communicator.all_reduce(numbers, dist.ReduceOp.MAX, model.timeout)
-    some_average, some_broadcast, first = numbers.tolist()
-    return bool(some_average), bool(some_broadcast), communicator.size - first
+    numbers = torch.zeros(3 + communicator.size, dtype=torch.float64)
+    numbers[0], numbers[1], numbers[2] = averages, broadcasts, weight if trains else 0.0
+    numbers[3 + communicator.rank] = trains
+    communicator.all_reduce(numbers, dist.ReduceOp.SUM, model.timeout)
+    some_average, some_broadcast, weights, *training = numbers.tolist()
+    share = weight * sum(training) / weights if weights else 1.0
+    return Agreement(some_average > 0, some_broadcast > 0, training.index(1.0), share)
 
 
 class UnevenInputs(JoinHook):
     """The part of one model on a rank that has run out of batches before the others (torch's ``Join``).
 
-    In every step all ranks first agree on three numbers: whether gradients are averaged, whether buffers are broadcast,
-    and the first rank that still trains, whose buffers are used. A rank without batches takes part in both, without
-    contributing: the sums over the ranks are divided by the weights of those that have batches.
+    In every step all ranks first agree whether gradients are averaged, whether buffers are broadcast, on the first rank
+    that still trains, whose buffers are used, and on the share of each batch. A rank without batches takes part in
+    both, without contributing: the sums over the ranks are divided by the number of those that have batches.
     """
 
     def __init__(self, model: DataParallel) -> None:
@@ -461,13 +499,12 @@ class UnevenInputs(JoinHook):
 
     def main_hook(self) -> None:
         """Mirrors one training step of the ranks that have batches."""
-        averages, broadcasts, source = agree(self._model, trains=False)
-        if broadcasts:
-            self._model.broadcast_buffers_from(source)
-        if averages:
+        found = agree(self._model, trains=False)
+        if found.broadcasts:
+            self._model.broadcast_buffers_from(found.first)
+        if found.averages:
             self._model.take_part_without_gradients()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Takes over the model of a rank that trained to the end."""
-        _, _, source = agree(self._model, trains=is_last_joiner)
-        self._model.take_over_from(source)
+        self._model.take_over_from(agree(self._model, trains=is_last_joiner).first)

@@ -132,15 +132,15 @@ class DataParallelStrategy(SingleStrategy):
         return self._in_shards is not None and self._in_shards.needs_all_ranks(models)
 
     @contextmanager
-    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> Iterator[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> Iterator[None]:
         models = list(models)
         models = [inner for model in models if (inner := inside_compiler(model)) not in self._frozen]
         if not models:
-            yield False
+            yield
             return
         last = LastToTrain(models[0])
         with Join([*models, last], divide_by_initial_world_size=False):
-            yield all(isinstance(model, DataParallel) for model in models)
+            yield
         found = last.find()
         if found is not None and hand_over is not None:
             hand_over(*found)

@@ -78,8 +78,8 @@ class SingleStrategy(Strategy):
             touched = (model for model in weights.totals if model in weights.touched)
             multiply_gradients({model: share_of(weights.totals[model]) for model in touched})
 
-    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
-        return nullcontext(False)
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def clip_grad_norm(
         self,

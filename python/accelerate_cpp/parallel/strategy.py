@@ -189,15 +189,12 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[None]:
         """Inside this block, ranks may run out of batches; those that have some train ``models`` on.
 
         Args:
             hand_over: called on all ranks after the block, if some ran out of batches before others and have the
                 weights of these now.
-
-        Returns:
-            A context whose value is whether :meth:`backward` takes weights meanwhile.
         """
 
     @property

@@ -26,13 +26,15 @@ class DataLoaderStateMixin:
 
     A loop over a prepared loader calls :meth:`begin` and :meth:`end`; call them yourself around batches that are read
     in another way. A custom class sets ``end_of_dataloader`` while its last batch is in use. ``completed`` are the
-    samples of each process in the last batches, if those were completed and have no common size.
+    samples of each process in the last batches, if those were completed and have no common size. ``weight`` is that of
+    the batch in hand, where uneven batches are weighed.
     """
 
     end_of_dataloader = False
     remainder = -1
     repeated = False
     completed: Sequence[int] = ()
+    weight: float | None = None
 
     @property
     def gradient_state(self) -> GradientState:
@@ -77,14 +79,19 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
             for batch, is_last, repeated in _agreed(self, self._batches(reading)):
                 self.end_of_dataloader, self.repeated = is_last, repeated
                 self.progress.advance(reading, is_last, repeated)
-                state.rows = ignorant_find_batch_size(batch) if state.weighs_rows else None
-                if state.repeats and state.rows is None:
-                    state.rows = 1  # each batch counts the same
+                self.weight = self._weight_of(batch) if state.weighs_rows else None
                 yield batch
             # A pass of which everything was left out has been read to its end all the same.
             complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
         finally:
             self.progress.end(reading, complete)
+
+    def _weight_of(self, batch: Any) -> float:
+        """The rows of a batch by those of a full one, so that losses stay about as large; 1 where there are no rows."""
+        rows, total = ignorant_find_batch_size(batch), self.total_batch_size
+        if rows is None:
+            return 1.0
+        return rows if total is None else rows * self.num_processes / total
 
     def _synchronize(self, continues: bool) -> None:
         """Makes ranks agree on what the pass depends on; if it ``continues`` a restored one, they did when it began."""
@@ -102,7 +109,9 @@ def _agreed(loader: TrackedLoader, batches: Iterator[tuple[Any, bool]]) -> Itera
     """
     reading = current.accumulation.reading
     if reading.repeats and world_size() > 1:
-        yield from while_any_has_some(batches, _who_has, partial(_first_of, loader))
+        for batch, is_last, repeated, first in while_any_has_some(batches, _who_has, partial(_first_of, loader)):
+            reading.first_with_batch = first
+            yield batch, is_last, repeated
         return
     if reading.on_uneven not in ("stop", "error") or world_size() == 1:
         for batch, is_last in batches:

@@ -9,26 +9,34 @@ from functools import partial
 from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from accelerate_cpp.comm.states import broadcast_state
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.parallel.compilation import inside_compiler
+from accelerate_cpp.parallel.data_parallel import DataParallel
 from accelerate_cpp.parallel.strategy import Strategy
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.reading import OnUneven
 
 __all__ = ["uneven_inputs"]
 
+# Attributes of prepared optimizers and schedules that steps change and states do not have.
+_NOT_IN_STATES = ("_is_overflow", "_due")
+
 
 @contextmanager
 def uneven_inputs(
-    strategy: Strategy, joinables: list[Any], mode: OnUneven, stateful: Callable[[], Iterable[Any]]
+    strategy: Strategy, joinables: list[Any], mode: OnUneven, accumulates: bool, stateful: Callable[[], Iterable[Any]]
 ) -> Iterator[None]:
     """Inside this block, processes that have more batches than others do what ``mode`` says.
 
     Args:
         joinables: the prepared models that are trained.
         mode: as ``Accelerator.join_uneven_inputs`` takes it.
+        accumulates: whether a step has several backward passes.
         stateful: returns what has a state that steps change, such as optimizers and schedules. Processes that ran out
             of batches get the states of one that trained to the end, as they get its weights.
 
@@ -47,28 +55,80 @@ def uneven_inputs(
         mode = "error"
     before, reading.on_uneven = reading.on_uneven, mode
     # Of several backward passes of a step, which is the last depends on what all processes have left.
-    accumulates = current.accumulation.num_steps > 1
     repeats = mode == "join" and (accumulates or strategy.needs_all_ranks(joinables))
-    guards = [guard for model in joinables for guard in _guards(model)] if repeats else []
+    joins = mode == "join" and not repeats
+    modules = [one for one in joinables if isinstance(one, torch.nn.Module)]
+    joining = [one for one in map(inside_compiler, modules) if joins and isinstance(one, DataParallel)]
+    guards = [guard for model in modules for guard in (*_guards(model), *_buffers_kept(model))] if repeats else []
     try:
-        joins = mode == "join" and not repeats
         # Ranks that repeat a batch take part in everything, and their gradients weigh nothing.
-        joined = strategy.join(joinables, partial(_hand_over, stateful)) if joins else nullcontext(repeats)
-        with joined as weighs:
-            reading.weighs_rows, reading.repeats = weighs, repeats
+        with strategy.join(joinables, partial(_hand_over, stateful)) if joins else nullcontext():
+            reading.weighs_rows, reading.repeats = repeats or bool(joining), repeats
+            for model in joining:
+                model.joining = reading
             yield
+        if repeats:
+            _spread_buffers(modules)
     finally:
         reading.on_uneven, reading.weighs_rows, reading.repeats = before, False, False
+        reading.share, reading.first_with_batch = None, 0
+        for model in joining:
+            model.joining = None
         for guard in guards:
             guard.remove()
+
+
+def _spread_buffers(models: Iterable[torch.nn.Module]) -> None:
+    """Gives the buffers of the first process that does not repeat a batch to the others, where they are to be equal.
+
+    The wrappers do so if that is the first process of all. Collective.
+    """
+    source = current.accumulation.reading.first_with_batch
+    for inner in map(inside_compiler, models) if source > 0 else ():
+        if isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers:
+            for buffer in inner.module.buffers():
+                dist.broadcast(buffer.data, source)
+
+
+def _buffers_kept(model: torch.nn.Module) -> list[Any]:
+    """Forward passes over repeated batches leave the buffers of ``model``, as those of normalisations, as they are.
+
+    Returns:
+        Handles of hooks.
+    """
+    kept: list[torch.Tensor] = []
+
+    def before_forward(*_: Any) -> None:
+        kept.clear()
+        if model.training and torch.is_grad_enabled():
+            _spread_buffers([model])
+            if current.accumulation.reading.repeated:
+                kept.extend(buffer.detach().clone() for buffer in model.buffers())
+
+    def after_forward(*_: Any) -> None:
+        for buffer, value in zip(model.buffers(), kept, strict=False):
+            buffer.data.copy_(value)  # which autograd does not count as a change
+        kept.clear()
+
+    return [model.register_forward_pre_hook(before_forward), model.register_forward_hook(after_forward)]
 
 
 def _hand_over(stateful: Callable[[], Iterable[Any]], source: int, is_last: bool) -> None:
     """Gives the states of rank ``source`` to the ranks that are not among the last that trained. Collective."""
     for one in stateful():
-        state = broadcast_state(one.state_dict(), source)
+        also = {name: vars(one)[name] for name in _NOT_IN_STATES if name in vars(one)}
+        try:
+            state, also = broadcast_state((one.state_dict(), also), source)
+        except InvalidArgument as error:
+            warnings.warn(
+                f"join_uneven_inputs: the state of {type(one).__name__} is not handed on to processes that ran out of "
+                f"batches before others, as it is {error}",
+                stacklevel=2,
+            )
+            continue
         if not is_last:
             one.load_state_dict(state)
+            vars(one).update(also)
 
 
 def _guards(model: torch.nn.Module) -> list[Any]:
@@ -87,7 +147,9 @@ def _guards(model: torch.nn.Module) -> list[Any]:
             )
 
     def before_backward(_: torch.Tensor) -> None:
-        if not current.accumulation.weights.is_weighing:
+        # A pass to some tensors only, as that of a gradient penalty, gives no parameter a gradient.
+        whole = torch.autograd.Variable._execution_engine.is_checkpoint_valid()
+        if whole and not current.accumulation.weights.is_weighing:
             raise InvalidArgument(
                 "join_uneven_inputs: with sharded parameters or gradient accumulation, processes without batches "
                 "repeat their last one, which accelerator.backward(loss) leaves out, but loss.backward() does not; "

@@ -88,8 +88,11 @@ class Accumulation:
             return loss * 0.0, 0.0
         if weight is not None:
             return loss, float(weight)
-        rows = self.reading.rows if self.reading.weighs_rows else None
-        return (loss / self.num_steps, None) if rows is None else (loss * rows, float(rows))
+        if self.reading.share is not None:
+            return loss * self.reading.share / self.num_steps, None
+        own = self.reading.weight if self.reading.repeats else None
+        share = 1 / self.num_steps if own is None else own / self.num_steps
+        return (loss / self.num_steps, None) if own is None else (loss * share, share)
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""

@@ -17,8 +17,10 @@ class Reading:
 
     ``has_begun`` is whether any prepared loader has been read yet. ``on_uneven`` says what loaders do when some
     processes have no batches any more (``None``: nothing, and collectives that do not fit together raise). With
-    ``weighs_rows``, a micro-batch without a weight weighs its ``rows``, which the active loader tells. With
-    ``repeats``, loaders of processes without batches go on with the last one.
+    ``weighs_rows``, loaders tell the weight of a batch. With ``repeats``, loaders of processes without batches go on
+    with the last one, micro-batches without a weight have the one that the active loader tells, and
+    ``first_with_batch`` is the first rank that has a batch of its own. ``share`` is by what a mean loss is multiplied,
+    so that the mean over the processes that train is the one over their samples; ``None`` if they all count the same.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,14 @@ class Reading:
         self.has_begun = False
         self.on_uneven: OnUneven | None = None
         self.weighs_rows = self.repeats = False
-        self.rows: int | None = None
+        self.first_with_batch = 0
+        self.share: float | None = None
+
+    @property
+    def weight(self) -> float | None:
+        """The rows of the batch in hand of the active loader, by those of a full one; ``None`` if it does not tell."""
+        weight: float | None = getattr(self.active_loader, "weight", None)
+        return weight
 
     @property
     def active_loader(self) -> Any | None:

@@ -35,7 +35,9 @@ def _joined(own: int, other: int) -> list[tuple[str, bool, bool]]:
         return [next(asked) < other, has]
 
     batches = iter([(f"own {number}", number == own - 1) for number in range(own)])
-    return list(while_any_has_some(batches, who_has, lambda rank, _: f"first of rank {rank}"))
+    steps = list(while_any_has_some(batches, who_has, lambda rank, _: f"first of rank {rank}"))
+    assert [first for *_, first in steps] == [0 if step < other else 1 for step in range(len(steps))]
+    return [step[:3] for step in steps]
 
 
 @pytest.mark.parametrize(

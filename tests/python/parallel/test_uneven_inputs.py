@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_cpp._native import create_backend
-from accelerate_cpp.parallel.data_parallel import DataParallel, UnevenInputs, agree
+from accelerate_cpp.parallel.data_parallel import Agreement, DataParallel, UnevenInputs, agree
 
 MINUTE = timedelta(minutes=1)
 
@@ -20,8 +20,8 @@ def model() -> DataParallel:
 
 def test_ranks_agree_on_the_first_that_trains() -> None:
     wrapped = model()
-    assert agree(wrapped, trains=True, averages=True) == (True, False, 0)
-    assert agree(wrapped, trains=True, broadcasts=True) == (False, True, 0)
+    assert agree(wrapped, trains=True, averages=True) == Agreement(True, False, 0, 1.0)
+    assert agree(wrapped, trains=True, broadcasts=True, weight=3.0) == Agreement(False, True, 0, 1.0)
 
 
 def test_a_rank_without_batches_mirrors_what_others_do() -> None:

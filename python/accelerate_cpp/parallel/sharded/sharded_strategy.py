@@ -187,8 +187,8 @@ class ShardedStrategy(SingleStrategy):
     def needs_all_ranks(self, models: Iterable[Any]) -> bool:
         return any(map(self.has, models))
 
-    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
-        return nullcontext(False)
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def clip_grad_norm(
         self,

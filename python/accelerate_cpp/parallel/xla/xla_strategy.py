@@ -125,8 +125,8 @@ class XlaStrategy(SingleStrategy):
     def can_join(self) -> bool:
         return False
 
-    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[bool]:
-        return nullcontext(False)
+    def join(self, models: Iterable[Any], hand_over: HandOver | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     # States
 
