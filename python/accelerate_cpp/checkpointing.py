@@ -118,7 +118,9 @@ def load_accelerator_state(
     missing = check_states(folder, bundle, states)
     weights = read_models(folder, inner, bool(load_model_func_kwargs.get("strict", True)))
     warn_of_missing(folder, missing)
-    return restore_parts(bundle, states, weights, where, **load_model_func_kwargs)
+    found = restore_parts(bundle, states, weights, where, **load_model_func_kwargs)
+    _restore_read_ahead(dataloaders, found.pop("read_ahead", ()))
+    return found
 
 
 def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:
@@ -182,8 +184,13 @@ def load_state(
     accelerator.step = 0 if env_table.FULL_WORLD_SIZE.get() is not None else states.get("step", accelerator.step)
     for loader, cursor in _with_loaders(accelerator, cursors):
         restore_cursor(loader, cursor)
-    for loader, state in zip(accelerator._dataloaders, states.get("read_ahead", ())):  # noqa: B905 - as above
-        restore_read_ahead(loader, state)
+    _restore_read_ahead(accelerator._dataloaders, states.get("read_ahead", ()))
+
+
+def _restore_read_ahead(loaders: Sequence[Any], states: Sequence[list[torch.Tensor]]) -> None:
+    for loader, ahead in zip(loaders, states):  # noqa: B905 - a program may read other data now
+        if hasattr(loader, "progress"):
+            restore_read_ahead(loader, ahead)
 
 
 def _with_loaders(accelerator: PreparationSteps, cursors: list[Cursor]) -> Iterator[tuple[Any, Cursor]]:

@@ -79,7 +79,7 @@ def test_a_state_of_what_was_read_ahead_that_is_none_is_refused_before_anything_
         break
     path = tmp_path / "random_states_0.pkl"
     states = torch.load(path, weights_only=False)
-    for wrong in ("x", [torch.zeros(3, dtype=torch.uint8)]):
+    for wrong in ("x", [torch.get_rng_state()], [[torch.zeros(3, dtype=torch.uint8)]]):
         torch.save({**states, "accelerate_cpp_read_ahead": wrong}, path)
         before = torch.get_rng_state()
         with pytest.raises(CheckpointError):

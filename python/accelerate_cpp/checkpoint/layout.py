@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,11 @@ _READ_AHEAD = "accelerate_cpp_read_ahead"
 def random_states_file(rank: int, step: int, loaders: Sequence[Any] = ()) -> StateFile:
     """The file that every process writes: the states of its random generators, and its accumulation step.
 
-    And of each of the ``loaders`` the state with which it read what is not out yet, if one has read ahead.
+    And of each of the ``loaders`` the states with which it read what is not out yet, if one has read ahead.
     """
     states = random_states(step)
-    ahead = [read_ahead_from(loader) if hasattr(loader, "progress") else None for loader in loaders]
-    if any(state is not None for state in ahead):
+    ahead = [list(read_ahead_from(loader)) if hasattr(loader, "progress") else [] for loader in loaders]
+    if any(ahead):
         states[_READ_AHEAD] = ahead
     return StateFile(random_states_name(rank), states)
 
@@ -322,18 +323,17 @@ def restore_parts(
     return steps | ({"read_ahead": ahead} if (ahead := _read_ahead(states, "")) else {})
 
 
-def _read_ahead(states: SavedStates, source: str) -> list[torch.Tensor | None]:
-    """Of each loader the state of torch's generator with which it had read ahead.
+def _read_ahead(states: SavedStates, source: str) -> list[list[torch.Tensor]]:
+    """Of each loader the states of torch's generator with which it had read ahead.
 
     Raises:
         CheckpointError: there is something else in their place.
     """
     found = states.random.get(_READ_AHEAD, [])
-    if not isinstance(found, list):
-        raise CheckpointError(f"{source}: expected a list for {_READ_AHEAD!r}, found {shortened(found)}")
-    for state in found:
-        if state is not None:
-            check_random_states({"torch_manual_seed": state}, source)
+    if not isinstance(found, list) or not all(isinstance(one, list) for one in found):
+        raise CheckpointError(f"{source}: expected a list of lists for {_READ_AHEAD!r}, found {shortened(found)}")
+    for state in chain.from_iterable(found):
+        check_random_states({"torch_manual_seed": state}, source)
     return found
 
 

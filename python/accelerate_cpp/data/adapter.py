@@ -12,13 +12,17 @@ from accelerate_cpp.data.cursor import (
     check_cursor,
     check_source,
     cursor_of,
+    read_ahead_from,
     restore_cursor,
+    restore_read_ahead,
     restore_source,
     source_of,
 )
+from accelerate_cpp.data.order import encoded, state_in_cursor
 from accelerate_cpp.errors import InvalidArgument
 
 _CURSOR = "_cursor"  # in a state of torchdata's loader
+_AHEAD = "read_from_"  # and a number
 
 
 def _rebuild(cls: type, attributes: dict[str, Any]) -> Any:
@@ -32,6 +36,12 @@ def _parts(state: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]
     if not stateful.is_state(state):
         return None, state
     return {name: value for name, value in state.items() if name != _CURSOR}, state.get(_CURSOR)
+
+
+def _ahead_in(cursor: dict[str, Any] | None) -> list[torch.Tensor]:
+    """The states with which a process had read ahead; ``InvalidArgument`` if one is none."""
+    names = [name for name in cursor or {} if name.startswith(_AHEAD)]
+    return [state for name in names if cursor and (state := state_in_cursor(cursor, name)) is not None]
 
 
 class DataLoaderAdapter:
@@ -106,6 +116,8 @@ class DataLoaderAdapter:
         """
         self._require_stateful("state_dict")
         cursor, source = cursor_of(self), source_of(self)
+        if self.num_processes == 1:  # otherwise it is that of one of them
+            cursor |= {f"{_AHEAD}{number}": encoded(state) for number, state in enumerate(read_ahead_from(self))}
         self.dl_state_dict: dict[str, Any] = {**cursor} if source is None else {**source, _CURSOR: cursor}
         self.adjust_state_dict_for_prefetch()
         return self.dl_state_dict
@@ -133,11 +145,13 @@ class DataLoaderAdapter:
             restore_cursor(self, cursor)
         if source is not None:
             restore_source(self, source, cursor)
+        restore_read_ahead(self, _ahead_in(cursor))
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises if :meth:`load_state_dict` would; changes nothing."""
         self._require_stateful("load_state_dict")
         source, cursor = _parts(state_dict)
+        _ahead_in(cursor)
         if cursor is not None:
             check_cursor(self, cursor)
         if source is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from accelerate_cpp.data.order import (
     encoded,
     forget_seed,
     generator_of,
+    remembered,
     restore_seedable,
     seed_in_use,
     seedable_in_cursor,
@@ -72,8 +73,8 @@ class Restored:
 
     The next pass is the rest of it; in the second case only if it skips the batches that had been given out. Otherwise
     it is a new one, as it would have been if the run had gone on. ``ended_batches`` of the user's sampler were all
-    those of the pass, 0 if it had not ended. It drew no seed for workers if ``keeps_seed``. The first step of the rest
-    was read with torch's global generator in state ``read_from``.
+    those of the pass, 0 if it had not ended. It drew no seed for workers if ``keeps_seed``. The first steps of the rest
+    were read with torch's global generator in the states ``read_from``.
     """
 
     cursor: Cursor
@@ -81,7 +82,7 @@ class Restored:
     was_left: bool
     ended_batches: int
     keeps_seed: bool
-    read_from: torch.Tensor | None = None
+    read_from: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass
@@ -91,8 +92,8 @@ class Pass:
     Each step takes ``batches_per_step`` of the user's sampler over all processes, each of ``batch_size`` samples,
     ``None`` if that varies or is unknown. The process that reads takes ``read_per_step``, and keeps the states of a
     loader of torchdata in ``recorded``. Samplers draw from torch's global generator in state ``drawn_from``, if it is
-    not ``None``. No seed is drawn for workers if ``keeps_seed``. Its first step is read with that generator in state
-    ``first_read_from``, if it is not ``None``; ``read_from`` is the state before the latest one, which is read ahead.
+    not ``None``. No seed is drawn for workers if ``keeps_seed``. Its first steps are read with that generator in the
+    states ``first_read_from``; ``read_from`` are the states before those that are read, but not out yet.
     """
 
     start: Start
@@ -102,19 +103,17 @@ class Pass:
     read_per_step: int
     drawn_from: torch.Tensor | None = None
     keeps_seed: bool = False
-    first_read_from: torch.Tensor | None = None
-    read_from: torch.Tensor | None = None
+    first_read_from: tuple[torch.Tensor, ...] = ()
+    read_from: list[torch.Tensor] = field(default_factory=list)
     recorded: stateful.Recorded | None = None
 
 
 @dataclass
 class Interrupted:
-    """The ``progress`` in a pass during which another position was restored, and the state of what orders samples."""
+    """The ``progress`` in a pass during which another position was restored, and how to undo what orders samples."""
 
     progress: Progress
-    sampler: Any
-    generator: torch.Generator | None
-    generator_state: torch.Tensor | None
+    undo: Callable[[], None]
 
 
 @dataclass
@@ -152,13 +151,14 @@ class Progress:
         size, per_step = _batch_size(loader), loader.batches_per_step
         restored = self.restored if self._repeats(loader, start) else None
         if restored is not None:
-            self.epoch -= restored.ended_batches > 0
+            # Unless the program has set the epoch that it goes on with.
+            self.epoch -= restored.ended_batches > 0 and self.epoch == restored.cursor["epoch"]
             if restored.was_left:
                 restored.order.apply(loader)
         drawn_from = restored.order.drawn_from if restored is not None and draws(loader) else None
         resumes = self.resumes and (self.restored is None or restored is not None)
         keeps_seed = self.seeded and loader.skipped_steps == 0 if restored is None else restored.keeps_seed
-        read_from = None if restored is None else restored.read_from
+        read_from = () if restored is None else restored.read_from
         self.latest = Pass(start, resumes, per_step, size, read_in(loader, 1), drawn_from, keeps_seed, read_from)
         self.keeps_seed = keeps_seed or workers_persist(loader)
         self.order = Order.of_next_pass(loader, self.keeps_seed)
@@ -185,20 +185,16 @@ class Progress:
     def interrupt(self, loader: Any) -> None:
         """Another position is about to be restored, perhaps in a loop that goes on all the same."""
         if self.latest is not None and (self.in_pass or self.last_is_out) and not self.was_left:
-            generator = generator_of(loader)
-            state = None if generator is None else generator.get_state()
-            self.interrupted = Interrupted(copy.copy(self), loader.get_sampler(), generator, state)
+            self.interrupted = Interrupted(copy.copy(self), remembered(loader))
 
-    def _go_on(self, reading: Pass) -> None:
+    def go_on(self, reading: Pass) -> None:
         """The loop over pass ``reading`` goes on: if another position has been restored meanwhile, it is not used."""
         interrupted = self.interrupted
         if interrupted is None or interrupted.progress.latest is not reading:
             return
         vars(self).update(vars(interrupted.progress))
         self.interrupted = None
-        if interrupted.generator is not None and interrupted.generator_state is not None:
-            interrupted.generator.set_state(interrupted.generator_state)
-        forget_seed(interrupted.sampler)
+        interrupted.undo()
 
     def restart(self, loader: Any, start: Start | None, restored: Restored | None, resumes: bool) -> None:
         """The next pass begins at ``start``; ``resumes`` if it is the rest of one that was ``restored``."""
@@ -222,9 +218,10 @@ class Progress:
         Args:
             repeated: only other processes have read one.
         """
-        self._go_on(reading)
+        self.go_on(reading)
         if reading is not self.latest:
             return
+        del reading.read_from[:1]
         self.steps += 1
         self.batches += reading.batches_per_step
         self.samples = self.samples + reading.batches_per_step * reading.batch_size if reading.batch_size else UNKNOWN
@@ -237,7 +234,7 @@ class Progress:
     def end(self, reading: Pass, complete: bool) -> None:
         """The loop over a pass has ended, after its last batch if ``complete``."""
         if complete:
-            self._go_on(reading)
+            self.go_on(reading)
         self.epoch += complete
         if reading is self.latest:
             self.last_is_out, self.in_pass = False, self.in_pass and not complete
@@ -286,10 +283,14 @@ def cursor_of(loader: Any) -> Cursor:
 
 def _batches_of_pass(loader: Any) -> int:
     """The batches of the user's sampler in a pass whose last one is out, without those that completed its last step."""
-    shard, counted = loaders.shard_of(loader), int(loader.progress.batches)
-    source = shard.batch_sampler if isinstance(shard, BatchSamplerShard) else loader.base_dataloader
+    counted, size = int(loader.progress.batches), _batch_size(loader)
     try:
-        return counted if isinstance(loader.dataset, IterableDataset) else min(counted, len(source))
+        if isinstance(loader.dataset, IterableDataset):
+            return min(counted, -(-loader.total_dataset_length // size)) if size else counted
+        sampler = loaders.samplers_of(loader)[0]
+        while isinstance(sampler, BatchSamplerShard | SkipBatchSampler):
+            sampler = sampler.batch_sampler
+        return min(counted, len(sampler))
     except TypeError:
         return counted
 
@@ -330,22 +331,22 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     progress.source = source if same else None
 
 
-def read_ahead_from(loader: Any) -> torch.Tensor | None:
-    """The state of torch's global generator before this process read, by itself, the step after those that are out.
+def read_ahead_from(loader: Any) -> tuple[torch.Tensor, ...]:
+    """The states of torch's global generator before this process read, by itself, the steps after those that are out.
 
-    ``None`` if it has not read ahead. For :func:`restore_read_ahead`; it differs between processes, unlike a cursor.
+    For :func:`restore_read_ahead`; they differ between processes, unlike a cursor.
     """
     progress: Progress = loader.progress
     if progress.restored is not None:
         return progress.restored.read_from
-    return progress.latest.read_from if progress.in_pass and progress.latest is not None else None
+    return tuple(progress.latest.read_from) if progress.in_pass and progress.latest is not None else ()
 
 
-def restore_read_ahead(loader: Any, state: torch.Tensor | None) -> None:
-    """Makes the rest of a pass that was restored begin with a step that is read with the generator in ``state``."""
+def restore_read_ahead(loader: Any, states: Iterable[torch.Tensor]) -> None:
+    """Makes the rest of a pass that was restored begin with steps that are read with the generator in ``states``."""
     progress: Progress = loader.progress
     if progress.restored is not None:
-        progress.restored = replace(progress.restored, read_from=state)
+        progress.restored = replace(progress.restored, read_from=tuple(states))
 
 
 def _generator_after(loader: Any, cursor: Cursor) -> torch.Tensor | None:

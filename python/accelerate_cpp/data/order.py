@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,22 @@ def forget_seed(sampler: Any) -> None:
     """The next pass draws a seed of its own."""
     if isinstance(sampler, RepeatableRandomSampler):
         sampler.next_seed = None
+
+
+def remembered(loader: Any) -> Callable[[], None]:
+    """Sets what orders the samples of prepared ``loader`` back to what it is now."""
+    sampler, generator = loader.get_sampler(), generator_of(loader)
+    state = None if generator is None else generator.get_state()
+    names = ("generator", "initial_seed", "computed", "next_seed")
+    attributes = {name: vars(sampler)[name] for name in names if name in getattr(sampler, "__dict__", {})}
+
+    def undo() -> None:
+        if attributes:
+            vars(sampler).update(attributes)
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
+    return undo
 
 
 def seedable_in_cursor(loader: Any) -> dict[str, int | str]:

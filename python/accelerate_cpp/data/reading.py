@@ -57,24 +57,27 @@ def opened(loader: Any, reading: Pass) -> tuple[Any, Any]:
 
 
 def _read_here(batches: Iterator[Any], left_out: int, reading: Pass) -> Iterator[Any]:
-    """``batches`` after the first ones, which this process reads, and perhaps collates at random: a step that was read
-    ahead before a checkpoint was written draws the same after it, and only once."""
-    if reading.first_read_from is not None:
-        reading.read_from, kept = reading.first_read_from, torch.get_rng_state()
+    """``batches`` after the first ones, which this process reads, and perhaps collates at random: steps that were read
+    ahead before a checkpoint was written draw the same after it, and only once."""
+    kept = torch.get_rng_state()
+    _drop(batches, left_out)
+    if reading.resumes:
+        torch.set_rng_state(kept)
+    for state in reading.first_read_from:
+        kept = torch.get_rng_state()
+        torch.set_rng_state(state)
         try:
-            _drop(batches, left_out)
-            torch.set_rng_state(reading.read_from)
-            first = list(islice(batches, reading.read_per_step))
+            step = list(islice(batches, reading.read_per_step))
         finally:
             torch.set_rng_state(kept)
-        yield from first
-    else:
-        _drop(batches, left_out)
+        reading.read_from.append(state)
+        yield from step
     while True:
-        reading.read_from = torch.get_rng_state()
+        state = torch.get_rng_state()
         step = list(islice(batches, reading.read_per_step))
         if not step:
             return
+        reading.read_from.append(state)
         yield from step
 
 

@@ -81,6 +81,7 @@ class TrackedLoader(DataLoaderAdapter, DataLoaderStateMixin, ABC):
                 self.progress.advance(reading, is_last, repeated)
                 self.weight = self._weight_of(batch) if state.weighs_rows else None
                 yield batch
+                self.progress.go_on(reading)
             # A pass of which everything was left out has been read to its end all the same.
             complete = self.end_of_dataloader or self.skipped_steps > 0 or reading.start != Start()
         finally:
