@@ -11,7 +11,7 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.precision.grad_scaler import overflowed, update_after_step
+from accelerate_cpp.precision.grad_scaler import note_cleared, overflowed, settle, stepped_already, update_after_step
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -143,6 +143,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise InvalidArgument(f"zero_grad of {type(self.optimizer).__name__} takes no set_to_none")
+        note_cleared(self.scaler, self.optimizer)
 
     def step(self, closure: Any = None) -> Any:
         """Steps the wrapped optimizer and returns what it returns, unless gradients are being accumulated.
@@ -159,6 +160,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             if self.scaler is None or not self.scaler.is_enabled():
                 result = self.optimizer.step(closure)
             else:
+                if stepped_already(self.scaler, self.optimizer):
+                    settle(self.scaler)  # for a program that scales a loss itself
                 result = self.scaler.step(self.optimizer, closure)
                 self._is_overflow = overflowed(self.scaler, self.optimizer)
                 update_after_step(self.scaler)
@@ -192,6 +195,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self._is_overflow
 
     def __getstate__(self) -> dict[str, Any]:
+        settle(self.scaler)  # torch's scalers can only be copied between two steps
         # A scheduler that was created for the wrapper has replaced its step with a local function, which cannot be
         # pickled.
         return {name: value for name, value in self.__dict__.items() if name != "step"}

@@ -532,3 +532,50 @@ def penalised() -> bool:
 
 def test_a_penalty_on_gradients_is_no_pass_of_its_own() -> None:
     assert run_processes(penalised, 2) == [True, True]
+
+
+def buffers_after_an_evaluation() -> list[float]:
+    """As :func:`buffers_with_accumulation`, with an evaluation at the end of the block."""
+    import torch
+
+    run, loader = uneven(accumulated=2)
+    norm = torch.nn.BatchNorm1d(3, momentum=1.0)
+    model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    others = run.prepare(torch.utils.data.DataLoader(torch.ones(4, 3), batch_size=1))
+    with run.join_uneven_inputs([model]):
+        for batch in loader:
+            with run.accumulate(model):
+                run.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for batch in others:
+                model(batch)
+    found: list[float] = norm.running_mean.tolist()
+    return found
+
+
+def test_an_evaluation_in_the_block_leaves_the_buffers_of_the_last_step() -> None:
+    (expected,) = run_processes(last_mean, 1)
+    for found in run_processes(buffers_after_an_evaluation, 2):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def of_a_list_and_of_a_loader() -> tuple[float, bool]:
+    """The gradient where rank 0 reads a prepared loader and rank 1 a list; and whether the model still joins after."""
+    import torch
+
+    run, loader = uneven(rows=4, mine=(1, 1))
+    model = torch.nn.Linear(3, 1, bias=False)
+    model = run.prepare(model)
+    with run.join_uneven_inputs([model]):
+        for _ in loader if run.process_index == 0 else [None]:
+            run.backward(model(torch.ones(4, 3)).mean())
+    joins: bool = model._join_config.enable
+    return next(model.parameters()).grad[0, 0].item(), joins
+
+
+def test_shares_add_up_where_a_process_does_not_tell_its_rows_and_a_block_leaves_nothing_behind() -> None:
+    assert run_processes(of_a_list_and_of_a_loader, 2) == [(1.0, False)] * 2

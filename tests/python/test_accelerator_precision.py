@@ -545,3 +545,49 @@ def test_the_scale_is_saved_as_it_is_after_a_step(scaler: Callable[[], torch.amp
     pairs[0][1].step()
     accelerator.save_state(str(tmp_path))
     assert torch.load(tmp_path / "scaler.pt")["scale"] == 32768.0
+
+
+@pytest.mark.parametrize("device_scaler", [GradScaler, torch.amp.GradScaler, DeviceGradScaler])
+@pytest.mark.parametrize("overflows", [False, True])
+def test_scaled_gradients_are_brought_to_the_scale_of_the_next_loss(overflows: bool, device_scaler: Any) -> None:
+    """Those of one optimizer, while the gradients of another one are un-scaled and cleared."""
+    scaler = partial(device_scaler, "cpu", growth_interval=1, init_scale=1024.0)
+    accelerator, pairs, _ = _two(scaler)
+    accelerator.backward(_sum_of(pairs))
+    if overflows:
+        accelerator.backward(pairs[0][0](torch.ones(1, 1)).sum() * float("inf"))
+    accelerator.unscale_gradients(pairs[0][1])
+    pairs[0][1].zero_grad()
+    accelerator.backward(_sum_of(pairs[1:]))
+    pairs[1][1].step()
+    assert next(pairs[1][0].parameters()).item() == pytest.approx(1.0 - 0.1 * 2 * 0.0625)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_an_optimizer_that_steps_every_second_time_has_the_gradients_of_both(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    accelerator, pairs, _ = _two(scaler)
+    accelerator.backward(_sum_of(pairs))
+    pairs[0][1].step()
+    pairs[0][1].zero_grad()
+    accelerator.backward(pairs[0][0](torch.ones(1, 1)).sum() * float("inf"))
+    pairs[0][1].step()
+    pairs[0][1].zero_grad()
+    accelerator.backward(_sum_of(pairs))
+    pairs[1][1].step()
+    assert next(pairs[1][0].parameters()).item() == pytest.approx(1.0 - 0.1 * 2 * 0.0625)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_a_program_that_scales_a_loss_itself_can_step_while_another_optimizer_waits(
+    scaler: Callable[[], torch.amp.GradScaler],
+) -> None:
+    accelerator, pairs, _ = _two(scaler)
+    accelerator.backward(_sum_of(pairs))
+    pairs[0][1].step()
+    pairs[0][1].zero_grad()
+    assert accelerator.scaler is not None
+    accelerator.scaler.scale(_sum_of(pairs[:1])).backward()
+    pairs[0][1].step()
+    assert next(pairs[0][0].parameters()).item() == pytest.approx(1.0 - 0.1 * 2 * 0.0625)

@@ -420,7 +420,7 @@ class DataParallel(torch.nn.Module, Joinable):
         weight = 1.0 if self.joining is None else self.joining.weight
         found = agree(self, True, averages, self._buffers_changed, 1.0 if weight is None else weight)
         if self.joining is not None:
-            self.joining.share = None if weight is None else found.share
+            self.joining.share = found.share
         if found.broadcasts:
             self.broadcast_buffers_from(found.first)
         if averages:

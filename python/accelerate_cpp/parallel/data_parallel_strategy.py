@@ -25,7 +25,7 @@ from accelerate_cpp.config import env_table
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
-from accelerate_cpp.parallel.last_to_train import LastToTrain
+from accelerate_cpp.parallel.last_to_train import LastToTrain, leave
 from accelerate_cpp.parallel.sharded_models import is_sharded
 from accelerate_cpp.parallel.single import SingleStrategy, weigh_averages
 from accelerate_cpp.parallel.step_weights import PassWeights
@@ -139,8 +139,12 @@ class DataParallelStrategy(SingleStrategy):
             yield
             return
         last = LastToTrain(models[0])
-        with Join([*models, last], divide_by_initial_world_size=False):
-            yield
+        try:
+            with Join([*models, last], divide_by_initial_world_size=False):
+                yield
+        finally:
+            for model in models:
+                leave(model)
         found = last.find()
         if found is not None and hand_over is not None:
             hand_over(*found)

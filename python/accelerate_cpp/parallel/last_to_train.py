@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Joinable, JoinHook
+from torch.distributed.algorithms.join import Joinable, JoinHook, _JoinConfig
+
+
+def leave(other: Joinable) -> None:
+    """Ends what torch's ``Join`` has begun for ``other``, which would go on agreeing with the other ranks."""
+    other._join_config = _JoinConfig.construct_disabled_join_config()
 
 
 class LastToTrain(Joinable, JoinHook):

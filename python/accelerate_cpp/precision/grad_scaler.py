@@ -359,8 +359,9 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -
     return any_found if any_found.device.type != "cpu" else bool(any_found)
 
 
-# The optimizers for which each scaler of torch's kind has scaled losses.
+# The optimizers for which each scaler has scaled losses, and those whose un-scaled gradients have been cleared.
 _sharing: WeakKeyDictionary[torch.amp.GradScaler, WeakSet[torch.optim.Optimizer]] = WeakKeyDictionary()
+_cleared: WeakKeyDictionary[torch.amp.GradScaler, WeakSet[torch.optim.Optimizer]] = WeakKeyDictionary()
 
 
 def update_after_step(scaler: torch.amp.GradScaler) -> None:
@@ -377,31 +378,68 @@ def update_after_step(scaler: torch.amp.GradScaler) -> None:
 
 def settle(scaler: torch.amp.GradScaler | None) -> None:
     """Makes the update that :func:`update_after_step` left out, if nobody has made it."""
-    states = getattr(scaler, "_per_optimizer_states", {}).values()
-    if scaler is not None and any(state["stage"] is OptState.STEPPED for state in states):
+    if scaler is not None and not isinstance(scaler, GradScaler) and _waits_for_update(scaler):
         scaler.update()
+
+
+def stepped_already(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``optimizer`` has stepped since the last update of ``scaler``, one of torch's kind."""
+    return not isinstance(scaler, GradScaler) and _stage(scaler, optimizer) is OptState.STEPPED
+
+
+def note_cleared(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
+    """The gradients of ``optimizer`` have been cleared, perhaps instead of a step."""
+    if scaler is not None and _overflow_of_unscaled(scaler, optimizer) is not None:
+        _cleared.setdefault(scaler, WeakSet()).add(optimizer)
 
 
 def scaled_loss(scaler: torch.amp.GradScaler, loss: Any, optimizers: Iterable[Any]) -> Any:
     """``loss`` times the scale, after an update that was left out.
 
-    Its gradients may be added to those of ``optimizers``, prepared or not, that are un-scaled and wait for a step:
-    these are multiplied by the scale, too, and un-scaled again by whatever comes next. If they have been cleared
-    instead, as a program does whose gradients are not finite, the scale is updated as by a step.
+    Its gradients may be added to those of ``optimizers``, prepared or not, that wait for a step: these are multiplied
+    by the scale, too, if they are un-scaled (and un-scaled again by whatever comes next), or brought to it from the one
+    that they have. If un-scaled gradients have been cleared instead, as a program does where they are not finite, the
+    scale is updated as by a step.
     """
     inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-    if not isinstance(scaler, GradScaler):
-        _sharing.setdefault(scaler, WeakSet()).update(inner)
+    _sharing.setdefault(scaler, WeakSet()).update(inner)
     waiting = [(one, flag) for one in inner if (flag := _overflow_of_unscaled(scaler, one)) is not None]
-    left = [(one, flag) for one, flag in waiting if have_gradients(_parameters(one))]
-    if len(left) < len(waiting):
+    cleared = _cleared.pop(scaler, WeakSet())
+    left = [(one, flag) for one, flag in waiting if one not in cleared and have_gradients(_parameters(one))]
+    updates = len(left) < len(waiting)
+    scaled_before: list[torch.optim.Optimizer] = []
+    if updates or _waits_for_update(scaler):
+        scaled_before = [one for one in inner if _is_scaled(scaler, one) and have_gradients(_parameters(one))]
+    before = scaler._round.scale if isinstance(scaler, GradScaler) else _scale_of(scaler, scaled_before)
+    if updates:
         scaler.update()
     else:
         settle(scaler)
     scaled = scaler.scale(loss)
     for one, flag in left:
         _scale_again(scaler, one, flag)
+    for one in scaled_before:
+        _multiply(one, lambda device: scaler.scale(torch.ones((), device=device)) / before)
     return scaled
+
+
+def _scale_of(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | float:
+    """The scale of a scaler of torch's kind on the device of ``optimizers``, if there are any; 1.0 otherwise."""
+    first = next((one for optimizer in optimizers for one in _parameters(optimizer)), None)
+    return 1.0 if first is None else scaler.scale(torch.ones((), device=first.device)).clone()
+
+
+def _waits_for_update(scaler: torch.amp.GradScaler) -> bool:
+    """Whether the next loss gets another scale: the CPU's begins a round, torch's may still have to be updated."""
+    if isinstance(scaler, GradScaler):
+        return False if not scaler.is_enabled() else scaler._round.updated
+    return any(state["stage"] is OptState.STEPPED for state in getattr(scaler, "_per_optimizer_states", {}).values())
+
+
+def _multiply(optimizer: torch.optim.Optimizer, factor_on: Callable[[torch.device], torch.Tensor]) -> None:
+    for gradient in (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None):
+        values = gradient._values() if gradient.is_sparse else gradient
+        values.mul_(factor_on(values.device))
 
 
 def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | torch.Tensor | None:
@@ -414,9 +452,9 @@ def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.O
 def _scale_again(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, overflow: bool | torch.Tensor) -> None:
     """Multiplies un-scaled gradients by the scale, and those that are not zero by NaN after an ``overflow``, which
     clipping may have hidden."""
+    _multiply(optimizer, lambda device: scaler.scale(torch.ones((), device=device)))
     for gradient in (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None):
         values = gradient._values() if gradient.is_sparse else gradient
-        values.mul_(scaler.scale(torch.ones((), device=values.device)))
         if overflow is not False:
             values.masked_fill_((values != 0) & torch.as_tensor(overflow, device=values.device), math.nan)
     if isinstance(scaler, GradScaler):

@@ -59,7 +59,9 @@ def uneven_inputs(
     joins = mode == "join" and not repeats
     modules = [one for one in joinables if isinstance(one, torch.nn.Module)]
     joining = [one for one in map(inside_compiler, modules) if joins and isinstance(one, DataParallel)]
-    guards = [guard for model in modules for guard in (*_guards(model), *_buffers_kept(model))] if repeats else []
+    buffers = [_Buffers(model) for model in modules] if repeats else []
+    guards = [guard for model in modules for guard in _guards(model)] if repeats else []
+    guards += [handle for one in buffers for handle in one.handles]
     try:
         # Ranks that repeat a batch take part in everything, and their gradients weigh nothing.
         with strategy.join(joinables, partial(_hand_over, stateful)) if joins else nullcontext():
@@ -67,8 +69,8 @@ def uneven_inputs(
             for model in joining:
                 model.joining = reading
             yield
-        if repeats:
-            _spread_buffers(modules)
+        for one in buffers:
+            one.spread()
     finally:
         reading.on_uneven, reading.weighs_rows, reading.repeats = before, False, False
         reading.share, reading.first_with_batch = None, 0
@@ -78,39 +80,42 @@ def uneven_inputs(
             guard.remove()
 
 
-def _spread_buffers(models: Iterable[torch.nn.Module]) -> None:
-    """Gives the buffers of the first process that does not repeat a batch to the others, where they are to be equal.
+class _Buffers:
+    """The buffers of a model, as those of normalisations, while processes repeat batches, which leave no trace there.
 
-    The wrappers do so if that is the first process of all. Collective.
+    Each process has those of the first one that had a batch of its own when the model was last trained. Wrappers do so
+    if that is the first process of all.
     """
-    source = current.accumulation.reading.first_with_batch
-    for inner in map(inside_compiler, models) if source > 0 else ():
-        if isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers:
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._source = 0
+        self._kept: list[torch.Tensor] = []
+        self.handles = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_hook(self._after_forward),
+        ]
+
+    def spread(self) -> None:
+        """Gives the buffers to all processes, where they are to be equal. Collective."""
+        inner = inside_compiler(self._model)
+        if self._source > 0 and isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers:
             for buffer in inner.module.buffers():
-                dist.broadcast(buffer.data, source)
+                dist.broadcast(buffer.data, self._source)
 
+    def _before_forward(self, *_: Any) -> None:
+        self._kept.clear()
+        self.spread()
+        if self._model.training and torch.is_grad_enabled():
+            reading = current.accumulation.reading
+            self._source = reading.first_with_batch
+            if reading.repeated:
+                self._kept.extend(buffer.detach().clone() for buffer in self._model.buffers())
 
-def _buffers_kept(model: torch.nn.Module) -> list[Any]:
-    """Forward passes over repeated batches leave the buffers of ``model``, as those of normalisations, as they are.
-
-    Returns:
-        Handles of hooks.
-    """
-    kept: list[torch.Tensor] = []
-
-    def before_forward(*_: Any) -> None:
-        kept.clear()
-        if model.training and torch.is_grad_enabled():
-            _spread_buffers([model])
-            if current.accumulation.reading.repeated:
-                kept.extend(buffer.detach().clone() for buffer in model.buffers())
-
-    def after_forward(*_: Any) -> None:
-        for buffer, value in zip(model.buffers(), kept, strict=False):
+    def _after_forward(self, *_: Any) -> None:
+        for buffer, value in zip(self._model.buffers(), self._kept, strict=False):
             buffer.data.copy_(value)  # which autograd does not count as a change
-        kept.clear()
-
-    return [model.register_forward_pre_hook(before_forward), model.register_forward_hook(after_forward)]
+        self._kept.clear()
 
 
 def _hand_over(stateful: Callable[[], Iterable[Any]], source: int, is_last: bool) -> None:

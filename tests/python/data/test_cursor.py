@@ -35,6 +35,8 @@ from accelerate_cpp.data.cursor import (
 from accelerate_cpp.data.order import encoded
 from accelerate_cpp.data_loader import prepare_data_loader, skip_first_batches
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.prepare import tracked_loader
+from accelerate_cpp.runtime import current
 
 SHUFFLES = ("no", "torch", "generator", "seedable", "seed of torch", "seed, computed")
 
@@ -723,3 +725,131 @@ def test_all_of_a_pass_that_had_ended_can_be_skipped_with_another_number_of_proc
     restore_cursor(fresh, cursor)
     assert list(skip_first_batches(fresh, len(fresh))) == []
     assert fresh.iteration == 1
+
+
+class Lazily:
+    """Draws one index after another from its own generator."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(4)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(12):
+            yield int(torch.randint(12, (), generator=self.generator))
+
+
+def test_a_loop_that_goes_on_after_loading_draws_what_it_would_have_drawn() -> None:
+    def indices(loads: bool) -> list[Any]:
+        loader = prepare_data_loader(DataLoader(torch.arange(12), batch_size=2, sampler=Lazily()), torch.device("cpu"))
+        seen = []
+        for _ in range(2):
+            for batch in loader:
+                seen.append(batch.tolist())
+                if len(seen) == 2:
+                    cursor = saved(loader)[0]
+                if len(seen) == 3 and loads:
+                    restore_cursor(loader, cursor)
+        return seen
+
+    assert indices(True) == indices(False)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_loop_that_goes_on_after_loading_keeps_its_seed(shuffle: str) -> None:
+    """Where the checkpoint is that of another run, with more processes and another seed."""
+    (other, _) = build(world=2, shuffle=shuffle, seed=8, stateful=False)
+    next(iter(other))
+    foreign = cursor_of(other)
+
+    def passes(loads: bool) -> list[Any]:
+        (loader,) = build(shuffle=shuffle, stateful=False)
+        seen = []
+        for _ in range(2):
+            for batch in loader:
+                seen.append(batch.tolist())
+                if len(seen) == 3 and loads:
+                    restore_cursor(loader, foreign)
+        return seen
+
+    assert passes(True) == passes(False)
+
+
+def test_all_of_a_stream_that_was_read_to_its_end_is_skipped_without_drawing() -> None:
+    def loader_of(seed: int) -> Any:
+        torch.manual_seed(seed)
+        loader = DataLoader(Stream(12), batch_size=2, collate_fn=noisy)
+        return prepare_data_loader(loader, torch.device("cpu"))
+
+    loader = loader_of(0)
+    for _batch in loader:
+        if loader.end_of_dataloader:
+            cursor, state = saved(loader)
+    expected = after(loader)
+    fresh = loader_of(9)
+    restore_cursor(fresh, cursor)
+    torch.set_rng_state(state)
+    assert list(skip_first_batches(fresh, 6)) == []
+    assert after(fresh) == expected
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (3, 1)])
+def test_all_of_a_stream_that_had_ended_can_be_skipped_with_fewer_processes(before: int, now: int) -> None:
+    loader = build(Stream(10), world=before, stateful=False)[0]
+    for _batch in loader:
+        if loader.end_of_dataloader:
+            cursor = cursor_of(loader)
+    (fresh, *_) = build(Stream(10), world=now, stateful=False)
+    restore_cursor(fresh, cursor)
+    assert list(skip_first_batches(fresh, len(fresh))) == []
+    assert fresh.iteration == 1
+
+
+def test_a_loader_that_skips_says_how_long_the_whole_pass_was() -> None:
+    (loader,) = build(samples=12, stateful=False)
+    skipping = skip_first_batches(loader, 2)
+    for _batch in skipping:
+        if skipping.end_of_dataloader:
+            assert cursor_of(skipping)["ended"] == cursor_of(loader)["ended"] == 6
+
+
+def test_a_program_may_set_the_epoch_before_it_skips_all_of_a_pass() -> None:
+    (loader,) = build(samples=12, shuffle="seedable", stateful=False)
+    for _batch in loader:
+        if loader.end_of_dataloader:
+            cursor = cursor_of(loader)
+    (fresh,) = build(samples=12, shuffle="seedable", stateful=False)
+    restore_cursor(fresh, cursor)
+    fresh.set_epoch(0)
+    assert list(skip_first_batches(fresh, 6)) == []
+    assert fresh.iteration == 1
+    assert gathered([fresh]) == gathered([loader])
+
+
+@pytest.mark.parametrize("mode", ["stop", "error"])
+def test_two_steps_that_were_read_ahead_are_drawn_as_they_were_before(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As within ``join_uneven_inputs``, whose loops know of the next step whether all processes have it."""
+
+    def loader_of(seed: int) -> Any:
+        torch.manual_seed(seed)
+        loader = DataLoader(torch.arange(12), batch_size=2, shuffle=True, collate_fn=noisy)
+        return prepare_data_loader(loader, torch.device("cpu"))
+
+    monkeypatch.setattr(current.accumulation.reading, "on_uneven", mode)
+    monkeypatch.setattr(tracked_loader, "world_size", lambda: 2)
+    monkeypatch.setattr(tracked_loader, "_who_has", lambda has: [has, has])
+    loader, whole = loader_of(0), []
+    for batch in loader:
+        whole.append((batch.tolist(), torch.rand(1).item()))
+        if len(whole) == 2:
+            (cursor, state), ahead = saved(loader), read_ahead_from(loader)
+    assert len(ahead) == 2
+    fresh = loader_of(9)
+    restore_cursor(fresh, cursor)
+    restore_read_ahead(fresh, ahead)
+    torch.set_rng_state(state)
+    assert after(skip_first_batches(fresh, 2)) == whole[2:]
