@@ -387,20 +387,30 @@ def uneven(accumulated: int = 1, precision: str = "no", rows: int = 2, mine: tup
     return run, run.prepare(DataLoader(Own(), batch_size=rows))
 
 
-def buffers_with_accumulation() -> list[float]:
-    """The mean of the last rows of a rank that had more of them, as normalisation sees it at the end."""
+def buffers_with_accumulation(evaluates: bool) -> list[float]:
+    """The mean of the last rows of a rank that had more of them, as normalisation sees it at the end.
+
+    Args:
+        evaluates: at the end of the block, too.
+    """
     import torch
 
     run, loader = uneven(accumulated=2)
     norm = torch.nn.BatchNorm1d(3, momentum=1.0)
     model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    others = run.prepare(torch.utils.data.DataLoader(torch.ones(4, 3), batch_size=1))
     with run.join_uneven_inputs([model]):
         for batch in loader:
             with run.accumulate(model):
                 run.backward(model(batch).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
+        if evaluates:
+            model.eval()
+            with torch.no_grad():
+                for batch in others:
+                    model(batch)
     found: list[float] = norm.running_mean.tolist()
     return found
 
@@ -413,9 +423,10 @@ def last_mean() -> list[float]:
     return found
 
 
-def test_batches_that_are_repeated_leave_no_trace_in_buffers() -> None:
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_batches_that_are_repeated_leave_no_trace_in_buffers(evaluates: bool) -> None:
     (expected,) = run_processes(last_mean, 1)
-    for found in run_processes(buffers_with_accumulation, 2):
+    for found in run_processes(buffers_with_accumulation, 2, evaluates):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -532,35 +543,6 @@ def penalised() -> bool:
 
 def test_a_penalty_on_gradients_is_no_pass_of_its_own() -> None:
     assert run_processes(penalised, 2) == [True, True]
-
-
-def buffers_after_an_evaluation() -> list[float]:
-    """As :func:`buffers_with_accumulation`, with an evaluation at the end of the block."""
-    import torch
-
-    run, loader = uneven(accumulated=2)
-    norm = torch.nn.BatchNorm1d(3, momentum=1.0)
-    model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
-    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    others = run.prepare(torch.utils.data.DataLoader(torch.ones(4, 3), batch_size=1))
-    with run.join_uneven_inputs([model]):
-        for batch in loader:
-            with run.accumulate(model):
-                run.backward(model(batch).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-        model.eval()
-        with torch.no_grad():
-            for batch in others:
-                model(batch)
-    found: list[float] = norm.running_mean.tolist()
-    return found
-
-
-def test_an_evaluation_in_the_block_leaves_the_buffers_of_the_last_step() -> None:
-    (expected,) = run_processes(last_mean, 1)
-    for found in run_processes(buffers_after_an_evaluation, 2):
-        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def of_a_list_and_of_a_loader() -> tuple[float, bool]:

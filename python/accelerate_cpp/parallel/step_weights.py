@@ -139,8 +139,8 @@ class StepWeights:
                 raise InvalidArgument(
                     f"a second backward pass through {_name_of(model)} after its gradients had already been divided by "
                     "their weights: new gradients cannot be added to them; step and zero the gradients first, put all "
-                    "passes of a step into accumulate(), or freeze a model that a loss passes through without "
-                    "training it"
+                    "passes of a step into accumulate(), add losses of one batch before a single backward pass, or "
+                    "freeze a model that a loss passes through without training it"
                 )
             if model in mixed or (step is not None and model not in totals):
                 self._steps.pop(model, None)
