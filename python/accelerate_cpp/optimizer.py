@@ -11,7 +11,7 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.precision.grad_scaler import note_cleared, overflowed, settle, stepped_already, update_after_step
+from accelerate_cpp.precision.grad_scaler import note_cleared, overflowed, settle, settle_before_step, update_after_step
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.gradient_state import GradientStateOf, accumulation_of
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -160,8 +160,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             if self.scaler is None or not self.scaler.is_enabled():
                 result = self.optimizer.step(closure)
             else:
-                if stepped_already(self.scaler, self.optimizer):
-                    settle(self.scaler)  # for a program that scales a loss itself
+                settle_before_step(self.scaler, self.optimizer)
                 result = self.scaler.step(self.optimizer, closure)
                 self._is_overflow = overflowed(self.scaler, self.optimizer)
                 update_after_step(self.scaler)

@@ -341,6 +341,13 @@ def _line(**options: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
+def _one(scaler: Callable[[], torch.amp.GradScaler]) -> tuple[Accelerator, Any, Any]:
+    """A model with its optimizer, prepared, and the accelerator, which scales losses by ``scaler()``."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    accelerator.scaler = scaler()
+    return accelerator, *accelerator.prepare(*_line())
+
+
 def test_a_model_is_clipped_before_the_backward_pass_of_another() -> None:
     """As a network and its judge are: the gradients of the second are un-scaled when they are there."""
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
@@ -401,9 +408,7 @@ def test_a_backward_pass_adds_to_gradients_that_were_clipped_before(
     clips: int, scaler: Callable[[], torch.amp.GradScaler]
 ) -> None:
     """Of the same model, in several steps, without ``accumulate``."""
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    accelerator.scaler = scaler()
-    model, optimizer = accelerator.prepare(*_line())
+    accelerator, model, optimizer = _one(scaler)
     expected, of_expected = _line()
     inputs = torch.full((1, 1), 0.25)
     for _ in range(3):
@@ -424,9 +429,7 @@ def test_a_backward_pass_adds_to_gradients_that_were_clipped_before(
 def test_an_overflow_that_clipping_has_hidden_still_skips_the_step_after_another_pass(
     scaler: Callable[[], torch.amp.GradScaler],
 ) -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    accelerator.scaler = scaler()
-    model, optimizer = accelerator.prepare(*_line())
+    accelerator, model, optimizer = _one(scaler)
     accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
     accelerator.clip_grad_value_(model.parameters(), 1.0)
     accelerator.backward(model(torch.ones(1, 1)).sum())
@@ -439,9 +442,7 @@ def test_an_overflow_that_clipping_has_hidden_still_skips_the_step_after_another
 def test_gradients_that_are_cleared_after_clipping_are_un_scaled_again(
     scaler: Callable[[], torch.amp.GradScaler],
 ) -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    accelerator.scaler = scaler()
-    model, optimizer = accelerator.prepare(*_line())
+    accelerator, model, optimizer = _one(scaler)
     for clears in (optimizer.zero_grad, optimizer.step):
         accelerator.backward(model(torch.full((1, 1), 0.25)).sum() * 0.5)
         assert accelerator.clip_grad_norm_(model.parameters(), 100.0).item() == pytest.approx(0.125)
@@ -502,9 +503,7 @@ def test_an_optimizer_un_scales_by_the_scale_of_its_pass_after_another_one_has_s
 def test_gradients_that_are_set_to_zero_after_an_overflow_are_no_overflow(
     scaler: Callable[[], torch.amp.GradScaler],
 ) -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    accelerator.scaler = scaler()
-    model, optimizer = accelerator.prepare(*_line())
+    accelerator, model, optimizer = _one(scaler)
     accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.zero_grad(set_to_none=False)
@@ -516,9 +515,7 @@ def test_gradients_that_are_set_to_zero_after_an_overflow_are_no_overflow(
 
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_the_scale_falls_where_a_program_leaves_steps_out_itself(scaler: Callable[[], torch.amp.GradScaler]) -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    accelerator.scaler = scaler()
-    model, optimizer = accelerator.prepare(*_line())
+    accelerator, model, optimizer = _one(scaler)
     for _ in range(3):
         accelerator.backward(model(torch.ones(1, 1)).sum() * float("inf"))
         if not accelerator.clip_grad_norm_(model.parameters(), 1.0).isfinite():

@@ -265,7 +265,7 @@ def check_states(folder: Path, bundle: Bundle, states: SavedStates) -> list[str]
     if states.scaler:
         check_scaler(states.scaler, bundle.scaler, str(folder / SCALER_NAME))
     left = check_random_states(states.random, str(folder)) if states.random else []
-    _read_ahead(states, str(folder))
+    _check_read_ahead(states, str(folder))
     return [*states.missing, *(f"random states {one}" for one in left)]
 
 
@@ -320,21 +320,16 @@ def restore_parts(
     if states.random:
         restore_random_states(states.random)
     steps = {} if states.step is None else {"step": states.step}
-    return steps | ({"read_ahead": ahead} if (ahead := _read_ahead(states, "")) else {})
+    return steps | ({"read_ahead": states.random[_READ_AHEAD]} if _READ_AHEAD in states.random else {})
 
 
-def _read_ahead(states: SavedStates, source: str) -> list[list[torch.Tensor]]:
-    """Of each loader the states of torch's generator with which it had read ahead.
-
-    Raises:
-        CheckpointError: there is something else in their place.
-    """
+def _check_read_ahead(states: SavedStates, source: str) -> None:
+    """Raises ``CheckpointError`` unless there are, of each loader, states of torch's generator, or nothing at all."""
     found = states.random.get(_READ_AHEAD, [])
     if not isinstance(found, list) or not all(isinstance(one, list) for one in found):
         raise CheckpointError(f"{source}: expected a list of lists for {_READ_AHEAD!r}, found {shortened(found)}")
     for state in chain.from_iterable(found):
         check_random_states({"torch_manual_seed": state}, source)
-    return found
 
 
 def in_shards(state: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ def broadcast_state(state: Any, source: int) -> Any:
         tensor = tensor.detach()
         if tensor.device.type != device.type or tensor.nbytes <= _PICKLED_BYTES:
             return tensor.cpu()
-        tensors.append(tensor if is_dense(tensor) else tensor.contiguous())
+        tensors.append(tensor if _is_dense(tensor) else tensor.contiguous())
         return _Sent(tensor.shape, tensors[-1].stride(), tensor.dtype)
 
     def unpacked(sent: _Sent) -> torch.Tensor:
@@ -65,7 +65,7 @@ def broadcast_state(state: Any, source: int) -> Any:
     return tree_map_only(_Sent, unpacked, pickle.loads(message[0]))
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a strided ``tensor`` fill its memory without overlaps and gaps, in whatever order."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):

@@ -79,10 +79,22 @@ class Restored:
 
     cursor: Cursor
     order: Order
-    was_left: bool
-    ended_batches: int
-    keeps_seed: bool
     read_from: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def was_left(self) -> bool:
+        """See above."""
+        return bool(self.cursor.get("left", 0))
+
+    @property
+    def ended_batches(self) -> int:
+        """See above."""
+        return int(self.cursor.get("ended", 0))
+
+    @property
+    def keeps_seed(self) -> bool:
+        """See above."""
+        return int(self.cursor.get("seeded", 0)) > 1
 
 
 @dataclass
@@ -147,16 +159,15 @@ class Progress:
 
     def begin(self, loader: Any) -> Pass:
         """A pass over ``loader`` begins."""
-        start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
+        start, resumes = self._start_of(loader), self.continues(loader)
         size, per_step = _batch_size(loader), loader.batches_per_step
-        restored = self.restored if self._repeats(loader, start) else None
+        restored = self.restored if resumes else None
         if restored is not None:
             # Unless the program has set the epoch that it goes on with.
             self.epoch -= restored.ended_batches > 0 and self.epoch == restored.cursor["epoch"]
             if restored.was_left:
                 restored.order.apply(loader)
         drawn_from = restored.order.drawn_from if restored is not None and draws(loader) else None
-        resumes = self.resumes and (self.restored is None or restored is not None)
         keeps_seed = self.seeded and loader.skipped_steps == 0 if restored is None else restored.keeps_seed
         read_from = () if restored is None else restored.read_from
         self.latest = Pass(start, resumes, per_step, size, read_in(loader, 1), drawn_from, keeps_seed, read_from)
@@ -169,18 +180,16 @@ class Progress:
         self._count(loader, start)
         return self.latest
 
-    def _repeats(self, loader: Any, start: Start) -> bool:
-        """Whether the pass that begins is the rest of a restored one."""
-        if self.restored is None or not self.restored.was_left:
-            return self.restored is not None
-        if self.restored.ended_batches:
-            return bool(loader.skipped_steps * loader.batches_per_step >= self.restored.ended_batches)
-        return loader.skipped_steps > 0 or start != Start()
+    def _start_of(self, loader: Any) -> Start:
+        return Start() if loader.skipped_steps or self.next_start is None else self.next_start
 
     def continues(self, loader: Any) -> bool:
         """Whether a pass over ``loader`` that begins now is the rest of one that was restored."""
-        start = Start() if loader.skipped_steps or self.next_start is None else self.next_start
-        return self.resumes and (self.restored is None or self._repeats(loader, start))
+        if not self.resumes or self.restored is None or not self.restored.was_left:
+            return self.resumes
+        if self.restored.ended_batches:
+            return bool(loader.skipped_steps * loader.batches_per_step >= self.restored.ended_batches)
+        return loader.skipped_steps > 0 or self._start_of(loader) != Start()
 
     def interrupt(self, loader: Any) -> None:
         """Another position is about to be restored, perhaps in a loop that goes on all the same."""
@@ -287,10 +296,7 @@ def _batches_of_pass(loader: Any) -> int:
     try:
         if isinstance(loader.dataset, IterableDataset):
             return min(counted, -(-loader.total_dataset_length // size)) if size else counted
-        sampler = loaders.samplers_of(loader)[0]
-        while isinstance(sampler, BatchSamplerShard | SkipBatchSampler):
-            sampler = sampler.batch_sampler
-        return min(counted, len(sampler))
+        return min(counted, len(_sampler_of_user(loader)))
     except TypeError:
         return counted
 
@@ -316,18 +322,16 @@ def restore_cursor(loader: Any, cursor: Cursor, continues: bool | None = None) -
     forget_seed(loader.get_sampler())
     restore_seedable(loader, cursor)
     order, after = Order.of_cursor(cursor, loader), _generator_after(loader, cursor)
-    left, ended = bool(cursor.get("left", 0)), int(cursor.get("ended", 0))
-    if not left:
+    restored = Restored(cursor, order)
+    if not restored.was_left:
         order.apply(loader)
     elif after is not None:
         Order(generator=after).apply(loader)
-    resumes = _is_inside(cursor) or ended > 0
+    resumes = _is_inside(cursor) or restored.ended_batches > 0
     former, source = progress.next_start, progress.source
     same = former is not None and former.restored and start == Start(steps=former.steps)
-    seeded = int(cursor.get("seeded", 0))
-    restored = Restored(cursor, order, left, ended, seeded > 1) if resumes else None
-    progress.restart(loader, former if same else start, restored, resumes)
-    progress.seeded = seeded > 0
+    progress.restart(loader, former if same else start, restored if resumes else None, resumes)
+    progress.seeded = int(cursor.get("seeded", 0)) > 0
     progress.source = source if same else None
 
 
@@ -350,8 +354,7 @@ def restore_read_ahead(loader: Any, states: Iterable[torch.Tensor]) -> None:
 
 
 def _generator_after(loader: Any, cursor: Cursor) -> torch.Tensor | None:
-    generator = generator_of(loader)
-    return state_in_cursor(cursor, "generator_after", *([] if generator is None else [generator.device]))
+    return state_in_cursor(cursor, "generator_after", generator_of(loader))
 
 
 def restore_source(loader: Any, state: stateful.State, cursor: Cursor | None) -> None:
@@ -481,10 +484,16 @@ def _batch_size(loader: Any) -> int | None:
         # A dataset that distributes its own files may give each process a different number of samples.
         size = loader.batch_size if loader.batches_per_step == loader.num_processes or loader.dispatches else None
         return size
+    sampler = _sampler_of_user(loader)
+    return sampler.batch_size if type(sampler) is BatchSampler else None
+
+
+def _sampler_of_user(loader: Any) -> Any:
+    """The sampler that ``loader`` was prepared with, of batches if it has those."""
     sampler = loaders.samplers_of(loader)[0]
     while isinstance(sampler, BatchSamplerShard | SkipBatchSampler):
         sampler = sampler.batch_sampler
-    return sampler.batch_size if type(sampler) is BatchSampler else None
+    return sampler
 
 
 def _converted(loader: Any, cursor: Cursor) -> Start:

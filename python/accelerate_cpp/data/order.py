@@ -75,11 +75,10 @@ class Order:
         Raises:
             InvalidArgument: a state is not one of torch's generators.
         """
-        seed, generator = int(cursor["seed"]), generator_of(loader)
-        device = _CPU if generator is None else generator.device
+        seed = int(cursor["seed"])
         return cls(
             None if seed == UNKNOWN else seed,
-            state_in_cursor(cursor, "generator", device),
+            state_in_cursor(cursor, "generator", generator_of(loader)),
             state_in_cursor(cursor, "drawn_from"),
         )
 
@@ -94,7 +93,8 @@ class Order:
     def apply(self, loader: Any) -> None:
         """Makes the next pass over prepared ``loader`` have this order.
 
-        Except that what is drawn from torch's global generator is drawn from ``drawn_from`` by a :class:`Repeated`.
+        Except that what is drawn from torch's global generator is drawn from ``drawn_from`` by a
+        :class:`RedrawnSampler`.
         """
         sampler, generator = loader.get_sampler(), generator_of(loader)
         if isinstance(sampler, SeedableRandomSampler):
@@ -187,15 +187,17 @@ def encoded(state: torch.Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def state_in_cursor(cursor: Mapping[str, int | str], name: str, device: torch.device = _CPU) -> torch.Tensor | None:
-    """The state of a generator of ``device`` that a cursor has under ``name``; ``None`` if it has none.
+def state_in_cursor(
+    cursor: Mapping[str, int | str], name: str, generator: torch.Generator | None = None
+) -> torch.Tensor | None:
+    """The state that a cursor has under ``name``, of a kind of ``generator`` (or the CPU's); ``None`` if it has none.
 
     Raises:
         InvalidArgument: it is not such a state.
     """
     if name not in cursor:
         return None
-    text = str(cursor[name])
+    text, device = str(cursor[name]), _CPU if generator is None else generator.device
     try:
         state = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
         if device == _CPU:

@@ -382,9 +382,10 @@ def settle(scaler: torch.amp.GradScaler | None) -> None:
         scaler.update()
 
 
-def stepped_already(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``optimizer`` has stepped since the last update of ``scaler``, one of torch's kind."""
-    return not isinstance(scaler, GradScaler) and _stage(scaler, optimizer) is OptState.STEPPED
+def settle_before_step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """As :func:`settle`, if ``optimizer`` has stepped since then: a program may have scaled another loss by itself."""
+    if _stage(scaler, optimizer) is OptState.STEPPED:
+        settle(scaler)
 
 
 def note_cleared(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
@@ -419,7 +420,7 @@ def scaled_loss(scaler: torch.amp.GradScaler, loss: Any, optimizers: Iterable[An
     for one, flag in left:
         _scale_again(scaler, one, flag)
     for one in scaled_before:
-        _multiply(one, lambda device: scaler.scale(torch.ones((), device=device)) / before)
+        _multiply(_values(one), lambda device: scaler.scale(torch.ones((), device=device)) / before)
     return scaled
 
 
@@ -432,14 +433,22 @@ def _scale_of(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Opt
 def _waits_for_update(scaler: torch.amp.GradScaler) -> bool:
     """Whether the next loss gets another scale: the CPU's begins a round, torch's may still have to be updated."""
     if isinstance(scaler, GradScaler):
-        return False if not scaler.is_enabled() else scaler._round.updated
+        return scaler.is_enabled() and scaler._round.updated
     return any(state["stage"] is OptState.STEPPED for state in getattr(scaler, "_per_optimizer_states", {}).values())
 
 
-def _multiply(optimizer: torch.optim.Optimizer, factor_on: Callable[[torch.device], torch.Tensor]) -> None:
-    for gradient in (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None):
-        values = gradient._values() if gradient.is_sparse else gradient
-        values.mul_(factor_on(values.device))
+def _values(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The elements of the gradients of ``optimizer``, those that this process has."""
+    gradients = (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None)
+    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+
+
+def _multiply(values: Iterable[torch.Tensor], factor_on: Callable[[torch.device], torch.Tensor]) -> None:
+    factors: dict[torch.device, torch.Tensor] = {}
+    for value in values:
+        if value.device not in factors:
+            factors[value.device] = factor_on(value.device)
+        value.mul_(factors[value.device])
 
 
 def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | torch.Tensor | None:
@@ -452,11 +461,10 @@ def _overflow_of_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.O
 def _scale_again(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, overflow: bool | torch.Tensor) -> None:
     """Multiplies un-scaled gradients by the scale, and those that are not zero by NaN after an ``overflow``, which
     clipping may have hidden."""
-    _multiply(optimizer, lambda device: scaler.scale(torch.ones((), device=device)))
-    for gradient in (local_part(one.grad) for one in _parameters(optimizer) if one.grad is not None):
-        values = gradient._values() if gradient.is_sparse else gradient
-        if overflow is not False:
-            values.masked_fill_((values != 0) & torch.as_tensor(overflow, device=values.device), math.nan)
+    values = _values(optimizer)
+    _multiply(values, lambda device: scaler.scale(torch.ones((), device=device)))
+    for value in values if overflow is not False else ():
+        value.masked_fill_((value != 0) & torch.as_tensor(overflow, device=value.device), math.nan)
     if isinstance(scaler, GradScaler):
         scaler._is_scaled_again(optimizer)
     else:

@@ -91,8 +91,10 @@ class Accumulation:
         if self.reading.share is not None:
             return loss * self.reading.share / self.num_steps, None
         own = self.reading.weight if self.reading.repeats else None
-        share = 1 / self.num_steps if own is None else own / self.num_steps
-        return (loss / self.num_steps, None) if own is None else (loss * share, share)
+        if own is None:
+            return loss / self.num_steps, None
+        share = own / self.num_steps
+        return loss * share, share
 
     def advance(self) -> bool:
         """Counts one micro-batch and returns whether gradients are synchronised in it."""
