@@ -1632,6 +1632,7 @@ class Accelerator(PreparationSteps):
             output_dir: as in :meth:`save_state`.
 
         Raises:
+            InvalidArgument: at the first call, without a notice, what :meth:`save_state` would raise for its folder.
             SystemExit: with exit code 75 (``EX_TEMPFAIL``), after the checkpoint is complete on all processes; a
                 launch whose workers all leave so ends with 75, and schedulers can start it again on that.
 
@@ -1643,7 +1644,9 @@ class Accelerator(PreparationSteps):
             >>> for step in range(3):
             ...     accelerator.leave_if_preempted("checkpoint")  # nobody has told us to end
         """
-        preemption.listen()
+        if not preemption.is_listening():
+            checkpointing.check_target(self, output_dir)  # a notice leaves no time to mend this
+            preemption.listen()
         if not self.sync_gradients:
             return
         if not preemption.any_process_has_notice(self.num_processes, self._session.collective_device):

@@ -12,7 +12,7 @@ import torch
 
 from accelerate_cpp.alias.borrowed_names import lending
 from accelerate_cpp.checkpoint.files import replacing
-from accelerate_cpp.checkpoint.finding import common_numbers
+from accelerate_cpp.checkpoint.finding import common_numbers, target_of
 from accelerate_cpp.checkpoint.layout import (
     check_states,
     custom_file,
@@ -132,6 +132,11 @@ def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, sa
 def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
     """Loads ``custom_checkpoint_<index>.pkl`` in ``path`` into ``obj``. It may run code: only load trusted files."""
     load_custom_object(Path(path), obj, index)
+
+
+def check_target(accelerator: PreparationSteps, output_dir: str | os.PathLike[str] | None) -> None:
+    """``InvalidArgument`` if :func:`save_state` could not save to ``output_dir`` now."""
+    target_of(accelerator.project_configuration, output_dir)
 
 
 def save_state(

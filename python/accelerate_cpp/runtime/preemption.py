@@ -31,6 +31,11 @@ _watches_forks = False
 _forking = threading.local()
 
 
+def is_listening() -> bool:
+    """Whether this process remembers notices already."""
+    return _is_listening
+
+
 def listen() -> None:
     """From now on :data:`NOTICES` to this process are remembered, and end nothing.
 

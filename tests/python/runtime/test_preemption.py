@@ -53,6 +53,22 @@ for batch in range(3):
     print(batch, flush=True)
     run.leave_if_preempted("checkpoint")
 """
+CANNOT_SAVE = """
+import signal
+from accelerate_cpp import Accelerator
+from accelerate_cpp.utils import ProjectConfiguration
+
+for numbered in (False, True):
+    run = Accelerator(cpu=True, project_config=ProjectConfiguration("run", automatic_checkpoint_naming=numbered))
+    try:
+        run.leave_if_preempted()
+    except ValueError as error:
+        print(error)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+run.project_configuration.iteration = 1
+run.leave_if_preempted()
+assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+"""
 
 
 def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -70,3 +86,13 @@ def test_a_program_does_not_leave_between_micro_batches_of_a_step(tmp_path: Path
     done = _run(ACCUMULATES, tmp_path)
     assert (done.returncode, done.stdout.split()) == (75, ["0", "1", "2"]), done.stderr
     assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
+
+
+def test_a_program_that_could_not_save_learns_it_before_a_notice(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "run" / "checkpoints" / "checkpoint_0").mkdir(parents=True)
+    done = _run(CANNOT_SAVE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    without_numbers, without_resuming = done.stdout.splitlines()
+    assert without_numbers.startswith("save_state needs output_dir")
+    assert "checkpoint_0 already exists" in without_resuming
