@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,64 @@ def test_a_mesh_is_told_with_what_its_ranks_hold(tmp_path: Path) -> None:
     weights = 4 * (4 * 4 + 4 + 4 * 2 + 2)  # of both layers half, and the whole bias of the second
     assert one["what"].startswith(f"the mesh is tp 2. ranks 0, 1: {weights} B of weights and 0 B of optimizer states")
     assert "On 2 machines with 1 rank each, along tp ranks communicate between hosts" in printed.replace("\n  ", " ")
+
+
+SAVES = """
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from accelerate_cpp import Accelerator
+from accelerate_cpp.utils import ProjectConfiguration
+
+accelerator = Accelerator(cpu=True, project_config=ProjectConfiguration("run", automatic_checkpoint_naming=True))
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+accelerator.project_configuration.iteration = 1  # as after a checkpoint of an earlier run
+accelerator.save_state()
+accelerator.load_state()
+accelerator.save_model(model, "state")
+name = f"{accelerator.process_index}.safetensors"
+save_file({"a": torch.ones(2)}, name)
+assert load_file(name)["a"].sum() == 2
+with safe_open(name, "pt") as file:
+    assert file.get_tensor("a").sum() == 2
+torch.save([1], f"{name}.pt")
+assert torch.load(f"{name}.pt") == [1]
+"""
+
+
+def test_nothing_is_overwritten_and_what_the_check_has_saved_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    kept = [tmp_path / "run" / "checkpoints" / "checkpoint_0", tmp_path / "state"]
+    kept = [folder / "model.safetensors" for folder in kept] + [
+        tmp_path / f"{rank}.safetensors{more}" for rank in range(2) for more in ("", ".pt")
+    ]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    status, findings, printed = check(tmp_path, script)
+    assert (status, alarms(findings)) == (0, set()), printed
+    assert [path.read_text() for path in kept] == ["precious"] * len(kept)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == len(kept) + 2
+
+
+SAVES_IN_JAX = """
+import jax.numpy as jnp
+from accelerate_cpp.jax import load_state, save_state
+
+save_state("state", {"step": 3, "w": jnp.ones(2)})
+assert load_state("state", {"step": 0, "w": jnp.zeros(2)})["step"] == 3
+"""
+
+
+def test_checkpoints_of_programs_in_jax_stay_as_they_are(tmp_path: Path) -> None:
+    if find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES_IN_JAX)
+    kept = tmp_path / "state" / "state.safetensors"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    status, findings, printed = check(tmp_path, script)
+    assert (status, alarms(findings)) == (0, set()), printed
+    assert (kept.read_text(), len(list(kept.parent.iterdir()))) == ("precious", 1)

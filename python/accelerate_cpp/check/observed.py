@@ -8,6 +8,7 @@ from typing import Any
 from accelerate_cpp.check.journal import Finding, Journal
 from accelerate_cpp.check.source import here
 from accelerate_cpp.check.task import Task
+from accelerate_cpp.runtime import current
 
 
 class CheckFinished(SystemExit):
@@ -118,9 +119,9 @@ class Observed:
 
     def end(self, how: str) -> None:
         """Records how the run ended, and its progress."""
-        self.journal.write(
-            "end", how=how, steps=self.steps, backwards=self.backwards, has_accelerator=bool(self.accelerators)
-        )
+        # Programs without an Accelerator may share work by a PartialState, as those in JAX, TensorFlow and Keras do.
+        knows_ranks = bool(self.accelerators) or current.session is not None
+        self.journal.write("end", how=how, steps=self.steps, backwards=self.backwards, has_accelerator=knows_ranks)
 
     def find(self, level: str, code: str, what: str, advice: str = "", where: str | None = None) -> None:
         """Records a finding, once for each place; ``where`` is by default the running line of the user's code."""

@@ -58,6 +58,15 @@ class Saving:
         finally:
             project.project_dir = before
 
+    def load_state(self, accelerator: Any, load: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        """``Accelerator.load_state`` of what the check has saved, where it has saved something."""
+        project = accelerator.project_configuration
+        before, project.project_dir = project.project_dir, self.written(project.project_dir)
+        try:
+            return load(accelerator, self.written(input_dir), *args, **kwargs)
+        finally:
+            project.project_dir = before
+
     def conclude(self, has_ended: bool) -> None:
         """Reports if a script that has ended saved nothing."""
         if has_ended and self._observed.steps and not self._observed.saved:

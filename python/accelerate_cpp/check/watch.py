@@ -12,6 +12,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch.optim import lr_scheduler
@@ -27,6 +28,8 @@ from accelerate_cpp.check.saving import Saving
 from accelerate_cpp.check.schedules import Schedules
 from accelerate_cpp.check.source import here
 from accelerate_cpp.check.training import Training
+from accelerate_cpp.checkpoint import finding
+from accelerate_cpp.checkpoint.writing import Checkpoint
 from accelerate_cpp.local_sgd import LocalSGD
 from accelerate_cpp.prepare.tracked_loader import TrackedLoader
 from accelerate_cpp.runtime import session
@@ -211,13 +214,26 @@ class Watch:
 
     def _watch_files(self) -> None:
         saving = self._saving
+
+        def read(original: Around, _: bool, path: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(saving.written(path), *args, **kwargs)
+
         wrap(Accelerator, "save_state", self._save_state)
         wrap(Accelerator, "save", self._save_anything)
         wrap(Accelerator, "save_model", self._save_model)
         wrap(Accelerator, "load_state", self._load_state)
         wrap(torch, "save", self._save_object)
-        wrap(torch, "load", lambda original, _, path, *args, **kw: original(saving.written(path), *args, **kw))
         wrap(safetensors.torch, "save_file", self._save_tensors)
+        # Programs in JAX, TensorFlow and Keras write checkpoints without an Accelerator.
+        wrap(Checkpoint, "__init__", self._place_checkpoint)
+        for owner, name in (
+            (torch, "load"),
+            (safetensors.torch, "load_file"),
+            (safetensors.torch, "safe_open"),
+            (safetensors, "safe_open"),
+            (finding, "given"),
+        ):
+            wrap(owner, name, read)
 
     def _save_state(
         self, original: Around, _: bool, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
@@ -239,7 +255,12 @@ class Watch:
     def _load_state(
         self, original: Around, _: bool, accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        return original(accelerator, self._saving.written(input_dir), *args, **kwargs)
+        return self._saving.load_state(accelerator, original, input_dir, *args, **kwargs)
+
+    def _place_checkpoint(
+        self, original: Around, _: bool, checkpoint: Any, target: Path, *args: Any, **kwargs: Any
+    ) -> None:
+        original(checkpoint, Path(self._saving.elsewhere(target)), *args, **kwargs)
 
     def _save_object(self, original: Around, _: bool, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         self._saving.saves("torch.save")

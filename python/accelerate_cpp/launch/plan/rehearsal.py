@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
+from accelerate_cpp.config import env_table
 from accelerate_cpp.config import file as config_file
+from accelerate_cpp.config.plugin_variables import MEGATRON, PARALLELISM
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.plan import host_resources
+from accelerate_cpp.launch.plan.environment import WorkerGroup
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.plan.settings import DEFAULT, Setting, resolved
 
 PROCESSES = 2  # enough for errors between processes
+MOST_OF_A_MESH = 16
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,12 @@ class Rehearsal:
 
 
 def rehearse(options: LaunchOptions, environ: Mapping[str, str] | None = None) -> Rehearsal:
-    """The rehearsal of the launch by ``options``: with at most :data:`PROCESSES`, unless a flag says how many.
+    """The rehearsal of the launch by ``options``: with at most :data:`PROCESSES`, or as many as its mesh needs, unless
+    a flag says how many.
 
     Raises:
-        InvalidArgument: the imitated launch would also be refused.
+        InvalidArgument: the imitated launch would also be refused, or its mesh needs more than
+            :data:`MOST_OF_A_MESH` processes.
     """
     environ = os.environ if environ is None else environ
     settings = resolved(options, environ, config_file.find(options.config_file, environ))
@@ -62,6 +70,27 @@ def rehearse(options: LaunchOptions, environ: Mapping[str, str] | None = None) -
         rdzv_backend="static",
         cpu=True,
         multi_gpu=False,
+        tpu=False,
+        downcast_bf16=False,
         gpu_ids=None,
     )
-    return Rehearsal(resolve(here, environ), settings, configured)
+    plan = resolve(here, environ)
+    needed = _processes_of_mesh(plan.group, environ)
+    if options.num_processes is None and needed > plan.group.num_processes:
+        if needed > MOST_OF_A_MESH:
+            raise InvalidArgument(
+                f"the mesh needs {needed} processes, and a check starts {MOST_OF_A_MESH} at most; check smaller sizes, by "
+                "flags such as --parallelism_config_tp_size, or pass --num_processes"
+            )
+        plan = resolve(replace(here, num_processes=needed), environ)
+    return Rehearsal(plan, settings, configured)
+
+
+def _processes_of_mesh(group: WorkerGroup, environ: Mapping[str, str]) -> int:
+    """The smallest number of processes over which models can be split as the launch says."""
+    degrees = []
+    if group.sharding.get(env_table.USE_PARALLELISM_CONFIG):
+        degrees = [variable for name, variable in PARALLELISM.items() if name.endswith("_size")]
+    elif group.sharding.get(env_table.USE_MEGATRON_LM):
+        degrees = [MEGATRON["tp_degree"], MEGATRON["pp_degree"]]
+    return prod(int(group.sharding.get(variable, variable.get(environ)) or 1) for variable in degrees)

@@ -48,3 +48,43 @@ def test_more_processes_than_gpus_are_a_crowd(script: str, monkeypatch: pytest.M
     monkeypatch.setattr("accelerate_cpp.launch.plan.host_resources.gpu_count", lambda *_: 2)
     crowded = rehearse(LaunchOptions(script, multi_gpu=True, num_processes=3), {"HF_HOME": "/nowhere"})
     assert crowded.crowd() == "3 processes (--num_processes) on 2 GPUs of each machine like this"
+
+
+def test_a_launch_on_tpus_is_rehearsed_on_the_cpu(script: str) -> None:
+    rehearsal = rehearse(LaunchOptions(script, tpu=True, downcast_bf16=True), {"HF_HOME": "/nowhere"})
+    assert rehearsal.plan.tpus is None
+    assert (rehearsal.plan.group.cpu, rehearsal.plan.group.downcast_bf16) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "environ", "expected"),
+    [
+        ("distributed_type: FSDP\nparallelism_config: {tp_size: 4, dp_shard_size: 2}\n", {}, 8),
+        (
+            "distributed_type: FSDP\nparallelism_config: {dp_shard_size: 2}\n",
+            {"PARALLELISM_CONFIG_TP_SIZE": "2"},
+            4,
+        ),
+        (
+            "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2}\n",
+            {},
+            4,
+        ),
+        ("distributed_type: MULTI_CPU\nparallelism_config: {}\n", {}, 2),
+    ],
+)
+def test_it_has_as_many_processes_as_the_mesh(
+    tmp_path: Path, script: str, content: str, environ: dict[str, str], expected: int
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"num_processes: 8\n{content}")
+    rehearsal = rehearse(LaunchOptions(script, config_file=str(file)), environ)
+    assert (rehearsal.plan.group.num_processes, rehearsal.configured) == (expected, 8)
+    two = rehearse(LaunchOptions(script, config_file=str(file), num_processes=2), environ)
+    assert two.plan.group.num_processes == 2
+
+
+def test_a_mesh_for_a_cluster_is_not_started_on_one_machine(script: str) -> None:
+    environ = {"HF_HOME": "/nowhere", "ACCELERATE_USE_PARALLELISM_CONFIG": "1", "PARALLELISM_CONFIG_TP_SIZE": "64"}
+    with pytest.raises(ValueError, match="the mesh needs 64 processes, and a check starts 16 at most"):
+        rehearse(LaunchOptions(script), environ)
