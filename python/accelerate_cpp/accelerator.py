@@ -150,9 +150,9 @@ class Accelerator(PreparationSteps):
         dynamo_backend: the ``torch.compile`` backend with which ``prepare`` compiles models, in upper or lower case;
             ``None`` uses ``ACCELERATE_DYNAMO_BACKEND``, and ``"no"`` compiles nothing.
         dynamo_plugin: all options of the compiler; pass it instead of ``dynamo_backend``.
-        fsdp_plugin: shards parameters, gradients and states of optimizers over the processes (``fsdp_version=2``).
-        parallelism_config: the size of each kind of parallelism: ``dp_replicate``, and with ``fsdp_plugin``
-            ``dp_shard``. All other sizes are 1.
+        fsdp_plugin: shards parameters, gradients and states of optimizers over the processes.
+        parallelism_config: the size of each kind of parallelism: copies, shards (with ``fsdp_plugin``), split layers,
+            split sequences and stages.
         deepspeed_plugin: trains through DeepSpeed, which has to be installed; also a dict of several plugins by name,
             of which the first is selected until ``state.select_deepspeed_plugin`` selects another.
         deepspeed_plugins: the same.
@@ -1344,11 +1344,11 @@ class Accelerator(PreparationSteps):
             even_batches: whether, inside the block, prepared loaders of map-style datasets fill up their last global
                 batch, so that all processes have equally many batches; ``None`` keeps the setting.
             mode: what processes with more batches than others do. ``"join"``: they train on them, and gradients are
-                averaged over the samples that exist; at the end, the others have their weights, optimizers and
-                schedules. Where they need the others, for parameters in shards and as steps accumulate gradients,
-                prepared loaders of these repeat their last batch, which counts nothing. ``"stop"``: prepared loaders
-                end on all processes when one has no batches left. ``"error"``: they raise instead, and name that
-                process.
+                averaged over the samples that exist (by torch's wrapper: over the processes); at the end, the others
+                have their weights, optimizers and schedules. Where they need the others, for parameters in shards and
+                as steps accumulate gradients, prepared loaders of these repeat their last batch, which counts nothing.
+                ``"stop"``: prepared loaders end on all processes when one has no batches left. ``"error"``: they raise
+                instead, and name that process.
 
         Raises:
             InvalidArgument: ``mode`` is not one of these, or a process ran out of batches with ``"error"``; with

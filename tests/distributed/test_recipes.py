@@ -26,9 +26,10 @@ total = accelerator.reduce(torch.tensor(1.0)).item()
 print("told", accelerator.process_index, accelerator.local_process_index, total, flush=True)
 accelerator.end_training()
 """
-# Starts the tasks of a step, as many on each of two "nodes" as the script's own lines ask for.
+# Starts the tasks of a step, as many on each of two "nodes" as the script's own lines ask for. Once all have written a
+# file, they get the signal that the script asks for, and none of the processes that they have started.
 SRUN = """
-import os, re, subprocess, sys, time
+import glob, os, re, signal, subprocess, sys, time
 lines = open(os.environ["BATCH_SCRIPT"]).read()
 asked = [re.search(rf"^#SBATCH --{name}=(\\d+)", lines, re.M) for name in ("nodes", "ntasks-per-node")]
 nodes, per_node = (int(match[1]) for match in asked)
@@ -40,7 +41,12 @@ tasks = [
         "SLURM_PROCID": str(task), "SLURM_NODEID": str(task // per_node), "SLURM_LOCALID": str(task % per_node)})
     for task in range(nodes * per_node)
 ]
+asked = re.search(r"^#SBATCH --signal=(\\w+)@", lines, re.M)
 while any(task.poll() is None for task in tasks):
+    if len(glob.glob("ready-*")) == len(tasks):
+        for number, task in enumerate(tasks):
+            os.remove(f"ready-{number}")
+            os.kill(task.pid, signal.Signals[f"SIG{asked[1]}"])
     if any(task.poll() for task in tasks) and "--kill-on-bad-exit=1" in sys.argv:
         for task in tasks:
             task.terminate()
@@ -80,6 +86,27 @@ def test_batch_script_queues_a_job_again_that_has_saved_its_state(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "scontrol requeue 12" in done.stdout.splitlines()
     assert not list(tmp_path.glob(".digits-*"))
+
+
+TRAINS_ON = """
+import pathlib, time
+import torch
+from accelerate_cpp import Accelerator
+accelerator = Accelerator()
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+accelerator.leave_if_preempted("checkpoint")
+pathlib.Path(f"ready-{accelerator.process_index}").touch()
+while True:
+    time.sleep(0.01)
+    accelerator.leave_if_preempted("checkpoint")
+"""
+
+
+def test_a_notice_to_the_tasks_of_a_batch_script_saves_the_state_and_queues_the_job_again(tmp_path: Path) -> None:
+    done = _batch(tmp_path, "train.sbatch", TRAINS_ON)
+    assert done.returncode == 0, done.stderr
+    assert "scontrol requeue 12" in done.stdout.splitlines()
+    assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
 
 
 def test_batch_script_does_not_queue_a_job_again_that_has_failed(tmp_path: Path) -> None:

@@ -99,6 +99,38 @@ def test_joined_processes_train_as_one_on_the_samples_that_there_are(size: int, 
             assert weights == pytest.approx(expected, rel=1e-5)
 
 
+def weighed_in_a_join(backend: str) -> list[float] | str:
+    """The weights after a pass whose losses are sums, or why it is refused."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from accelerate_cpp import Accelerator, InitProcessGroupKwargs
+
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend=backend)])
+    model = network()
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(*data()), batch_size=2)
+    )
+    try:
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                accelerator.backward((model(inputs) - targets).pow(2).sum(), weight=len(inputs))
+                optimizer.step()
+    except ValueError as error:
+        return str(error)
+    parameters = accelerator.unwrap_model(model)
+    return [*parameters.weight.flatten().tolist(), *parameters.bias.tolist()]
+
+
+def test_weights_of_joined_processes_are_taken_or_refused() -> None:
+    steps = [list(chain.from_iterable(parts)) for parts in _transposed([rows_of_rank(rank, 2, 2) for rank in range(2)])]
+    for found in run_processes(weighed_in_a_join, 2, "shm"):
+        assert found == pytest.approx(sgd_by_hand(steps), rel=1e-5)
+    for found in run_processes(weighed_in_a_join, 2, "gloo"):
+        assert "follows torch's wrapper, not the weights of the others" in found
+
+
 def by_torch() -> list[float]:
     """Torch's wrapper within torch's ``Join``, on full batches of which rank 0 has one more."""
     import torch

@@ -142,8 +142,8 @@ def ending(outcome: Outcome) -> str:
 HEADER = """\
 # What of torch.distributed runs on backend `shm`
 
-Each row is a test with real processes. A row that says no is tested to be refused. Rows marked *full* belong to
-`make test-full`, all others to `make test`. A row that names no number of processes runs with two.
+Each row is a test with real processes, of `make test-full`. A row that says no is tested to be refused. A row that
+names no number of processes runs with two.
 
 Generated from `tests/distributed/features_table.py`: run `python tests/distributed/torch_features.py` after a change.
 """
@@ -170,7 +170,6 @@ def verdict(feature: Feature) -> str:
 
 def circumstances(feature: Feature) -> str:
     notes = [f"{feature.processes} processes"] if feature.processes != 2 else []
-    notes += ["*full*"] if feature.long else []
     return f" ({', '.join(notes)})" if notes else ""
 
 

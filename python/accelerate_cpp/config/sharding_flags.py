@@ -161,7 +161,9 @@ DEEPSPEED = ShardingFlags(
         _deepspeed("offload_param_device", "where parameters are kept; default: none", choices=_DEVICES),
         _deepspeed("offload_optimizer_nvme_path", "folder for states of optimizers"),
         _deepspeed("offload_param_nvme_path", "folder for parameters"),
-        _deepspeed("gradient_clipping", "the largest norm of gradients, or auto; default: as the program clips"),
+        _deepspeed(
+            "gradient_clipping", "the largest norm of gradients, or auto; default: auto, which is 1.0; 0.0 is none"
+        ),
         _deepspeed("zero3_init_flag", "build models in shards, in stage 3; default: true"),
         _deepspeed("zero3_save_16bit_model", "save whole 16-bit weights, in stage 3; default: false"),
         ShardingFlag(

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_cpp.comm.compression_hooks import hook_for
 from accelerate_cpp.config import env_table
+from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.compilation import inside_compiler, without_compiler
 from accelerate_cpp.parallel.data_parallel import DataParallel, core_backend, device_group_maker
@@ -60,6 +61,7 @@ class DataParallelStrategy(SingleStrategy):
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._in_shards: ShardedStrategy | None = None  # for models that are, once there is one
+        self._joins_wrappers = False
 
     def _prepare(self, model: torch.nn.Module, steps: ModelSteps) -> torch.nn.Module:
         if not is_sharded(model) or not _is_trained(model):
@@ -104,6 +106,13 @@ class DataParallelStrategy(SingleStrategy):
         # Torch refuses a loss without a graph, before any rank could wait for another.
         models = _living(self._wrapped) if loss.requires_grad else []
         totals = {} if weights is None else weights.totals
+        if totals and self._joins_wrappers:
+            raise InvalidArgument(
+                "accelerator.backward(loss, weight=...) in join_uneven_inputs: a process that has no batches left "
+                "follows torch's wrapper, not the weights of the others; accumulate gradients "
+                "(gradient_accumulation_steps above 1), with which it repeats its last batch instead, use mode='stop', "
+                "or on the CPU the backend 'shm'"
+            )
         for model in models:
             model.expect_backward()
             if model in totals:
@@ -139,10 +148,13 @@ class DataParallelStrategy(SingleStrategy):
             yield
             return
         last = LastToTrain(models[0])
+        of_torch = _living(self._of_torch)
+        self._joins_wrappers = any(model is one for model in models for one in of_torch)
         try:
             with Join([*models, last], divide_by_initial_world_size=False):
                 yield
         finally:
+            self._joins_wrappers = False
             for model in models:
                 leave(model)
         found = last.find()

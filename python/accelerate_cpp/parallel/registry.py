@@ -41,19 +41,9 @@ def _zero(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     return ZeroStrategy(device, config.fsdp_plugin, mesh, _low_precision(config))
 
 
-def _warn_of_idle_options(config: SessionConfig) -> None:
-    if config.ddp_kwargs:
-        warnings.warn(
-            f"DistributedDataParallelKwargs({', '.join(config.ddp_kwargs)}) has no effect where models are split over "
-            "processes: their gradients are averaged by torch's replicate or fully_shard; leave it out",
-            stacklevel=2,
-        )
-
-
 def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.tensor.tensor_strategy import TensorParallelStrategy
 
-    _warn_of_idle_options(config)
     plugin = _sharding(config)
     options = config.parallelism and config.parallelism.tp_handler
     return TensorParallelStrategy(device, plugin, mesh, _low_precision(config), options)
@@ -62,7 +52,6 @@ def _tensor_parallel(config: SessionConfig, device: torch.device, mesh: Mesh) ->
 def _pipeline(config: SessionConfig, device: torch.device, mesh: Mesh) -> Strategy:
     from accelerate_cpp.parallel.pipeline.pipeline_strategy import PipelineStrategy
 
-    _warn_of_idle_options(config)
     plugin = _sharding(config)
     given = config.parallelism
     layers, stages = (None, None) if given is None else (given.tp_handler, given.pp_handler)
@@ -116,14 +105,27 @@ def strategy_for(config: SessionConfig, device: torch.device, mesh: Mesh) -> Str
         device: of this process.
         mesh: of all processes.
     """
+    name = _name_of_strategy(config, device, mesh)
+    if config.ddp_kwargs and name not in ("single", "data_parallel"):
+        warnings.warn(
+            f"DistributedDataParallelKwargs({', '.join(config.ddp_kwargs)}) has no effect where models are split or "
+            "sharded over processes, or trained by DeepSpeed or torch_xla: what averages their gradients does not take "
+            "it; leave it out",
+            stacklevel=2,
+        )
+    return STRATEGIES[name](config, device, mesh)
+
+
+def _name_of_strategy(config: SessionConfig, device: torch.device, mesh: Mesh) -> str:
     if isinstance(kind_of(device), XlaDevice):
-        return STRATEGIES["xla"](config, device, mesh)
+        return "xla"
     if config.uses_deepspeed:
-        return STRATEGIES["deepspeed"](config, device, mesh)
+        return "deepspeed"
     for axis, name in (("pp", "pipeline"), ("tp", "tensor_parallel")):
         if mesh.size(axis) > 1:
-            return STRATEGIES[name](config, device, mesh)
+            return name
+    if mesh.world_size == 1:
+        return "single"
     plugin = _sharding(config)
     stage = None if plugin is None else plugin.stage if device.type == "cpu" else plugin.zero_stage
-    several = "zero" if stage else "fully_sharded" if config.shards else "data_parallel"
-    return STRATEGIES["single" if mesh.world_size == 1 else several](config, device, mesh)
+    return "zero" if stage else "fully_sharded" if config.shards else "data_parallel"

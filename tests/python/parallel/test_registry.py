@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +49,16 @@ def test_several_processes_mean_data_parallelism_in_shards_where_a_plugin_says_s
 ) -> None:
     mesh = mesh_of({}, 0, world_size, shards)
     assert type(strategy_for(config_of(shards), CPU, mesh)) is kind
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_options_of_torchs_wrapper_are_told_where_they_have_no_effect(shards: bool) -> None:
+    config = replace(config_of(shards), ddp_kwargs={"bucket_cap_mb": 10})
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        strategy_for(config, CPU, mesh_of({}, 0, 8, shards))
+    told = [str(one.message) for one in shown if "has no effect" in str(one.message)]
+    assert [text.partition(" ")[0] for text in told] == ["DistributedDataParallelKwargs(bucket_cap_mb)"] * shards
 
 
 def _set_what_deepspeed_exports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ def rehearse(options: LaunchOptions, environ: Mapping[str, str] | None = None) -
     if options.num_processes is None and needed > plan.group.num_processes:
         if needed > MOST_OF_A_MESH:
             raise InvalidArgument(
-                f"the mesh needs {needed} processes, and a check starts {MOST_OF_A_MESH} at most; check smaller sizes, by "
-                "flags such as --parallelism_config_tp_size, or pass --num_processes"
+                f"the mesh needs {needed} processes, and a check starts {MOST_OF_A_MESH} at most; check smaller sizes, "
+                "by flags such as --parallelism_config_tp_size, or pass --num_processes"
             )
         plan = resolve(replace(here, num_processes=needed), environ)
     return Rehearsal(plan, settings, configured)
