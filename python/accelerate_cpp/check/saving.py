@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,20 +28,17 @@ class Saving:
         """The place to which ``path`` is written in the check; anything but a path is returned unchanged."""
         if not isinstance(path, (str, os.PathLike)):
             return path
-        absolute = os.path.abspath(path)
-        if Path(absolute).is_relative_to(self._folder):
+        if Path(os.path.abspath(path)).is_relative_to(self._folder):
             return path
-        folder = self._folder / hashlib.sha1(os.path.dirname(absolute).encode()).hexdigest()[:12]
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / os.path.basename(absolute))
+        copy = self._copy_of(path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        return str(copy)
 
     def written(self, path: Any) -> Any:
         """The place from which ``path`` is read: the file that the check has written for it, else itself."""
         if not isinstance(path, (str, os.PathLike)):
             return path
-        absolute = os.path.abspath(path)
-        name = hashlib.sha1(os.path.dirname(absolute).encode()).hexdigest()[:12]
-        copy = self._folder / name / os.path.basename(absolute)
+        copy = self._copy_of(path)
         return str(copy) if copy.exists() else path
 
     def saves(self, name: str) -> None:
@@ -51,21 +49,13 @@ class Saving:
         """``Accelerator.save_state`` in the folder of the check."""
         self.saves("save_state")
         self._judge_what_is_left_out(accelerator)
-        project = accelerator.project_configuration
-        before, project.project_dir = project.project_dir, self.elsewhere(project.project_dir)
-        try:
-            return save(accelerator, None if output_dir is None else self.elsewhere(output_dir), *args, **kwargs)
-        finally:
-            project.project_dir = before
+        with _moved_project(accelerator.project_configuration, self.elsewhere):
+            return save(accelerator, self.elsewhere(output_dir), *args, **kwargs)
 
     def load_state(self, accelerator: Any, load: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
         """``Accelerator.load_state`` of what the check has saved, where it has saved something."""
-        project = accelerator.project_configuration
-        before, project.project_dir = project.project_dir, self.written(project.project_dir)
-        try:
+        with _moved_project(accelerator.project_configuration, self.written):
             return load(accelerator, self.written(input_dir), *args, **kwargs)
-        finally:
-            project.project_dir = before
 
     def conclude(self, has_ended: bool) -> None:
         """Reports if a script that has ended saved nothing."""
@@ -77,6 +67,10 @@ class Saving:
                 "call save_state or save_model",
                 "",
             )
+
+    def _copy_of(self, path: str | os.PathLike[str]) -> Path:
+        folder, name = os.path.split(os.path.abspath(path))
+        return self._folder / hashlib.sha1(folder.encode()).hexdigest()[:12] / name
 
     def _judge_what_is_left_out(self, accelerator: Any) -> None:
         kept = {id(item) for item in accelerator._custom_objects}
@@ -98,6 +92,16 @@ class Saving:
                 f"save_state leaves out the state of {shown}",
                 "pass it to prepare or to register_for_checkpointing",
             )
+
+
+@contextmanager
+def _moved_project(project: Any, to: Callable[[Any], Any]) -> Iterator[None]:
+    """The project is in the folder that ``to`` returns for its own."""
+    before, project.project_dir = project.project_dir, to(project.project_dir)
+    try:
+        yield
+    finally:
+        project.project_dir = before
 
 
 def _names_in_reach(frame: FrameType | None) -> dict[str, Any]:

@@ -226,14 +226,10 @@ class Watch:
         wrap(safetensors.torch, "save_file", self._save_tensors)
         # Programs in JAX, TensorFlow and Keras write checkpoints without an Accelerator.
         wrap(Checkpoint, "__init__", self._place_checkpoint)
-        for owner, name in (
-            (torch, "load"),
-            (safetensors.torch, "load_file"),
-            (safetensors.torch, "safe_open"),
-            (safetensors, "safe_open"),
-            (finding, "given"),
-        ):
-            wrap(owner, name, read)
+        wrap(torch, "load", read)
+        wrap(safetensors, "safe_open", read)
+        wrap(safetensors.torch, "safe_open", read)  # by which load_file reads
+        wrap(finding, "given", read)
 
     def _save_state(
         self, original: Around, _: bool, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
