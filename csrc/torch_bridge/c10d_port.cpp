@@ -114,7 +114,17 @@ class Arrival final : public Transfer {
         deadline_(deadline),
         memory_(at::empty({static_cast<std::int64_t>(target.size_bytes())}, at::TensorOptions(at::kByte))) {}
 
-  const at::Tensor& memory() const { return memory_; }
+  // Throws PeerLost if the engine refuses it, PeerLeft if it does so because the source has left.
+  WorkPointer post(int tag) {
+    try {
+      return engine_->receive(memory_, source_, tag);
+    } catch (const PeerLost&) {
+      if (source_has_left()) {
+        throw departure();
+      }
+      throw;
+    }
+  }
 
   void end(const std::exception_ptr& error) {
     const std::lock_guard lock(mutex_);
@@ -130,7 +140,7 @@ class Arrival final : public Transfer {
   }
 
   void wait(Deadline deadline) override {
-    C10dEngine::Operation operation{"receive from " + engine_->hooks().name_of(source_)};
+    C10dEngine::Operation operation{name()};
     auto last_asked = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     while (!ended_) {
@@ -144,21 +154,19 @@ class Arrival final : public Transfer {
         throw Timeout(operation.text + " has not completed after " + std::to_string(deadline.waited().count()) + " ms");
       }
       const auto now = std::chrono::steady_clock::now();
-      const bool ask = number_ && now - last_asked >= kAskInterval;
+      const bool ask = now - last_asked >= kAskInterval;
       last_asked = ask ? now : last_asked;
       const bool left = ask && source_has_left();
       lock.lock();
       if (left && !ended_) {
-        error_ = std::make_exception_ptr(PeerLeft(operation.text + " on " + engine_->who() + ": " +
-                                                  engine_->hooks().name_of(source_) +
-                                                  " has left the group without sending"));
+        error_ = std::make_exception_ptr(departure());
         ended_ = true;
       }
     }
     deliver();
     if (error_) {
       lock.unlock();
-      raise(operation.text);
+      raise();
     }
   }
 
@@ -168,10 +176,17 @@ class Arrival final : public Transfer {
   static constexpr std::chrono::milliseconds kSlice{50};
   static constexpr std::chrono::milliseconds kAskInterval{300};
 
-  // Whether the source has left the group and had not sent this envelope.
+  // Whether this is an envelope, and the source has left the group without having sent it.
   bool source_has_left() const {
-    const auto num_sent = engine_->news().messages_of_departed(source_, engine_->rank());
+    const auto num_sent = number_ ? engine_->news().messages_of_departed(source_, engine_->rank()) : std::nullopt;
     return num_sent && *num_sent < *number_;
+  }
+
+  std::string name() const { return "receive from " + engine_->hooks().name_of(source_); }
+
+  PeerLeft departure() const {
+    return PeerLeft(name() + " on " + engine_->who() + ": " + engine_->hooks().name_of(source_) +
+                    " has left the group without sending");
   }
 
   void deliver() {
@@ -181,13 +196,16 @@ class Arrival final : public Transfer {
     delivered_ = ended_;
   }
 
-  [[noreturn]] void raise(const std::string& operation) const {
+  [[noreturn]] void raise() const {
     try {
       std::rethrow_exception(error_);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      std::rethrow_exception(engine_->translated(error, operation));
+      if (source_has_left()) {  // and closed its connection, which the engine takes for a loss
+        throw departure();
+      }
+      std::rethrow_exception(engine_->translated(error, name()));
     }
   }
 
@@ -243,7 +261,7 @@ class WaitingPort final : public C10dPort {
     const bool is_envelope = slot == MessageMatcher::kEnvelopeSlot;
     const auto number = is_envelope ? std::optional(count(num_posted_, source)) : std::nullopt;
     const auto arrival = std::make_shared<Arrival>(engine_, data, source, number, call.deadline);
-    const WorkPointer work = engine_->receive(arrival->memory(), source, static_cast<int>(slot));
+    const WorkPointer work = arrival->post(static_cast<int>(slot));
     waiter(is_envelope ? source : kData).add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
     return arrival;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -186,6 +187,35 @@ def a_message_may_come_from_any_rank_of_any_host(ranks: Ranks) -> None:
         assert sorted(sources) == [1, 2, 3]
     else:
         dist.send(torch.tensor([10.0 * ranks.rank]), 0)
+
+
+@scenario
+def a_rank_that_leaves_keeps_no_other_from_sending(ranks: Ranks) -> None:
+    import torch
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group(range(ranks.size), backend="shm")
+    data = torch.tensor([10.0 * ranks.rank])
+    if ranks.rank == 0:
+        assert dist.recv(data, group=group) == 3
+        waiting = dist.irecv(data, group=group)
+        store.set("waiting", "")
+        waiting.wait()
+        check(data, torch.tensor([10.0]))
+        store.set("received", "")
+        assert dist.recv(data, group=group) == 2
+        check(data, torch.tensor([20.0]))
+    elif ranks.rank == 3:
+        dist.send(data, 0, group=group)
+        store.wait(["waiting"], TIMEOUT)
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        store.set("gone", "")
+    else:
+        store.wait(["gone" if ranks.rank == 1 else "received"], TIMEOUT)
+        dist.send(data, 0, group=group)
 
 
 @scenario

@@ -146,6 +146,39 @@ TEST_P(Ports, RaiseInAWaitForARankThatHasLeft) {
   });
 }
 
+// A rank that leaves closes its connections, which the engine takes for the loss of a peer.
+TEST_P(Ports, TellARankThatHasLeftFromOneThatIsLost) {
+  for (const std::uint64_t num_sent : {0, 1}) {
+    Network network(GetParam());
+    std::atomic<bool> posted{false};
+    testing::run_engines(network, 2, [&](const auto& engine) {
+      const auto port = C10dPort::make(engine);
+      if (engine->rank() == 0) {
+        std::string text(2, ' ');
+        const auto first = port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon());
+        posted = true;
+        while (!first->poll()) {
+          std::this_thread::yield();
+        }
+        const auto second = [&] { port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon()); };
+        const std::string left = "receive from rank 1 on rank 0: rank 1 has left the group without sending";
+        if (num_sent == 0) {
+          EXPECT_EQ(message_of<PeerLeft>([&] { first->wait(soon()); }), left);
+        } else {  // and what it had sent did not come
+          EXPECT_THAT(message_of<PeerLost>([&] { first->wait(soon()); }), HasSubstr("Connection closed by peer"));
+        }
+        EXPECT_EQ(message_of<PeerLeft>(second), left);
+      } else {
+        while (!posted) {
+          std::this_thread::yield();
+        }
+        engine->leave(0, {num_sent, 0});
+        network.wires()[0]->broken = true;
+      }
+    });
+  }
+}
+
 TEST_P(Ports, WaitForWhatARankHasSentBeforeItLeft) {
   Network network(GetParam());
   testing::run_engines(network, 2, [](const auto& engine) {
