@@ -70,7 +70,8 @@ if accelerator.is_main_process:
 
 
 class ElasticRun:
-    """Launchers that run ``train.py`` in ``folder``; ``lines`` are what all of them have printed so far.
+    """Launchers that run ``train.py`` in ``folder``; ``lines`` are what all of them have printed so far,
+    ``command`` is what the next one is started with.
 
     Args:
         workers: of each launcher.
@@ -92,10 +93,10 @@ class ElasticRun:
         (folder / "train.py").write_text(TRAINS)
         self._log = folder / "log"
         self._log.touch()
-        self._command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_machines", f"1:{most}"]
-        self._command += ["--num_processes", str(most * workers), "--max_restarts", str(max_restarts)]
-        self._command += ["--main_process_ip", address, "--main_process_port", str(free_port())]
-        self._command += ["--rdzv_conf", options, "train.py", *arguments]
+        self.command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_machines", f"1:{most}"]
+        self.command += ["--num_processes", str(most * workers), "--max_restarts", str(max_restarts)]
+        self.command += ["--main_process_ip", address, "--main_process_port", str(free_port())]
+        self.command += ["--rdzv_conf", options, "train.py", *arguments]
         self.launchers: list[subprocess.Popen[str]] = []
         self._file: TextIO = self._log.open("a")
 
@@ -112,13 +113,13 @@ class ElasticRun:
     def lines(self) -> list[str]:
         return self._log.read_text().splitlines()
 
-    def start(self, host: Host | None = None) -> subprocess.Popen[str]:
+    def start(self, host: Host | None = None, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """A launcher more, on ``host`` if given; the first one leads the run when this returns."""
         entered = [] if host is None else ["nsenter", "--net", "--target", str(host.pid)]
         launcher = subprocess.Popen(
-            [*entered, *self._command],
+            [*entered, *self.command],
             cwd=self.folder,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=self._file,
             stderr=self._file,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from accelerate_cpp.launch.workers.supervisor import GRACE_SECONDS  # noqa: E402
 from elastic_run import PATIENCE_SECONDS, ElasticRun, seen_by_one_process  # noqa: E402
 from network_namespaces import ADDRESSES, Host, find_nft  # noqa: E402
 from processes import run_processes  # noqa: E402
@@ -198,6 +200,68 @@ def test_fewer_processes_train_as_the_full_number_does(steps: int, present: int)
     found = run_processes(_trained, present, steps, environment={"ACCELERATE_CPP_FULL_WORLD_SIZE": "4"})[0]
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), rtol=1e-5, atol=1e-6)
     assert found[1] == pytest.approx(expected[1])
+
+
+def test_a_machine_alone_takes_the_steps_of_two(tmp_path: Path) -> None:
+    """By a launch, which has to say how many processes there can be."""
+    program = f"import torch\n{inspect.getsource(_data)}{inspect.getsource(_trained)}print(*_trained(1)[0])\n"
+    with ElasticRun(tmp_path, [], most=2, options="last_call_timeout=0.1") as run:
+        (tmp_path / "train.py").write_text("from __future__ import annotations\nfrom typing import Any\n" + program)
+        run.start()
+        assert run.end() == [0], "\n".join(run.lines)
+    found = [float(number) for number in run.lines[-1].split()]
+    expected = run_processes(_trained, 2, 1)[0][0]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+FINISHES = """
+import os, pathlib, sys, time
+from accelerate_cpp import Accelerator
+
+accelerator = Accelerator(cpu=True, project_dir=".")
+accelerator.leave_if_preempted("state")
+accelerator.wait_for_everyone()
+with open("begun", "a") as file:
+    file.write("once\\n")
+print("finishing", flush=True)
+while accelerator.is_main_process and not os.path.exists("enough"):  # as it writes the last files
+    time.sleep(0.05)
+print(f"rank {accelerator.process_index} is done", flush=True)
+"""
+
+
+def test_a_run_that_is_finishing_when_a_machine_comes_is_over_when_it_is_done(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, [], most=3, options="last_call_timeout=0.1") as run:
+        (tmp_path / "train.py").write_text(FINISHES)
+        run.command[run.command.index("1:3")] = "2:3"
+        run.start(), run.start()
+        run.until("rank 1 is done")
+        run.start()
+        run.until("has come")
+        time.sleep(2 * GRACE_SECONDS)  # longer than those get that save nothing
+        run.is_enough()
+        assert run.end()[:2] == [0, 0], "\n".join(run.lines)
+        assert sum("rank 0 is done" in line for line in run.lines) == 1, "\n".join(run.lines)
+    assert (tmp_path / "begun").read_text().split() == ["once", "once"]
+
+
+def test_a_launcher_with_another_number_of_processes_is_told_so(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["1000", str(SIZE)], most=2) as run:
+        run.start()
+        run.command[run.command.index("--num_processes") + 1] = "4"
+        other = run.start()
+        assert other.wait(PATIENCE_SECONDS) == 1, "\n".join(run.lines)
+        run.until("cannot take part: it starts 2 processes as one of at most 2, those of this run start 1")
+
+
+def test_an_elastic_run_ends_with_its_standard_input(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, ["1000", str(SIZE)], most=2, options="last_call_timeout=0.1") as run:
+        run.command.insert(run.command.index("--cpu"), "--ends_with_stdin")
+        launcher = run.start(stdin=subprocess.PIPE)
+        run.until_steps_of(1)
+        assert launcher.stdin is not None
+        launcher.stdin.close()
+        assert launcher.wait(PATIENCE_SECONDS) == 75, "\n".join(run.lines)
 
 
 def test_steps_with_fewer_samples_have_a_smaller_rate() -> None:

@@ -6,6 +6,7 @@ asked for (``sbatch --signal=USR1@120``). torch is imported when processes agree
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -56,6 +57,7 @@ def listen() -> None:
         signal.signal(number, _remember)
     if not _watches_forks:
         os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_forget)
+        atexit.register(_ignore_at_exit)
         _watches_forks = True
     _is_listening = True
     announce_saving()
@@ -88,6 +90,12 @@ def say_where(folder: Path) -> None:
     """Logs that the state of the run is saved in ``folder``, and why."""
     why = "another process was told to end" if _noticed is None else f"{signal.Signals(_noticed).name} has come"
     _logger.warning("%s: the state of the run is in %s, and its processes leave to be started again", why, folder)
+
+
+def _ignore_at_exit() -> None:
+    """A program that has come to its end has done its work: a notice must not make it look as if it had not."""
+    if _is_listening:
+        ignore()
 
 
 def _hold_back() -> None:

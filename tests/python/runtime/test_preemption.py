@@ -53,6 +53,13 @@ for batch in range(3):
     print(batch, flush=True)
     run.leave_if_preempted("checkpoint")
 """
+ENDS = """
+import atexit, signal
+from accelerate_cpp.runtime import preemption
+
+atexit.register(lambda: print(*(signal.getsignal(number).name for number in preemption.NOTICES)))  # called last
+preemption.listen()
+"""
 CANNOT_SAVE = """
 import signal
 from accelerate_cpp import Accelerator
@@ -78,6 +85,10 @@ def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_process_that_a_program_starts_by_a_fork_ends_by_a_notice(tmp_path: Path) -> None:
     done = _run(FORKS, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_notice_while_a_program_ends_changes_nothing(tmp_path: Path) -> None:
+    assert _run(ENDS, tmp_path).stdout == "SIG_IGN SIG_IGN\n"
 
 
 def test_a_program_does_not_leave_between_micro_batches_of_a_step(tmp_path: Path) -> None:

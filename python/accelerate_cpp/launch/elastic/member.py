@@ -272,7 +272,8 @@ class Member:
         with self._lock:
             self._channel.send({"say": "challenge", "challenge": challenges[1]})
             self._channel.seal(self._secret, MEMBER, challenges)
-            self._channel.send({"say": "hello", "name": socket.gethostname(), "order": self._order})
+            size = {"most": self._terms.most, "num_processes": self._terms.num_processes}
+            self._channel.send({"say": "hello", "name": socket.gethostname(), "order": self._order, **size})
 
     def _obey(self, message: Message) -> None:
         if not self._channel.is_sealed:

@@ -36,6 +36,7 @@ class Terms:
         join: seconds that a round waits for enough of them.
         silence: seconds after which a launcher that says nothing is lost.
         return_delay: seconds that a machine waits which was lost twice in a short time; see :class:`Returns`.
+        num_processes: of each launcher.
     """
 
     least: int
@@ -45,6 +46,7 @@ class Terms:
     join: float = 600.0
     silence: float = 15.0
     return_delay: float = 30.0
+    num_processes: int = 1
 
 
 @dataclass
@@ -95,6 +97,7 @@ class Rounds:
     _changed: float = 0.0
     _restarts: int = 0
     _is_disturbed: bool = False  # a launcher of this round was lost, left or came
+    _lacks_work: bool = False  # one was lost, or left, before its workers had ended well
     _failure: _Failure | None = None
     _stop_at: float = math.inf
     _stop_reason: str = ""
@@ -110,8 +113,22 @@ class Rounds:
         return self._phase is _Phase.OVER
 
     def join(self, number: int, hello: Message, address: str, now: float) -> None:
-        """Launcher ``number``, which is at ``address``, has said ``hello``."""
+        """Launcher ``number``, which is at ``address``, has said ``hello``.
+
+        Raises:
+            Misunderstood: it lacks something.
+        """
+        size = number_in(hello, "num_processes"), number_in(hello, "most")
         launcher = _Launcher(text_in(hello, "name"), address, number_in(hello, "order"), heard=now, came=now)
+        if size != (self.terms.num_processes, self.terms.most):
+            reason = (
+                f"the launcher on {launcher.name} cannot take part: it starts {size[0]} processes as one of at most "
+                f"{size[1]}, those of this run start {self.terms.num_processes} as one of at most {self.terms.most}; "
+                "pass the same --num_processes and --num_machines on all machines, and to another run another "
+                "--main_process_port"
+            )
+            self.outbox.append((number, {"do": "end", "status": 1, "reason": reason}))
+            return
         self._launchers[number] = launcher
         if self._phase is _Phase.OVER:
             self.outbox.append((number, {"do": "end", "status": 1, "reason": "the run has ended"}))
@@ -133,6 +150,7 @@ class Rounds:
         if number in self._members:
             self._members.remove(number)
             self._is_disturbed |= launcher.status != 0
+            self._lacks_work |= launcher.status != 0
             if launcher.takes_part_since is not None and launcher.status != 0 and not launcher.leaves:
                 self._returns.lose(launcher.name, launcher.takes_part_since, now)
             if self._phase is _Phase.OFFERED:
@@ -249,7 +267,8 @@ class Rounds:
                 launcher.ended, launcher.status, launcher.has_saved = False, None, False
                 if launcher.takes_part_since is None:
                     launcher.takes_part_since = now
-            self._is_disturbed, self._failure, self._stop_at, self._phase = False, None, math.inf, _Phase.OFFERED
+            self._is_disturbed, self._lacks_work, self._failure = False, False, None
+            self._stop_at, self._phase = math.inf, _Phase.OFFERED
             self.outbox.append((self._members[0], {"do": "offer", "round": self._round}))
         elif present < terms.least and now - self._changed > terms.join:
             self._end(1, f"{present} of at least {terms.least} machines were there for {terms.join:g} s")
@@ -280,7 +299,7 @@ class Rounds:
     def _conclude(self, now: float) -> None:
         """All launchers of the round have ended their workers."""
         members = [self._launchers[number] for number in self._members]
-        if members and all(member.status == 0 for member in members):
+        if members and all(member.status == 0 for member in members) and not self._lacks_work:
             self._end(0, "")
         elif members and all(member.has_saved for member in members) and not self._is_disturbed:
             self._end(REQUEUE, "all have saved their state and left, to be started again")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +21,8 @@ from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import ElasticRun, LaunchPlan
 from accelerate_cpp.launch.plan.machines import Launchers
 from accelerate_cpp.launch.view.report import Attempt
-from accelerate_cpp.launch.workers.executed import attempt, show, status_of
+from accelerate_cpp.launch.workers.end_of_input import ended_with_stdin
+from accelerate_cpp.launch.workers.executed import attempt, reported, show, status_of
 from accelerate_cpp.launch.workers.failure import failed_status, shell_status
 from accelerate_cpp.launch.workers.notices import Notices
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS, caught_signals
@@ -28,6 +31,7 @@ from accelerate_cpp.launch.workers.worker_output import say
 from accelerate_cpp.runtime.preemption import REQUEUE
 
 _BACKLOG = 128
+_RETRY_SECONDS = 0.2
 
 
 def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = False) -> int:
@@ -39,7 +43,6 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
 
     Raises:
         InvalidArgument: workers cannot be started here, or nobody leads the run.
-        SystemFailure: the report cannot be written.
     """
     group = plan.group
     host_resources.require_supervision(group.num_processes)
@@ -49,17 +52,15 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
     attempts: list[Attempt] = []
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals((*INTERRUPTS, *FORWARDED)))
+        stack.enter_context(ended_with_stdin(plan.ends_with_stdin))
+        _wait_for_name(group.master_addr, terms.join, signals)
         listener = _listener(group.launchers, group.master_addr, group.master_port, elastic.is_numbered)
         if listener is not None:
             stack.enter_context(Coordinator(listener, group.master_addr, terms, secret))
         order = group.launchers.rank if elastic.is_numbered else 0 if listener is not None else 1
         member = stack.enter_context(Member(group.master_addr, group.master_port, terms, signals, order, secret))
         status = _follow(plan, member, signals, attempts, quiet)
-    if plan.report is not None:
-        from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
-
-        write_report(plan.report, plan.command, attempts, status)
-    return status
+    return reported(plan, attempts, status)
 
 
 def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: list[Attempt], quiet: bool) -> int:
@@ -101,7 +102,10 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         attempts.append(made)
         reason = member.stop_reason
         if made.end.is_signalled:
-            member.leaves(made.is_saved)
+            if made.is_finished:
+                member.ended(order, 0, "")
+            else:
+                member.leaves(made.is_saved)
             show(made, "", quiet)
             return status_of(made)
         show(made, "" if reason is not None else made.sentence(), quiet)
@@ -110,6 +114,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         failure = made.failure
         is_cause = failure is not None and not failure.while_ending and made.outputs[failure.rank].blames is None
         status = failed_status(failure) if failure is not None and is_cause else status_of(made)
+        status = 0 if made.is_finished else status  # also where the round had to end meanwhile
         member.ended(order, status, made.sentence(), is_cause, made.is_saved)
         order = None
 
@@ -133,7 +138,8 @@ def _say(sentence: str) -> None:
 
 def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:
     given = dict(elastic.options)
-    terms = Terms(elastic.least_machines, plan.group.launchers.count, plan.max_restarts)
+    group = plan.group
+    terms = Terms(elastic.least_machines, group.launchers.count, plan.max_restarts, num_processes=group.num_processes)
     interval = given.pop("keep_alive_interval", terms.silence / 3)
     silence = interval * given.pop("keep_alive_max_attempt", 3)
     return replace(
@@ -143,6 +149,27 @@ def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:
         silence=silence,
         return_delay=given.pop("return_delay", terms.return_delay),
     )
+
+
+def _wait_for_name(address: str, seconds: float, signals: socket.socket) -> None:
+    """Returns when this machine knows ``address``, which may take until that machine runs, or a signal has come.
+
+    Raises:
+        InvalidArgument: it does not know it after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            return
+        except socket.gaierror as error:
+            if time.monotonic() > deadline:
+                raise InvalidArgument(
+                    f"{address}, the machine of the launcher that leads the run, is not known to this one "
+                    f"({error.strerror}): check --main_process_ip, and that the name is known here"
+                ) from None
+        if select.select([signals], [], [], _RETRY_SECONDS)[0]:
+            return  # who connects takes the signal
 
 
 def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) -> socket.socket | None:
@@ -155,6 +182,8 @@ def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) 
             _bound(family, place).close()
         listener = _bound(family, ("", port))  # others may know this machine by another address of it
         listener.listen(_BACKLOG)
+    except socket.gaierror:
+        return None  # a signal has come before
     except OSError as error:
         if not is_numbered and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None  # it is on another machine, or another launcher of this one leads

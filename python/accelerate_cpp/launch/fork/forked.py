@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from signal import SIGINT
+from itertools import chain
+from signal import SIGINT, SIGKILL
 from string import Template
 
 from accelerate_cpp.devices.affinity import pinned
@@ -49,6 +50,19 @@ class _Pipes:
     stderr: tuple[int, int]
     report: tuple[int, int]
     shown: tuple[int, int]
+
+    @classmethod
+    def made(cls) -> _Pipes:
+        """New ones; none is left open if the system refuses one."""
+        pipes: list[tuple[int, int]] = []
+        try:
+            for _ in fields(cls):
+                pipes.append(os.pipe())
+        except OSError:
+            for descriptor in chain(*pipes):
+                os.close(descriptor)
+            raise
+        return cls(*pipes)
 
     @property
     def read_ends(self) -> tuple[int, int, int, int]:
@@ -216,6 +230,8 @@ class _Forks:
         self._finished = threading.Event()
         self._forked: Future[None] = Future()
         self._pids: list[int] = []
+        self._num_watched = 0  # by a supervisor, which ends and reaps them
+        self._num_offered = 0
         self._pipes: list[_Pipes] = []
         self._thread = threading.Thread(target=self._run, name="accelerate-cpp-forks", daemon=True)
 
@@ -226,19 +242,24 @@ class _Forks:
         self._finished.set()
         if self._thread.ident is not None:
             self._thread.join()  # a thread that the end of the interpreter finds at work can abort the process
+        for pid in self._pids[self._num_offered :]:
+            os.kill(pid, SIGKILL)
+            os.waitpid(pid, 0)
 
     def start(self, supervisor: Supervisor, reports: list[bytearray]) -> None:
         """Forks every worker and hands it to ``supervisor``; its error report will be in ``reports``."""
-        for _ in self._environments:
-            self._pipes.append(_Pipes(os.pipe(), os.pipe(), os.pipe(), os.pipe()))
-        self._thread.start()
         try:
+            for _ in self._environments:
+                self._pipes.append(_Pipes.made())
+            self._thread.start()
             self._forked.exception()  # waits
             for number, pid in enumerate(self._pids):
+                self._num_offered += 1  # one that it cannot watch it reaps as well
                 supervisor.add(self._worker(number, pid, reports[number]))
+                self._num_watched += 1
         finally:
             for number, pipes in enumerate(self._pipes):
-                in_use = pipes.read_ends if number < len(self._pids) else ()
+                in_use = pipes.read_ends if number < self._num_watched else ()
                 for descriptor in {*pipes.read_ends, *pipes.write_ends}.difference(in_use):
                     os.close(descriptor)
         self._forked.result()

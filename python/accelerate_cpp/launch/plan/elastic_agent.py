@@ -14,6 +14,7 @@ from accelerate_cpp.launch.plan.environment import group_environment
 from accelerate_cpp.launch.plan.launch_plan import Agent, LaunchPlan
 from accelerate_cpp.launch.plan.own_program import module_program
 from accelerate_cpp.launch.workers import exec_with_parent as tied
+from accelerate_cpp.launch.workers.end_of_input import end_next_program_with_stdin
 
 _RUN = "accelerate-cpp"
 
@@ -56,5 +57,7 @@ def _machines(most: int, least: int | None) -> str:
 
 def become_agent(plan: LaunchPlan, agent: Agent, environ: Mapping[str, str] | None = None) -> NoReturn:
     """Replaces this process with the agent."""
+    if plan.ends_with_stdin:
+        end_next_program_with_stdin()
     command = agent_command(plan, agent)
     os.execve(command[0], command, group_environment(plan.group, os.environ if environ is None else environ))

@@ -40,14 +40,27 @@ _OF_ANOTHER_GROUP = (
 
 
 @dataclass(frozen=True)
+class ElasticSteps:
+    """What the workers of a run that may go on with fewer need to take the steps that all of them take.
+
+    Attributes:
+        full_world_size: the number of workers when all launchers are there.
+        lr: how learning rates follow their number.
+    """
+
+    full_world_size: int
+    lr: str
+
+
+@dataclass(frozen=True)
 class WorkerGroup:
     """The settings that the workers of one launcher share.
 
     ``num_processes`` are those of this launcher, of which ``launchers`` says how many there are. ``shares`` are the
     cores of each, empty if none is pinned; ``fp8`` is the recipe, where a file says one; ``sharding`` says how models
     are sharded, if they are, and ``compiler`` how they are compiled while they are prepared; with ``alias``, scripts
-    that import ``accelerate`` get this package; ``downcast_bf16`` is for torch_xla; ``elastic_lr`` says how
-    learning rates follow the number of processes in a run that may go on with fewer, and is ``None`` in others.
+    that import ``accelerate`` get this package; ``downcast_bf16`` is for torch_xla; ``elastic`` is for a run that
+    may go on with fewer processes, and ``None`` in others.
     """
 
     num_processes: int
@@ -67,7 +80,7 @@ class WorkerGroup:
     launchers: Launchers = ALONE
     alias: bool = False
     downcast_bf16: bool = False
-    elastic_lr: str | None = None
+    elastic: ElasticSteps | None = None
 
     @property
     def world_size(self) -> int:
@@ -152,8 +165,8 @@ def group_environment(group: WorkerGroup, environ: Mapping[str, str]) -> dict[st
         env_table.DEBUG_MODE: True if group.debug else None,
         env_table.ALIAS: True if group.alias else None,
         env_table.DOWNCAST_BF16: True if group.downcast_bf16 else None,
-        env_table.FULL_WORLD_SIZE: None if group.elastic_lr is None else group.world_size,
-        env_table.ELASTIC_LR: group.elastic_lr,
+        env_table.FULL_WORLD_SIZE: None if group.elastic is None else group.elastic.full_world_size,
+        env_table.ELASTIC_LR: None if group.elastic is None else group.elastic.lr,
         env_table.FORK_LAUNCHED: True if group.fork_launched else None,
         env_table.CPU_AFFINITY: True if group.shares else None,
         env_table.CORES: chain(*group.shares) if group.shares else None,

@@ -18,7 +18,7 @@ from accelerate_cpp.devices.affinity import shares_of_launch
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.deepspeed_launcher import WITHOUT_RANKS, DeepSpeedLauncher, deepspeed_launcher
-from accelerate_cpp.launch.plan.environment import WorkerGroup, threads_per_worker
+from accelerate_cpp.launch.plan.environment import ElasticSteps, WorkerGroup, threads_per_worker
 from accelerate_cpp.launch.plan.machines import (
     ALONE,
     DEFAULT_PORT,
@@ -353,7 +353,7 @@ def resolve_group(
         launchers=launchers,
         alias=options.alias,
         downcast_bf16=said["downcast_bf16"],
-        elastic_lr=None if options.least_machines is None else options.elastic_lr,
+        elastic=None if options.least_machines is None else ElasticSteps(workers * launchers.count, options.elastic_lr),
     )
     effective = {
         "cpu": cpu,

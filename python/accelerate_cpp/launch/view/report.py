@@ -42,6 +42,13 @@ class Attempt:
         """Whether all workers have saved their state and left, to be started again."""
         return all(map(self.end.has_saved, self.end.workers))
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all workers ended well, none because it was told to end: those that would save then have not."""
+        return all(
+            end.exit_code == 0 and (not end.while_ending or end.rank in self.end.savers) for end in self.end.workers
+        )
+
     def sentence(self) -> str:
         """The worker that failed or left first, with place and cause; empty if none did."""
         failure = self.failure

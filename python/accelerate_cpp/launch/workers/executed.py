@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from accelerate_cpp.devices.affinity import pinned
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.environment import width_of_terminal, worker_environment
 from accelerate_cpp.launch.plan.launch_plan import LaunchPlan
@@ -35,13 +35,13 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
 
     0 when every worker ended well; 75 when all saved their state and left, to be started again; else that of the first
     failing worker, after as many attempts as the plan allows; 128 + n for signal n, also for a signal to the launcher
-    itself, which ends the attempts; 1 when a worker left while others needed it, or output for a log file was lost.
+    itself, which ends the attempts; 1 when a worker left while others needed it, or output for a log file was lost, or
+    all ended well but the report could not be written.
     Nothing of any worker's process group is left on return.
     ``quiet``: no sentence on standard error about which rank failed first; errors of workers are shown.
 
     Raises:
         InvalidArgument: several workers cannot be started here, or not be monitored; or the port of rank 0 is taken.
-        SystemFailure: the report cannot be written.
     """
     count = plan.group.num_processes
     if plan.monitor and not host_resources.can_supervise():
@@ -71,12 +71,8 @@ def execute(plan: LaunchPlan, *, quiet: bool = False) -> int:
                 again = f"{sentence}; starting all again, restart {number + 1} of {plan.max_restarts}"
                 show(attempts[-1], again, quiet)
     status = status_of(attempts[-1]) or int(has_lost_output)
-    if plan.report is not None:
-        from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
-
-        write_report(plan.report, plan.command, attempts, status)
     show(attempts[-1], _closing(attempts[-1], plan.group.world_size), quiet)
-    return status
+    return reported(plan, attempts, status)
 
 
 def attempt(
@@ -149,6 +145,23 @@ def attempt(
         end = supervisor.run()
         standings = {} if watched is None else {standing.rank: standing for standing in watched.look()}
     return Attempt(number, began, pids, end, {rank: streams.last_output(rank) for rank in pids}, standings)
+
+
+def reported(plan: LaunchPlan, attempts: Sequence[Attempt], status: int) -> int:
+    """Writes the report if ``plan`` asks for one, and returns the exit status of the launch.
+
+    A report that cannot be written is told, and changes only a status of 0.
+    """
+    if plan.report is None:
+        return status
+    from accelerate_cpp.launch.view.report_file import write_report  # here, as few launches write one
+
+    try:
+        write_report(plan.report, plan.command, attempts, status)
+    except SystemFailure as error:
+        say(f"accelerate-cpp: {error}")
+        return status or 1
+    return status
 
 
 def status_of(last: Attempt) -> int:

@@ -16,12 +16,14 @@ _LOOK_SECONDS = 0.2
 class Notices:
     """Hands a signal on to each worker when that catches or ignores it: by default it would end it.
 
-    A worker that does neither for :data:`HELD_SECONDS` gets it all the same.
+    A worker that does neither for :data:`HELD_SECONDS` gets it all the same. Workers that take the place of others get
+    what those had heard: a notice is for the run.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held: dict[tuple[int, int], float] = {}
+        self._heard: set[int] = set()
 
     def add(self, number: int, pids: Iterable[int]) -> None:
         """Processes ``pids``, which are not reaped before this object is used no more, get signal ``number``."""
@@ -30,8 +32,8 @@ class Notices:
         self.show_due()
 
     def renew(self, pids: Iterable[int]) -> None:
-        """What no worker of an earlier attempt at the run has heard is for processes ``pids``."""
-        numbers = {number for _, number in self._held}
+        """What came in an earlier attempt at the run is for processes ``pids``, unless it ended who was not ready."""
+        numbers = {number for _, number in self._held} | self._heard
         self._held.clear()
         for number in numbers:
             self.add(number, pids)
@@ -43,9 +45,12 @@ class Notices:
     def show_due(self) -> None:
         """Hands on what is due."""
         for (pid, number), due in list(self._held.items()):
-            if _is_ready(pid, number) or self._clock() >= due:
+            is_ready = _is_ready(pid, number)
+            if is_ready or self._clock() >= due:
                 del self._held[pid, number]
                 os.kill(pid, number)
+                if is_ready:
+                    self._heard.add(number)
 
     def show_all(self) -> None:
         """Nothing: a run that ends needs no notice."""

@@ -173,8 +173,9 @@ def test_a_lost_launcher_is_told_so_when_it_speaks_again_and_the_others_go_on(pl
 
 
 def test_the_end_of_a_run_ends_a_round_that_begins_only_then(place: Place) -> None:
-    with Coordinator(place.listener, "127.0.0.1", Terms(least=1, most=1, silence=PATIENCE_SECONDS)):
-        member = place.member()
+    alone = Terms(least=1, most=1, silence=PATIENCE_SECONDS)
+    with Coordinator(place.listener, "127.0.0.1", alone):
+        member = place.member(terms=alone)
         (start,) = _started(member)
     assert isinstance(member.next_order(), End)
     requests = member.begin(start)

@@ -23,7 +23,8 @@ class Run:
 
     def join(self, *numbers: int, order: int = 0, name: str | None = None) -> None:
         for number in numbers:
-            hello = {"name": name or f"node{number}", "order": order}
+            hello = {"name": name or f"node{number}", "order": order, "most": self.rounds.terms.most}
+            hello |= {"num_processes": self.rounds.terms.num_processes}
             self.rounds.join(number, hello, f"10.0.0.{number}", self.now)
         self.deliver()
 
@@ -384,6 +385,36 @@ def test_a_run_that_ends_well_while_another_machine_comes_is_over() -> None:
     for number in (1, 2):
         run.say(number, "stopped", round=1, status=0)
     assert {(told["do"], told["status"]) for told in run.told.values()} == {("end", 0)}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_machine_that_is_lost_while_others_have_ended_well_has_not_done_its_part(leaves: bool) -> None:
+    run = running(1, 2)
+    run.say(1, "ended", round=1, status=0, sentence="")
+    if leaves:
+        run.say(2, "leaves", has_saved=False)
+    run.lose(2)
+    run.wait(SETTLE_SECONDS, 1)
+    assert run.places()[1] == (0, 1)
+    assert run.told[1]["round"] == 2
+    run.say(1, "ended", round=2, status=0, sentence="")
+    assert run.told[1] == {"do": "end", "status": 0, "reason": ""}
+
+
+@pytest.mark.parametrize("other", [{"most": 4}, {"num_processes": 2}, {"most": None}])
+def test_a_launcher_of_another_size_takes_no_part(other: dict[str, Any]) -> None:
+    run = running(1, 2)
+    hello = {"name": "node7", "order": 0, "most": 3, "num_processes": 1, **other}
+    if None in other.values():
+        with pytest.raises(Misunderstood, match="most"):
+            run.rounds.join(7, hello, "10.0.0.7", run.now)
+        return
+    run.rounds.join(7, hello, "10.0.0.7", run.now)
+    run.deliver()
+    assert run.told[7]["do"] == "end"
+    assert "the launcher on node7 cannot take part: it starts" in run.told[7]["reason"]
+    run.wait(ARRIVAL_SECONDS, 1, 2)
+    assert run.doing() == {1: "start", 2: "start", 7: "end"}
 
 
 def test_nobody_is_lost_while_the_coordinator_could_hear_nobody() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
+from typing import Any
 
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic import run
-from accelerate_cpp.launch.elastic.run import _listener
+from accelerate_cpp.launch.elastic.run import _listener, _wait_for_name
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.plan.machines import Launchers
 
@@ -46,6 +48,51 @@ def test_a_run_may_have_an_address_of_ipv6() -> None:
     assert listener is not None
     with listener:
         socket.create_connection(("::1", port)).close()
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that no machine has, until they are taken out; nobody is asked for others."""
+    names, known = ["head"], socket.getaddrinfo
+
+    def resolve(host: str, port: int | None, **more: Any) -> Any:
+        if host in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known("127.0.0.1", port, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return names
+
+
+def test_a_launcher_waits_until_the_name_of_the_one_that_leads_is_known(unknown: list[str]) -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        waiting = threading.Thread(target=_wait_for_name, args=("head", 600.0, reader))
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        unknown.clear()
+        waiting.join(60)
+        assert not waiting.is_alive()
+
+
+def test_a_name_that_stays_unknown_is_told(unknown: list[str]) -> None:
+    reader, writer = socket.socketpair()
+    with (
+        reader,
+        writer,
+        pytest.raises(InvalidArgument, match="head, the machine of the launcher that leads the run, is"),
+    ):
+        _wait_for_name("head", 0.0, reader)
+
+
+def test_a_signal_ends_the_wait_for_a_name_and_is_left_to_who_acts_on_it(unknown: list[str]) -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.send(b"\x0f")
+        _wait_for_name("head", 600.0, reader)
+        assert _leads("head", free_port()) is None
+        assert reader.recv(2) == b"\x0f"
 
 
 def test_the_launchers_of_other_machines_do_not_lead() -> None:

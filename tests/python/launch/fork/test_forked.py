@@ -3,10 +3,12 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,41 @@ def test_every_rank_runs_and_its_output_arrives(capsys: pytest.CaptureFixture[st
 def test_what_each_rank_returns_comes_back() -> None:
     assert _run(_rank, 3) == [0, 1, 2]
     assert _run(lambda: None) is None
+
+
+def _use_up_descriptors(spare: int) -> list[int]:
+    """Opens descriptors until only so many are left, and returns them."""
+    held = []
+    with suppress(OSError):
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    for _ in range(spare):
+        os.close(held.pop())
+    return held
+
+
+def test_nothing_is_left_wherever_descriptors_run_out() -> None:
+    usual, outcomes, before = resource.getrlimit(resource.RLIMIT_NOFILE), list[str](), os.listdir("/proc/self/fd")
+    for spare in range(100):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, before)) + 100, usual[1]))
+        held = _use_up_descriptors(spare)
+        try:
+            _run(lambda: None)
+            outcomes.append("ended well")
+        except OSError as error:
+            outcomes.append(str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        assert outcomes[-1] == "ended well" or "Too many open files" in outcomes[-1]
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        for descriptor in held:
+            os.close(descriptor)
+        assert os.listdir("/proc/self/fd") == before
+        if outcomes[-1] == "ended well":
+            break
+    assert outcomes[-1] == "ended well"
+    assert len(outcomes) > 20
 
 
 def test_large_values_come_back_from_all_ranks() -> None:

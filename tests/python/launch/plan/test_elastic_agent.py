@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.launch.plan import elastic_agent
 from accelerate_cpp.launch.plan.elastic_agent import agent_command
 from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, resolve
 from accelerate_cpp.launch.plan.own_program import module_program
@@ -49,6 +51,17 @@ def test_restarts_over_several_machines_are_the_agents(tmp_path: Path) -> None:
     told = _agent(_plan(tmp_path, max_restarts=3, machine_rank=1, main_process_port=1234, monitor_interval=0.5))
     assert (told.max_restarts, told.monitor_interval) == (3, 0.5)
     assert (told.rdzv_backend, told.rdzv_endpoint, told.rdzv_conf) == ("c10d", "head:1234", "is_host=false")
+
+
+def test_the_agent_ends_with_the_input_of_the_launch_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(elastic_agent, "end_next_program_with_stdin", lambda: done.append("watched"))
+    monkeypatch.setattr(os, "execve", lambda *of_agent: done.append("became the agent"))
+    for ends_with_stdin in (False, True):
+        plan = _plan(tmp_path, rdzv_backend="c10d", ends_with_stdin=ends_with_stdin)
+        assert plan.agent is not None
+        elastic_agent.become_agent(plan, plan.agent)
+    assert done == ["became the agent", "watched", "became the agent"]
 
 
 def test_one_machine_and_a_static_rendezvous_need_no_agent(tmp_path: Path) -> None:

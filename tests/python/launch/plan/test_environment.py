@@ -8,6 +8,7 @@ import pytest
 from accelerate_cpp.config import env_table
 from accelerate_cpp.launch.plan import environment
 from accelerate_cpp.launch.plan.environment import (
+    ElasticSteps,
     WorkerGroup,
     become_worker,
     exported,
@@ -99,7 +100,7 @@ def test_settings_that_were_asked_for_reach_the_worker() -> None:
 
 
 def test_workers_of_an_elastic_run_know_its_full_size_and_no_secret() -> None:
-    elastic = replace(GROUP, launchers=Launchers(3, 1, address="10.0.0.1"), elastic_lr="sqrt")
+    elastic = replace(GROUP, launchers=Launchers(3, 1, address="10.0.0.1"), elastic=ElasticSteps(9, "sqrt"))
     told = group_environment(elastic, {"ACCELERATE_CPP_RUN_SECRET": "open sesame"})
     assert (told["ACCELERATE_CPP_FULL_WORLD_SIZE"], told["ACCELERATE_CPP_ELASTIC_LR"]) == ("9", "sqrt")
     assert "open sesame" not in told.values()

@@ -54,6 +54,20 @@ def test_good_run_returns_zero_and_says_nothing(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("code", "status"), [("raise ValueError('no data')", 1), ("pass", 1), ("raise SystemExit(3)", 3)]
+)
+def test_a_report_that_cannot_be_written_hides_no_error(
+    code: str, status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.json").mkdir()
+    assert execute(replace(_plan(code), report=tmp_path / "report.json")) == status
+    said = capfd.readouterr().err
+    assert "report.json cannot be written: Is a directory" in said
+    assert ("failed first" in said) == (code != "pass"), said
+    assert ("ValueError: no data" in said) == ("ValueError" in code), said
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux can pin processes to cores")
 def test_workers_run_on_their_shares_and_the_launcher_does_not(capfd: pytest.CaptureFixture[str]) -> None:
     before = os.sched_getaffinity(0)

@@ -73,3 +73,37 @@ def test_what_nobody_has_heard_is_for_the_workers_of_the_next_attempt() -> None:
         assert second.stdout.readline() == b"heard\n"
         second.stdin.write(b"\n\n")
     assert second.returncode == 0
+
+
+def test_what_was_heard_is_for_the_workers_of_the_next_attempt_and_what_ended_one_is_not() -> None:
+    now = 0.0
+    notices = Notices(lambda: now)
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1) for _ in range(3)]
+    ready, unready, next_one = workers
+    with ready, unready, next_one:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"begun\n"
+        for worker in (ready, next_one):
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            worker.stdin.write(b"\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == b"ready\n"
+        notices.add(signal.SIGUSR1, [ready.pid])
+        assert ready.stdout is not None
+        assert ready.stdout.readline() == b"heard\n"
+        notices.renew([next_one.pid])
+        assert next_one.stdout is not None
+        assert next_one.stdout.readline() == b"heard\n"
+        others = Notices(lambda: now)
+        others.add(signal.SIGUSR1, [unready.pid])
+        now = HELD_SECONDS
+        others.show_due()
+        assert unready.wait() == -signal.SIGUSR1
+        others.renew([next_one.pid])
+        assert others.seconds_left() is None
+        for worker in (ready, next_one):
+            assert worker.stdin is not None
+            worker.stdin.write(b"\n\n")
+    assert (ready.returncode, next_one.returncode) == (0, 0)
