@@ -119,9 +119,7 @@ class Arrival final : public Transfer {
     try {
       return engine_->receive(memory_, source_, tag);
     } catch (const PeerLost&) {
-      if (source_has_left()) {
-        throw departure();
-      }
+      raise_if_left();
       throw;
     }
   }
@@ -141,7 +139,6 @@ class Arrival final : public Transfer {
 
   void wait(Deadline deadline) override {
     C10dEngine::Operation operation{name()};
-    auto last_asked = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     while (!ended_) {
       const auto slice = std::min(deadline.remaining() + std::chrono::milliseconds(1), kSlice);
@@ -149,17 +146,13 @@ class Arrival final : public Transfer {
         break;
       }
       lock.unlock();
-      engine_->look_around(deadline_, operation);
-      if (deadline.expired()) {
+      const std::exception_ptr found = look_around(operation);
+      if (!found && deadline.expired()) {
         throw Timeout(operation.text + " has not completed after " + std::to_string(deadline.waited().count()) + " ms");
       }
-      const auto now = std::chrono::steady_clock::now();
-      const bool ask = now - last_asked >= kAskInterval;
-      last_asked = ask ? now : last_asked;
-      const bool left = ask && source_has_left();
       lock.lock();
-      if (left && !ended_) {
-        error_ = std::make_exception_ptr(departure());
+      if (found && !ended_) {  // those that only poll learn of it, too
+        error_ = found;
         ended_ = true;
       }
     }
@@ -176,6 +169,30 @@ class Arrival final : public Transfer {
   static constexpr std::chrono::milliseconds kSlice{50};
   static constexpr std::chrono::milliseconds kAskInterval{300};
 
+  // What keeps this message from coming, if anything is known to. Throws what a hook throws.
+  std::exception_ptr look_around(C10dEngine::Operation& operation) {
+    try {
+      engine_->look_around(deadline_, operation);
+      const auto now = std::chrono::steady_clock::now();
+      if (number_ && engine_->news().departure() && now - last_asked_ >= kAskInterval) {  // perhaps that of the source
+        last_asked_ = now;
+        raise_if_left();
+      }
+    } catch (const PeerLost&) {
+      return std::current_exception();
+    } catch (const Timeout&) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  void raise_if_left() const {
+    if (source_has_left()) {
+      throw PeerLeft(name() + " on " + engine_->who() + ": " + engine_->hooks().name_of(source_) +
+                     " has left the group without sending");
+    }
+  }
+
   // Whether this is an envelope, and the source has left the group without having sent it.
   bool source_has_left() const {
     const auto num_sent = number_ ? engine_->news().messages_of_departed(source_, engine_->rank()) : std::nullopt;
@@ -183,11 +200,6 @@ class Arrival final : public Transfer {
   }
 
   std::string name() const { return "receive from " + engine_->hooks().name_of(source_); }
-
-  PeerLeft departure() const {
-    return PeerLeft(name() + " on " + engine_->who() + ": " + engine_->hooks().name_of(source_) +
-                    " has left the group without sending");
-  }
 
   void deliver() {
     if (ended_ && !error_ && !delivered_ && target_.count > 0) {
@@ -202,10 +214,10 @@ class Arrival final : public Transfer {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      if (source_has_left()) {  // and closed its connection, which the engine takes for a loss
-        throw departure();
-      }
-      std::rethrow_exception(engine_->translated(error, name()));
+      raise_if_left();  // and closed its connection, which the engine takes for a loss
+      const std::exception_ptr loss = engine_->translated(error, name());
+      raise_if_left();  // the store may have been slow to tell
+      std::rethrow_exception(loss);
     }
   }
 
@@ -215,6 +227,7 @@ class Arrival final : public Transfer {
   const std::optional<std::uint64_t> number_;
   const Deadline deadline_;
   const at::Tensor memory_;
+  std::chrono::steady_clock::time_point last_asked_{};  // by the one that waits for an envelope
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ended_ = false;
@@ -244,7 +257,11 @@ class WaitingPort final : public C10dPort {
   }
 
   std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint32_t slot, const Call&) override {
-    engine_->check_usable("send to " + engine_->hooks().name_of(destination));
+    const std::string name = "send to " + engine_->hooks().name_of(destination);
+    engine_->check_usable(name);
+    if (engine_->news().departure() && has_left(destination)) {
+      throw PeerLeft(name + " on " + engine_->who() + ": it has left the group");
+    }
     const at::Tensor copy = at::empty({static_cast<std::int64_t>(data.size_bytes())}, at::TensorOptions(at::kByte));
     std::memcpy(copy.data_ptr(), data.data, data.size_bytes());
     const WorkPointer work = engine_->send(copy, destination, static_cast<int>(slot));
@@ -262,13 +279,16 @@ class WaitingPort final : public C10dPort {
     const auto number = is_envelope ? std::optional(count(num_posted_, source)) : std::nullopt;
     const auto arrival = std::make_shared<Arrival>(engine_, data, source, number, call.deadline);
     const WorkPointer work = arrival->post(static_cast<int>(slot));
-    waiter(is_envelope ? source : kData).add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
+    waiter(is_envelope ? source : kFirstOfData - source).add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
     return arrival;
   }
 
  private:
-  static constexpr int kSent = -2;
-  static constexpr int kData = -1;
+  // Keys of waiters. Envelopes have the number of their source: a rank that is slow holds up no message of others.
+  static constexpr int kSent = -1;
+  static constexpr int kFirstOfData = -2;
+
+  bool has_left(int rank) const { return engine_->news().messages_of_departed(rank, engine_->rank()).has_value(); }
 
   Waiter& waiter(int key) {
     const std::lock_guard lock(mutex_);

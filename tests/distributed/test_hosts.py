@@ -219,6 +219,28 @@ def a_rank_that_leaves_keeps_no_other_from_sending(ranks: Ranks) -> None:
 
 
 @scenario
+def a_rank_that_has_left_is_not_waited_for_though_its_connections_are_open(ranks: Ranks) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from accelerate_cpp.errors import PeerLost
+
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group(range(ranks.size), backend="shm")
+    if ranks.rank == 0:
+        with pytest.raises(PeerLost, match="rank 3 on rank 0: rank 3 has left the group"):
+            dist.recv(torch.empty(1), 3, group=group)
+        with pytest.raises(PeerLost, match="send to rank 3 on rank 0: it has left the group"):
+            dist.send(torch.ones(1), 3, group=group)
+        store.set("refused", "")
+    elif ranks.rank == 3:
+        held = group._get_backend(torch.device("cpu"))
+        dist.destroy_process_group(group)
+        store.wait(["refused"], TIMEOUT)
+        del held
+
+
+@scenario
 def groups_of_some_ranks_work_beside_each_other(ranks: Ranks) -> None:
     import torch
     import torch.distributed as dist

@@ -352,7 +352,8 @@ def _tell_coordinator(listener: socket.socket, who: bytes) -> None:
         connection.channel._sent = _no_seals()
     if who == b"p":
         connection.is_known = True
-        coordinator._rounds.join(1, {"name": "a", "order": 0}, "127.0.0.1", time.monotonic())
+        hello = {"name": "a", "order": 0, "most": 1, "num_processes": 1}
+        coordinator._rounds.join(1, hello, "127.0.0.1", time.monotonic())
     try:
         while coordinator._connections:
             coordinator._read(1)

@@ -337,7 +337,7 @@ def _said_by_launchers() -> Iterator[tuple[str, str, bytes]]:
     def lines(*messages: Any) -> bytes:
         return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
-    hello = {"name": "a", "order": 0}
+    hello = {"name": "a", "order": 0, "most": 1, "num_processes": 1}
     ended = {"say": "ended", "round": 1, "status": 0, "sentence": "", "is_cause": True, "has_saved": False}
     start = {"do": "start", "round": 1, "rank": 0, "count": 1, "address": "a", "port": 1}
     offered = {"say": "port", "round": 1, "port": 29500}

@@ -319,6 +319,9 @@ MessageMatcher::Inbox* MessageMatcher::inbox_to_wait_for(const ReceivedMessage& 
 void MessageMatcher::wait_for_envelope(Lock& lock, Inbox* inbox, std::chrono::milliseconds slice) {
   if (inbox == nullptr) {  // another thread waits for it and tells
     changed_.wait_for(lock, slice);
+    lock.unlock();
+    names_.probe();
+    lock.lock();
     return;
   }
   inbox->waited_for = true;

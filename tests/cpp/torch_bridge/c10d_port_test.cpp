@@ -179,6 +179,73 @@ TEST_P(Ports, TellARankThatHasLeftFromOneThatIsLost) {
   }
 }
 
+// As those do that wait for several ranks in turn, or for whichever comes first.
+TEST_P(Ports, LearnInShortWaitsThatARankHasLeft) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto message = port->receive(view(text), 1, MessageMatcher::kEnvelopeSlot, soon());
+      while (!message->poll()) {
+        EXPECT_ANY_THROW(message->wait(Deadline::after(milliseconds(1))));
+      }
+      EXPECT_THROW(message->wait(soon()), PeerLeft);
+      EXPECT_THAT(
+          message_of<PeerLeft>([&] { port->send(view(text), 1, MessageMatcher::kEnvelopeSlot, soon())->wait(soon()); }),
+          HasSubstr("send to rank 1 on rank 0: it has left the group"));
+    } else {
+      engine->leave(0, port->num_sent());
+    }
+  });
+}
+
+TEST_P(Ports, KeepWhatAWaitHasFoundForThoseThatPoll) {
+  Network network(GetParam());
+  testing::run_engines(network, 2, [](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto late = port->receive(view(text), 1, kDataSlot, Deadline::after(milliseconds(1)));
+      EXPECT_THROW(late->wait(soon()), Timeout);
+      EXPECT_TRUE(late->poll());
+      const auto lost = port->receive(view(text), 1, kDataSlot, soon());
+      EXPECT_FALSE(lost->poll());
+      engine->store()->set("posted", std::vector<std::uint8_t>{1});
+      EXPECT_THROW(lost->wait(soon()), PeerLost);
+      EXPECT_TRUE(lost->poll());
+    } else {
+      engine->store()->wait({"posted"});
+      engine->fail("no more");
+    }
+  });
+}
+
+TEST_P(Ports, HoldUpNoDataOfOthersForARankThatIsSlow) {
+  Network network(GetParam());
+  std::atomic<bool> received{false};
+  testing::run_engines(network, 3, [&](const auto& engine) {
+    const auto port = C10dPort::make(engine);
+    std::string slow(2, ' ');
+    std::string text(2, ' ');
+    if (engine->rank() == 0) {
+      const auto first = port->receive(view(slow), 1, kDataSlot, soon());
+      const auto second = port->receive(view(text), 2, kDataSlot, soon());
+      second->wait(soon());
+      EXPECT_EQ(text, "ok");
+      received = true;
+      first->wait(soon());
+      EXPECT_EQ(slow, "at");
+    } else {
+      while (engine->rank() == 1 && !received) {
+        std::this_thread::yield();
+      }
+      port->send(view(std::string(engine->rank() == 1 ? "at" : "ok")), 0, kDataSlot, soon());
+      EXPECT_TRUE(port->flush(soon()));
+    }
+  });
+}
+
 TEST_P(Ports, WaitForWhatARankHasSentBeforeItLeft) {
   Network network(GetParam());
   testing::run_engines(network, 2, [](const auto& engine) {
