@@ -279,7 +279,9 @@ class WaitingPort final : public C10dPort {
     const auto number = is_envelope ? std::optional(count(num_posted_, source)) : std::nullopt;
     const auto arrival = std::make_shared<Arrival>(engine_, data, source, number, call.deadline);
     const WorkPointer work = arrival->post(static_cast<int>(slot));
-    waiter(is_envelope ? source : kFirstOfData - source).add(work, [arrival](const std::exception_ptr& error) { arrival->end(error); });
+    waiter(is_envelope ? source : kFirstOfData - source).add(work, [arrival](const std::exception_ptr& error) {
+      arrival->end(error);
+    });
     return arrival;
   }
 

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -79,7 +78,7 @@ class Whereabouts:
             here = {peer: int(number) for peer, number in answers.items() if number != _ELSEWHERE}
             store.set(f"done/{own.number}", "")
             for peer, number in here.items():
-                self._await(partial(store.check, [f"done/{number}"]), peer)
+                self._await_one_of(f"done/{number}", peer, store)
         finally:
             self._own = None
         return sorted([*here, self._rank])
@@ -103,13 +102,17 @@ class Whereabouts:
 
     def _answer_of(self, call: _Call, peer: int, store: dist.Store) -> str:
         key = f"answer/{call.number}/{peer}"
+        return store.get(key).decode() if self._await_one_of(key, peer, store) else _ELSEWHERE
+
+    def _await_one_of(self, key: str, peer: int, store: dist.Store) -> bool:
+        """Whether ``key`` comes before ``peer`` goes; :class:`PeerLost` if that ends with an error instead."""
         self._await(lambda: store.check([key]) or store.check([f"gone/{peer}"]), peer)
         if store.check([key]):
-            return store.get(key).decode()
+            return True
         if reason := store.get(f"gone/{peer}").decode():
             self._lost_one = True
             raise PeerLost(f"rank {self._rank} waited for rank {peer}: rank {peer} failed: {reason}")
-        return _ELSEWHERE
+        return False
 
     def _await(self, condition: Callable[[], bool], peer: int) -> None:
         wait = SlowWait(self._rank, self._world_size)

@@ -104,6 +104,30 @@ def test_a_rank_that_ends_with_an_error_is_missed_once() -> None:
         assert on_all(all_ranks, action) == [([0], False), None]
 
 
+def test_a_rank_that_ends_with_an_error_while_all_meet_is_missed_at_once() -> None:
+    """The first two have answered each other; the third answers once the first has given up."""
+    store, told = dist.HashStore(), list[str]()
+
+    def meet_in_vain() -> None:
+        with pytest.raises(PeerLost) as caught:
+            second.meet("save")
+        told.append(str(caught.value))
+
+    first = Whereabouts(store, 0, 3, lambda: 0, timedelta(seconds=1))
+    second = Whereabouts(store, 1, 3, lambda: 0, PATIENCE)
+    thread = threading.Thread(target=meet_in_vain)
+    thread.start()
+    with pytest.raises(Timeout) as late:
+        first.meet("save")
+    first.end(late.value)
+    third = Whereabouts(store, 2, 3, lambda: 1, PATIENCE)
+    thread.join()
+    second.end()
+    third.end()
+    assert told
+    assert told[0].startswith("rank 1 waited for rank 0: rank 0 failed: its program ended with Timeout")
+
+
 def test_who_did_not_come_is_named() -> None:
     with ranks(2, timedelta(0)) as all_ranks, pytest.raises(Timeout, match=r"rank 0 waited 0 s for rank 1, which"):
         all_ranks[0].place.meet("save")
