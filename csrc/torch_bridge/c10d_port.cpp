@@ -21,6 +21,9 @@ namespace {
 
 using WorkPointer = C10dEngine::WorkPointer;
 
+// How often the store is asked whether a rank has left.
+constexpr std::chrono::milliseconds kAskInterval{300};
+
 // Waits for works in the order in which it is given them, in a thread that the first one starts.
 class Waiter {
  public:
@@ -167,7 +170,6 @@ class Arrival final : public Transfer {
 
  private:
   static constexpr std::chrono::milliseconds kSlice{50};
-  static constexpr std::chrono::milliseconds kAskInterval{300};
 
   // What keeps this message from coming, if anything is known to. Throws what a hook throws.
   std::exception_ptr look_around(C10dEngine::Operation& operation) {
@@ -246,6 +248,7 @@ class WaitingPort final : public C10dPort {
  public:
   explicit WaitingPort(std::shared_ptr<C10dEngine> engine)
       : engine_(std::move(engine)),
+        asked_before_send_(static_cast<std::size_t>(engine_->size())),
         num_sent_(static_cast<std::size_t>(engine_->size())),
         num_posted_(static_cast<std::size_t>(engine_->size())) {}
 
@@ -259,7 +262,7 @@ class WaitingPort final : public C10dPort {
   std::shared_ptr<Transfer> send(ConstMemoryView data, int destination, std::uint32_t slot, const Call&) override {
     const std::string name = "send to " + engine_->hooks().name_of(destination);
     engine_->check_usable(name);
-    if (engine_->news().departure() && has_left(destination)) {
+    if (has_left(destination)) {
       throw PeerLeft(name + " on " + engine_->who() + ": it has left the group");
     }
     const at::Tensor copy = at::empty({static_cast<std::int64_t>(data.size_bytes())}, at::TensorOptions(at::kByte));
@@ -290,7 +293,27 @@ class WaitingPort final : public C10dPort {
   static constexpr int kSent = -1;
   static constexpr int kFirstOfData = -2;
 
-  bool has_left(int rank) const { return engine_->news().messages_of_departed(rank, engine_->rank()).has_value(); }
+  // Whether `rank` is known to have left, which the store is asked now and then once any rank has.
+  bool has_left(int rank) {
+    if (!engine_->news().departure()) {
+      return false;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      auto& last_asked = asked_before_send_[static_cast<std::size_t>(rank)];
+      if (now - last_asked < kAskInterval) {
+        return false;
+      }
+      last_asked = now;
+    }
+    if (!engine_->news().messages_of_departed(rank, engine_->rank())) {
+      return false;
+    }
+    const std::lock_guard lock(mutex_);
+    asked_before_send_[static_cast<std::size_t>(rank)] = {};  // the next one learns of it, too
+    return true;
+  }
 
   Waiter& waiter(int key) {
     const std::lock_guard lock(mutex_);
@@ -306,6 +329,7 @@ class WaitingPort final : public C10dPort {
   const std::shared_ptr<C10dEngine> engine_;
   mutable std::mutex mutex_;
   std::map<int, Waiter> waiters_;
+  std::vector<std::chrono::steady_clock::time_point> asked_before_send_;  // by rank
   // Envelopes, by rank.
   std::vector<std::uint64_t> num_sent_;
   std::vector<std::uint64_t> num_posted_;

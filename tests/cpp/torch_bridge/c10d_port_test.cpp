@@ -191,9 +191,10 @@ TEST_P(Ports, LearnInShortWaitsThatARankHasLeft) {
         EXPECT_ANY_THROW(message->wait(Deadline::after(milliseconds(1))));
       }
       EXPECT_THROW(message->wait(soon()), PeerLeft);
-      EXPECT_THAT(
-          message_of<PeerLeft>([&] { port->send(view(text), 1, MessageMatcher::kEnvelopeSlot, soon())->wait(soon()); }),
-          HasSubstr("send to rank 1 on rank 0: it has left the group"));
+      for (int turn = 0; turn < 2; ++turn) {
+        EXPECT_THAT(message_of<PeerLeft>([&] { port->send(view(text), 1, MessageMatcher::kEnvelopeSlot, soon()); }),
+                    HasSubstr("send to rank 1 on rank 0: it has left the group"));
+      }
     } else {
       engine->leave(0, port->num_sent());
     }
