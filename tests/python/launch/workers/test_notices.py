@@ -78,9 +78,9 @@ def test_what_nobody_has_heard_is_for_the_workers_of_the_next_attempt() -> None:
 def test_what_was_heard_is_for_the_workers_of_the_next_attempt_and_what_ended_one_is_not() -> None:
     now = 0.0
     notices = Notices(lambda: now)
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1) for _ in range(3)]
-    ready, unready, next_one = workers
-    with ready, unready, next_one:
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1) for _ in range(4)]
+    ready, next_one, unready, unready_too = workers
+    with ready, next_one, unready, unready_too:
         for worker in workers:
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"begun\n"
@@ -101,8 +101,9 @@ def test_what_was_heard_is_for_the_workers_of_the_next_attempt_and_what_ended_on
         now = HELD_SECONDS
         others.show_due()
         assert unready.wait() == -signal.SIGUSR1
-        others.renew([next_one.pid])
+        others.renew([unready_too.pid])
         assert others.seconds_left() is None
+        unready_too.kill()
         for worker in (ready, next_one):
             assert worker.stdin is not None
             worker.stdin.write(b"\n\n")
