@@ -129,8 +129,10 @@ class Arrival final : public Transfer {
 
   void end(const std::exception_ptr& error) {
     const std::lock_guard lock(mutex_);
-    error_ = ended_ ? error_ : error;
-    ended_ = true;
+    if (!ended_) {
+      error_ = error;
+      ended_ = true;
+    }
     changed_.notify_all();
   }
 
@@ -293,8 +295,9 @@ class WaitingPort final : public C10dPort {
   static constexpr int kSent = -1;
   static constexpr int kFirstOfData = -2;
 
-  // Whether `rank` is known to have left, which the store is asked now and then once any rank has.
+  // Whether `rank` has left, as far as the store is asked, now and then.
   bool has_left(int rank) {
+    engine_->news().ask_now_and_then();
     if (!engine_->news().departure()) {
       return false;
     }

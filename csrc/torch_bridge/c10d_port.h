@@ -1,7 +1,7 @@
 // Messages of a torch process group as transfers that can be polled.
 //
 // Gloo can only wait for a message, not ask whether it has come, and its waits may not time out. So threads wait: one
-// for the envelopes of each rank, one for data that follows them, and one for what was sent. Each waits for one work
+// for the envelopes of each rank, one for the data of each, and one for what was sent. Each waits for one work
 // after the other; none can be held up by a message that its sender has not posted.
 #pragma once
 

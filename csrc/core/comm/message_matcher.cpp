@@ -89,7 +89,7 @@ class MessageMatcher::ReceivedMessage final : public Transfer {
 
   bool takes_from(int rank) const { return wanted == Communicator::kAnySource || wanted == rank; }
   TransferText text() const {
-    const WaitHooks& names = matcher->names_;
+    const WaitHooks& names = matcher->hooks_;
     const int peer = wanted == Communicator::kAnySource ? wanted : names.number_of(wanted);
     return {false, data.count, data.dtype, peer, tag, names.number_of(matcher->rank_), location};
   }
@@ -109,9 +109,9 @@ class MessageMatcher::ReceivedMessage final : public Transfer {
 };
 
 MessageMatcher::MessageMatcher(int rank, std::vector<std::shared_ptr<Port>> ports, std::size_t inline_bytes,
-                               WaitHooks names)
+                               WaitHooks hooks)
     : rank_(rank),
-      names_(std::move(names)),
+      hooks_(std::move(hooks)),
       ports_(std::move(ports)),
       inline_bytes_(inline_bytes),
       slots_(ports_.size(), kEnvelopeSlot) {}
@@ -272,7 +272,7 @@ void MessageMatcher::bind(ReceivedMessage& receive, int source, const std::vecto
   try {
     if (envelope.dtype != receive.data.dtype || envelope.count != receive.data.count) {
       drain(source, envelope);
-      throw receive.text().mismatch(names_.number_of(source), envelope.count, envelope.dtype);
+      throw receive.text().mismatch(hooks_.number_of(source), envelope.count, envelope.dtype);
     }
     const std::size_t size_bytes = receive.data.size_bytes();
     if (envelope.slot != kEnvelopeSlot) {
@@ -320,7 +320,7 @@ void MessageMatcher::wait_for_envelope(Lock& lock, Inbox* inbox, std::chrono::mi
   if (inbox == nullptr) {  // another thread waits for it and tells
     changed_.wait_for(lock, slice);
     lock.unlock();
-    names_.probe();
+    hooks_.probe();
     lock.lock();
     return;
   }

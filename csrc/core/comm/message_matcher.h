@@ -39,7 +39,7 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   };
 
   // ports[r] leads to rank r; that of this rank is null.
-  MessageMatcher(int rank, std::vector<std::shared_ptr<Port>> ports, std::size_t inline_bytes, WaitHooks names = {});
+  MessageMatcher(int rank, std::vector<std::shared_ptr<Port>> ports, std::size_t inline_bytes, WaitHooks hooks = {});
   ~MessageMatcher();
   MessageMatcher(const MessageMatcher&) = delete;
   MessageMatcher& operator=(const MessageMatcher&) = delete;
@@ -90,7 +90,7 @@ class MessageMatcher : public std::enable_shared_from_this<MessageMatcher> {
   void wait_for_envelope(Lock& lock, Inbox* inbox, std::chrono::milliseconds slice);
 
   const int rank_;
-  const WaitHooks names_;  // what messages call the ranks
+  const WaitHooks hooks_;
   const std::vector<std::shared_ptr<Port>> ports_;
   const std::size_t inline_bytes_;
   std::mutex mutex_;

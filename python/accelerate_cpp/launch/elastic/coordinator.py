@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import selectors
 import socket
@@ -64,7 +65,7 @@ class Coordinator:
         self._connections: dict[int, _Connection] = {}
         self._count = 0
         self._selector = selectors.DefaultSelector()
-        self._stop_at: float | None = None
+        self._is_closing, self._stop_at = False, math.inf
         self._pulse_seconds, self._next_pulse = terms.silence / PULSES, 0.0
         self._thread = threading.Thread(target=self._run, name="accelerate-cpp-coordinator", daemon=True)
 
@@ -77,13 +78,14 @@ class Coordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop_at = time.monotonic() + (_FAREWELL_SECONDS if self._rounds.is_over else 0)
+        self._is_closing = True
         self._thread.join()
 
     def _run(self) -> None:
         looked = time.monotonic()
         try:
             while not self._is_done():
+                is_closing = self._is_closing  # what was said before is heard in this turn
                 ready = self._selector.select(_LOOK_SECONDS)
                 missed, looked = time.monotonic() - looked, time.monotonic()
                 if missed > STALL_SECONDS:
@@ -100,6 +102,8 @@ class Coordinator:
                         self._close(number)
                 self._rounds.look(now)
                 self._deliver()
+                if is_closing and self._stop_at == math.inf:
+                    self._stop_at = now + (_FAREWELL_SECONDS if self._rounds.is_over else 0)
                 if now >= self._next_pulse:
                     self._next_pulse = now + self._pulse_seconds
                     for number in [number for number, one in self._connections.items() if one.takes_part]:
@@ -111,7 +115,7 @@ class Coordinator:
             self._listener.close()
 
     def _is_done(self) -> bool:
-        if self._stop_at is None:
+        if self._stop_at == math.inf:
             return False
         return time.monotonic() >= self._stop_at or not any(one.takes_part for one in self._connections.values())
 
@@ -143,20 +147,27 @@ class Coordinator:
                 if connection.is_known:
                     self._rounds.hear(number, message, time.monotonic())
                 elif not connection.channel.is_sealed and message.get("say") == "hello":  # as of older versions
-                    self._send(number, {"do": "end", "status": 1, "reason": _OTHER_VERSION})
-                    self._close(number)
+                    self._refuse_other_version(number)
                     return
                 elif not connection.channel.is_sealed:
                     challenges = connection.challenge, text_in(message, "challenge")
                     connection.channel.seal(self._secret, COORDINATOR, challenges)
                 else:
-                    self._rounds.join(number, message, self._seen_address(connection), time.monotonic())
+                    try:
+                        self._rounds.join(number, message, self._seen_address(connection), time.monotonic())
+                    except Misunderstood:
+                        self._refuse_other_version(number)
+                        return
                     connection.is_known = True
         except Unproved:  # a launcher with another secret finds that of this message wrong, too, and says so
             self._send(number, {"do": "end", "status": 1, "reason": "it does not know the run's secret"})
             self._close(number)
         except (Misunderstood, OSError):
             self._close(number)
+
+    def _refuse_other_version(self, number: int) -> None:
+        self._send(number, {"do": "end", "status": 1, "reason": _OTHER_VERSION})
+        self._close(number)
 
     def _seen_address(self, connection: _Connection) -> str:
         """Where the others find this launcher: one on this machine has come through an address of its own."""

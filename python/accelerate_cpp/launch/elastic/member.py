@@ -6,6 +6,7 @@ import os
 import queue
 import secrets
 import select
+import signal
 import socket
 import threading
 import time
@@ -79,6 +80,8 @@ class Member:
         self._lock = threading.Lock()
         self._round = 0
         self._is_over = False
+        self.has_lost_input = False
+        """Whether the standard input of this launcher has ended, and it has to end, as by SIGTERM."""
         self._is_led = False  # the coordinator has taken this launcher into the run
         self._stop_writer: int | None = None
         self.stop_reason: str | None = None
@@ -154,6 +157,8 @@ class Member:
                 self._round, self.stop_reason, self.can_save = start.round, None, True
             elif self.stop_reason is not None:  # it has been stopped already
                 self._close_stop_writer()
+            if self.has_lost_input:
+                self._close_stop_writer()
         return reader
 
     def ended(self, start: Start, status: int, sentence: str, is_cause: bool = False, has_saved: bool = False) -> None:
@@ -171,6 +176,13 @@ class Member:
             return
         told = {"status": status, "sentence": sentence, "is_cause": is_cause, "has_saved": has_saved}
         self._say({"say": "ended", "round": start.round, **told})
+
+    def lose_input(self) -> None:
+        """Ends this launcher as SIGTERM does. The first signal after that asks for nothing else."""
+        with self._lock:
+            self.has_lost_input = True
+            self._close_stop_writer()
+        os.write(self._wake_writer, b"\0")
 
     def leaves(self, has_saved: bool) -> None:
         """This launcher ends because of a signal.
@@ -190,7 +202,7 @@ class Member:
             for number in self._signals.recv(4096):
                 if number in (*INTERRUPTS, *FORWARDED):
                     return Interrupted(number)
-        return None
+        return Interrupted(signal.SIGTERM) if self.has_lost_input else None
 
     def _say(self, message: Message) -> None:
         with self._lock, suppress(OSError):  # the reader notices that the coordinator has gone

@@ -21,7 +21,7 @@ from accelerate_cpp.launch.plan import host_resources
 from accelerate_cpp.launch.plan.launch_plan import ElasticRun, LaunchPlan
 from accelerate_cpp.launch.plan.machines import Launchers
 from accelerate_cpp.launch.view.report import Attempt
-from accelerate_cpp.launch.workers.end_of_input import ended_with_stdin
+from accelerate_cpp.launch.workers.end_of_input import watched_stdin
 from accelerate_cpp.launch.workers.executed import attempt, reported, show, status_of
 from accelerate_cpp.launch.workers.failure import failed_status, shell_status
 from accelerate_cpp.launch.workers.notices import Notices
@@ -39,7 +39,7 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
 
     0 when all workers ended well; that of the first failure, when there were more of them than restarts; 75 when all
     workers saved their state and left; 128 + n for signal n; 1 when the launcher that leads the run has gone, or too
-    few came.
+    few came, all ended well but the report could not be written, or output for a log file was lost.
 
     Raises:
         InvalidArgument: workers cannot be started here, or nobody leads the run.
@@ -52,13 +52,15 @@ def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = Fals
     attempts: list[Attempt] = []
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals((*INTERRUPTS, *FORWARDED)))
-        stack.enter_context(ended_with_stdin(plan.ends_with_stdin))
-        _wait_for_name(group.master_addr, terms.join, signals)
-        listener = _listener(group.launchers, group.master_addr, group.master_port, elastic.is_numbered)
+        listener = None
+        if _is_known(group.master_addr, terms.join, signals):
+            listener = _listener(group.launchers, group.master_addr, group.master_port, elastic.is_numbered)
         if listener is not None:
             stack.enter_context(Coordinator(listener, group.master_addr, terms, secret))
         order = group.launchers.rank if elastic.is_numbered else 0 if listener is not None else 1
         member = stack.enter_context(Member(group.master_addr, group.master_port, terms, signals, order, secret))
+        if plan.ends_with_stdin:
+            stack.enter_context(watched_stdin(member.lose_input))
         status = _follow(plan, member, signals, attempts, quiet)
     return reported(plan, attempts, status)
 
@@ -101,7 +103,7 @@ def _follow(plan: LaunchPlan, member: Member, signals: socket.socket, attempts: 
         has_lost_output |= streams.has_lost_output
         attempts.append(made)
         reason = member.stop_reason
-        if made.end.is_signalled:
+        if made.end.is_signalled or member.has_lost_input:
             if made.is_finished:
                 member.ended(order, 0, "")
             else:
@@ -151,8 +153,11 @@ def _terms(plan: LaunchPlan, elastic: ElasticRun) -> Terms:
     )
 
 
-def _wait_for_name(address: str, seconds: float, signals: socket.socket) -> None:
-    """Returns when this machine knows ``address``, which may take until that machine runs, or a signal has come.
+def _is_known(address: str, seconds: float, signals: socket.socket) -> bool:
+    """Waits until this machine knows ``address``, which may take until that machine runs.
+
+    Returns:
+        Whether it does: not if a signal has come before, which is left to others.
 
     Raises:
         InvalidArgument: it does not know it after ``seconds``.
@@ -161,15 +166,15 @@ def _wait_for_name(address: str, seconds: float, signals: socket.socket) -> None
     while True:
         try:
             socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-            return
-        except socket.gaierror as error:
+            return True
+        except OSError as error:
             if time.monotonic() > deadline:
                 raise InvalidArgument(
                     f"{address}, the machine of the launcher that leads the run, is not known to this one "
                     f"({error.strerror}): check --main_process_ip, and that the name is known here"
                 ) from None
         if select.select([signals], [], [], _RETRY_SECONDS)[0]:
-            return  # who connects takes the signal
+            return False
 
 
 def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) -> socket.socket | None:
@@ -182,8 +187,6 @@ def _listener(launchers: Launchers, address: str, port: int, is_numbered: bool) 
             _bound(family, place).close()
         listener = _bound(family, ("", port))  # others may know this machine by another address of it
         listener.listen(_BACKLOG)
-    except socket.gaierror:
-        return None  # a signal has come before
     except OSError as error:
         if not is_numbered and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None  # it is on another machine, or another launcher of this one leads

@@ -134,8 +134,8 @@ def run_forked(
             (:func:`accelerate_cpp.launch.fork.results.values_of`).
 
     Raises :class:`FunctionFailed` for the first worker that failed in the last attempt, KeyboardInterrupt when this
-    process is interrupted, and :class:`InvalidArgument` if workers cannot be forked. In all cases, no worker is left
-    running.
+    process is interrupted, :class:`InvalidArgument` if workers cannot be forked, and OSError if the system refuses
+    processes or descriptors. In all cases, no worker is left running.
     """
     host_resources.require_supervision(group.num_processes)
     load_modules_of_reports()

@@ -1,4 +1,4 @@
-"""The end of standard input as SIGTERM, for launchers that wait for something else: whoever started them has gone."""
+"""The end of standard input, for launchers that wait for something else: whoever started them has gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -17,18 +17,18 @@ _LOOK_SECONDS = 1.0
 
 
 @contextmanager
-def ended_with_stdin(asked: bool) -> Iterator[None]:
-    """While entered, this process gets SIGTERM when its standard input ends, if ``asked``."""
+def watched_stdin(on_end: Callable[[], None]) -> Iterator[None]:
+    """While entered, a thread calls ``on_end`` when the standard input of this process ends."""
     is_over, lock = False, threading.Lock()
 
     def watch() -> None:
-        _read_to_the_end()
+        while not _has_ended(None):
+            pass
         with lock:
             if not is_over:
-                os.kill(os.getpid(), signal.SIGTERM)
+                on_end()
 
-    if asked:
-        threading.Thread(target=watch, name="accelerate-cpp-stdin", daemon=True).start()
+    threading.Thread(target=watch, name="accelerate-cpp-stdin", daemon=True).start()
     try:
         yield
     finally:
@@ -56,21 +56,18 @@ def _watch_for(owner: int) -> NoReturn:
     for descriptor in (STDOUT, STDERR):  # whoever reads them waits for the owner alone
         os.dup2(nothing, descriptor)
     while os.getppid() == owner:
-        if select.select([STDIN], [], [], _LOOK_SECONDS)[0] and not _chunk():
+        if _has_ended(_LOOK_SECONDS):
             if os.getppid() == owner:
                 os.kill(owner, signal.SIGTERM)
             break
     os._exit(0)
 
 
-def _read_to_the_end() -> None:
-    while _chunk():
-        pass
-
-
-def _chunk() -> bytes:
-    """What comes from standard input; empty at its end, or where there is none."""
+def _has_ended(seconds: float | None) -> bool:
+    """Whether standard input has ended, or there is none. Takes what has come, or comes within ``seconds``."""
     try:
-        return os.read(STDIN, _CHUNK_BYTES)
+        return bool(select.select([STDIN], [], [], seconds)[0]) and not os.read(STDIN, _CHUNK_BYTES)
+    except BlockingIOError:  # somebody else has taken it
+        return False
     except OSError:
-        return b""
+        return True

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,14 +31,14 @@ constexpr std::size_t kInlineBytes = 64;
 using Body = std::function<void(const std::shared_ptr<MessageMatcher>& messages, int rank)>;
 
 // Calls `body` in each rank, then waits for the other ranks.
-void run_ranks(int size, const Body& body) {
+void run_ranks(int size, const Body& body, const WaitHooks& hooks = {}) {
   testing::run_threads(size, [&](Store& store, int rank) {
-    const std::shared_ptr<Communicator> communicator = ShmCommunicator::connect(store, rank, size, soon(), {});
+    const std::shared_ptr<Communicator> communicator = ShmCommunicator::connect(store, rank, size, soon(), hooks);
     std::vector<int> all(static_cast<std::size_t>(size));
     std::iota(all.begin(), all.end(), 0);
     std::vector<std::shared_ptr<MessageMatcher::Port>> ports(static_cast<std::size_t>(size),
                                                              make_port(communicator, all));
-    const auto messages = std::make_shared<MessageMatcher>(rank, ports, kInlineBytes);
+    const auto messages = std::make_shared<MessageMatcher>(rank, ports, kInlineBytes, hooks);
     body(messages, rank);
     communicator->barrier(soon());
     messages->close();
@@ -191,6 +192,52 @@ TEST(MessageMatcher, LetsSeveralThreadsWaitAtOnce) {
       thread.join();
     }
   });
+}
+
+TEST(MessageMatcher, CanInterruptAThreadThatAnotherOneWaitsFor) {
+  static thread_local int* probes = nullptr;  // of a thread that goes on
+  static thread_local bool is_interrupted = false;
+  WaitHooks hooks;
+  hooks.probe = [] {
+    if (is_interrupted) {
+      throw std::runtime_error("interrupted");
+    }
+    if (probes != nullptr) {
+      ++*probes;
+    }
+  };
+  const Body body = [](const std::shared_ptr<MessageMatcher>& messages, int rank) {
+    if (rank == 0) {
+      std::vector<std::uint8_t> go(1);
+      messages->receive(view(go), 1, 3, soon())->wait(soon());
+      messages->send(view(bytes(1, 5)), 1, 1, soon())->wait(soon());
+      return;
+    }
+    std::atomic<bool> waits{false};
+    std::thread other([&] {
+      int count = 0;
+      probes = &count;
+      std::vector<std::uint8_t> data(1);
+      const auto message = messages->receive(view(data), 0, 1, soon());
+      while (count == 0) {
+        EXPECT_THROW(message->wait(Deadline::after(milliseconds(20))), Timeout);
+      }
+      waits = true;
+      message->wait(soon());
+      EXPECT_EQ(data, bytes(1, 5));
+    });
+    while (!waits) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(milliseconds(20));  // now the other thread most likely waits
+    is_interrupted = true;
+    std::vector<std::uint8_t> never(1);
+    EXPECT_THROW(messages->receive(view(never), 0, 2, soon())->wait(soon()), std::runtime_error);
+    is_interrupted = false;
+    messages->send(view(bytes(1, 0)), 0, 3, soon())->wait(soon());
+    other.join();
+  };
+  run_ranks(2, body, hooks);
 }
 
 TEST(MessageMatcher, RefusesRanksThatAreNotThere) {

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.launch.elastic import coordinator
 from accelerate_cpp.launch.elastic import member as member_module
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
 from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start
@@ -220,6 +221,44 @@ def test_a_launcher_of_an_older_version_is_told_so(place: Place) -> None:
         "reason": "this launcher has another version of this package than the one that leads the run: install the same "
         "on all machines",
     }
+
+
+def test_a_launcher_whose_greeting_lacks_something_is_of_another_version(place: Place) -> None:
+    place.coordinate("secret")
+    stranger = place.stranger()
+    (prove,) = stranger.read() or ()
+    stranger.send({"say": "challenge", "challenge": "c"})
+    stranger.seal("secret", MEMBER, (str(prove["challenge"]), "c"))
+    stranger.send({"say": "hello", "name": "a", "order": 0})
+    (end,) = messages_of(stranger)
+    assert (end["do"], end["status"]) == ("end", 1)
+    assert "another version of this package" in str(end["reason"])
+
+
+def test_what_the_launcher_that_leads_said_last_is_heard_by_the_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the coordinator is busy at that moment, and told to end before it can hear it."""
+    monkeypatch.setattr(coordinator, "_FAREWELL_SECONDS", 0.2)  # the other one stays longer
+    is_busy = threading.Event()
+    with Coordinator(place.listener, "127.0.0.1", TERMS) as leading:
+        leader, other = place.member(order=0), place.member(order=1)
+        start, others = _started(leader, other)
+        other.ended(others, 0, "")
+        while not any(launcher.ended for launcher in leading._rounds._launchers.values()):
+            os.sched_yield()
+        look = leading._rounds.look
+
+        def look_late(now: float) -> None:
+            is_busy.set()
+            while not leading._is_closing:
+                os.sched_yield()
+            look(now)
+
+        monkeypatch.setattr(leading._rounds, "look", look_late)
+        is_busy.wait()
+        leader.ended(start, 0, "")
+    assert other.next_order() == End(0, "")
 
 
 def test_a_launcher_tells_that_the_one_that_leads_may_be_of_an_older_version(place: Place) -> None:

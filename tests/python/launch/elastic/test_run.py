@@ -11,7 +11,7 @@ import pytest
 
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic import run
-from accelerate_cpp.launch.elastic.run import _listener, _wait_for_name
+from accelerate_cpp.launch.elastic.run import _is_known, _listener
 from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.plan.machines import Launchers
 
@@ -67,13 +67,14 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_launcher_waits_until_the_name_of_the_one_that_leads_is_known(unknown: list[str]) -> None:
     reader, writer = socket.socketpair()
     with reader, writer:
-        waiting = threading.Thread(target=_wait_for_name, args=("head", 600.0, reader))
+        found: list[bool] = []
+        waiting = threading.Thread(target=lambda: found.append(_is_known("head", 600.0, reader)))
         waiting.start()
         waiting.join(0.5)
         assert waiting.is_alive()
         unknown.clear()
         waiting.join(60)
-        assert not waiting.is_alive()
+        assert found == [True]
 
 
 def test_a_name_that_stays_unknown_is_told(unknown: list[str]) -> None:
@@ -83,15 +84,14 @@ def test_a_name_that_stays_unknown_is_told(unknown: list[str]) -> None:
         writer,
         pytest.raises(InvalidArgument, match="head, the machine of the launcher that leads the run, is"),
     ):
-        _wait_for_name("head", 0.0, reader)
+        _is_known("head", 0.0, reader)
 
 
 def test_a_signal_ends_the_wait_for_a_name_and_is_left_to_who_acts_on_it(unknown: list[str]) -> None:
     reader, writer = socket.socketpair()
     with reader, writer:
         writer.send(b"\x0f")
-        _wait_for_name("head", 600.0, reader)
-        assert _leads("head", free_port()) is None
+        assert not _is_known("head", 600.0, reader)
         assert reader.recv(2) == b"\x0f"
 
 
