@@ -21,9 +21,24 @@ def space(backend: str) -> Any:
     return lambda _: {"learning_rate": tune.grid_search(RATES)}
 
 
+def start_ray() -> None:
+    """Starts Ray, which gives its processes half a minute for that: a busy machine may need longer."""
+    import ray
+
+    for _ in range(4):
+        try:
+            ray.init(include_dashboard=False)
+            return
+        except Exception as error:  # Ray has no type of its own for it
+            print(f"Ray did not start: {error}")
+            ray.shutdown()
+    ray.init(include_dashboard=False)
+
+
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Which let the search go through all rates."""
     if arguments.task == "ray":
+        start_ray()
         place = os.path.join(os.path.abspath(arguments.output_dir), "results")
         return {"n_trials": 1, "storage_path": place, "resources_per_trial": {"cpu": 1}}
     import optuna
