@@ -215,7 +215,7 @@ def test_a_machine_alone_takes_the_steps_of_two(tmp_path: Path) -> None:
 
 
 FINISHES = """
-import os, pathlib, sys, time
+import os, time
 from accelerate_cpp import Accelerator
 from accelerate_cpp.runtime import preemption
 

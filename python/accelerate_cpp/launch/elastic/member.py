@@ -24,7 +24,8 @@ from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.workers.signals import FORWARDED, INTERRUPTS
 from accelerate_cpp.runtime.preemption import REQUEUE
 
-_RETRY_SECONDS = 0.2
+RETRY_SECONDS = 0.2
+"""How long who cannot reach the launcher that leads the run waits until it tries again."""
 _CONNECT_SECONDS = 3.0
 
 
@@ -126,7 +127,7 @@ class Member:
                         f"no launcher of the run listens at {address}, port {port} ({error}); start the one of that "
                         "machine, or check --main_process_ip and --main_process_port"
                     ) from None
-            if (interrupted := self._interrupt(_RETRY_SECONDS)) is not None:
+            if (interrupted := self._interrupt(RETRY_SECONDS)) is not None:
                 return interrupted
         self._channel = self._channel_of(connection)
         self._closed = threading.Event()
@@ -260,7 +261,7 @@ class Member:
         Returns:
             Why that is not possible; ``None`` if it was.
         """
-        while not self._closed.wait(_RETRY_SECONDS):
+        while not self._closed.wait(RETRY_SECONDS):
             if time.monotonic() > self._deadline:
                 return gone + f"has not let this launcher in for {self._terms.join:g} s"
             try:

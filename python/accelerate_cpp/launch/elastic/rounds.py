@@ -149,8 +149,8 @@ class Rounds:
             self._changed = now
         if number in self._members:
             self._members.remove(number)
-            self._is_disturbed |= launcher.status != 0
-            self._lacks_work |= launcher.status != 0
+            if launcher.status != 0:
+                self._is_disturbed = self._lacks_work = True
             if launcher.takes_part_since is not None and launcher.status != 0 and not launcher.leaves:
                 self._returns.lose(launcher.name, launcher.takes_part_since, now)
             if self._phase is _Phase.OFFERED:

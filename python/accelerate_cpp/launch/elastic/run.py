@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.launch.elastic.coordinator import Coordinator
-from accelerate_cpp.launch.elastic.member import End, Interrupted, Member, Start, Wait
+from accelerate_cpp.launch.elastic.member import RETRY_SECONDS, End, Interrupted, Member, Start, Wait
 from accelerate_cpp.launch.elastic.messages import key_of
 from accelerate_cpp.launch.elastic.rounds import Terms
 from accelerate_cpp.launch.plan import host_resources
@@ -31,7 +31,6 @@ from accelerate_cpp.launch.workers.worker_output import say
 from accelerate_cpp.runtime.preemption import REQUEUE
 
 _BACKLOG = 128
-_RETRY_SECONDS = 0.2
 
 
 def execute_elastic(plan: LaunchPlan, elastic: ElasticRun, *, quiet: bool = False) -> int:
@@ -173,7 +172,7 @@ def _is_known(address: str, seconds: float, signals: socket.socket) -> bool:
                     f"{address}, the machine of the launcher that leads the run, is not known to this one "
                     f"({error.strerror}): check --main_process_ip, and that the name is known here"
                 ) from None
-        if select.select([signals], [], [], _RETRY_SECONDS)[0]:
+        if select.select([signals], [], [], RETRY_SECONDS)[0]:
             return False
 
 
