@@ -31,6 +31,7 @@ from accelerate_cpp.launch.fork.tpu import run_on_tpus
 from accelerate_cpp.launch.plan.environment import WorkerGroup, exported
 from accelerate_cpp.launch.plan.machines import ALONE, DEFAULT_PORT, Launchers
 from accelerate_cpp.launch.view.notebook_cells import cell_display
+from accelerate_cpp.launch.workers.program import open_standard_streams
 from accelerate_cpp.runtime import current
 from accelerate_cpp.runtime.accumulation import Accumulation
 
@@ -177,6 +178,7 @@ def _launch(
     obstacle = obstacle_to_forks(cpu=group.cpu)
     task = _WorkerTask(function, args, group.num_threads)
     display = cell_display() if group.world_size > 1 else None
+    open_standard_streams()
     with result_files(group.num_processes) as results:
         if obstacle is None:
             run_forked(task, group, results, Parent(display=display, show=sender()), supervision)

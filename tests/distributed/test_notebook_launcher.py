@@ -359,3 +359,15 @@ def test_warning_names_the_call_that_initialised_cuda(tmp_path: Path) -> None:
     status, _, err = _run(code, tmp_path, "helper")
     assert status == 0
     assert err.count("UserWarning: CUDA is already initialised in this process, by `") == 1
+
+
+def test_program_without_standard_streams_gets_its_results(tmp_path: Path) -> None:
+    code = (
+        "def work():\n    print('to nobody')\n    return int(os.environ['RANK'])\n"
+        "results = notebook_launcher(work, num_processes=2)\n"
+        "open('results', 'w').write(str(results))\n"
+    )
+    (tmp_path / "program.py").write_text(KERNEL + code)
+    command = f"exec {sys.executable} program.py <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=240, check=False).returncode == 0
+    assert (tmp_path / "results").read_text() == "[0, 1]"

@@ -23,6 +23,7 @@ from accelerate_cpp.launch.plan.launch_plan import LaunchOptions, LaunchPlan, re
 from accelerate_cpp.launch.plan.settings import FP8_FLAGS
 from accelerate_cpp.launch.plan.tpus import Pod
 from accelerate_cpp.launch.workers.executed import execute
+from accelerate_cpp.launch.workers.program import open_standard_streams
 from accelerate_cpp.launch.workers.worker_output import say
 
 __getattr__ = lending("commands.launch")
@@ -493,6 +494,7 @@ def _launch_on_machines(args: argparse.Namespace) -> int:
 
 def run_command(parser: argparse.ArgumentParser) -> int:
     """Parses the command line, runs its command, and turns refusals into one sentence on standard error."""
+    open_standard_streams()
     args = parser.parse_args()
     try:
         return int(args.func(args))

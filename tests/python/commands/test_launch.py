@@ -193,9 +193,22 @@ def test_programs_decide_what_the_command_line_leaves_open(
     assert (args.num_processes, args.mixed_precision, defaults, of_file) == (1, "no", None, False)
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_a_standard_error_that_takes_nothing_changes_no_status(tmp_path: Path, redirection: str) -> None:
     program = f"exec {sys.executable} -m accelerate_cpp.commands.launch --cpu --no_python --num_processes 2 --tee 3"
-    worker = "sh -c 'echo told >&2; exit 3'"
+    worker = "sh -c 'seq 20000 >&2; exit 3'"  # more than what a pipe or a socket holds
     done = subprocess.run(["sh", "-c", f"{program} {worker} {redirection}"], cwd=tmp_path, timeout=240, check=False)
     assert done.returncode == 3
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_workers_of_a_launcher_without_standard_streams_have_some(tmp_path: Path, num_processes: int) -> None:
+    """Else what they open first would get what they print."""
+    program = "import os\nprint('to nobody')\nplace = 'rank-' + os.environ.get('RANK', '0')\n"
+    (tmp_path / "train.py").write_text(program + "open(place, 'w').write(str(os.open('/', 0)))\n")
+    launcher = f"{sys.executable} -m accelerate_cpp.commands.launch --cpu --num_processes {num_processes}"
+    command = f"exec {launcher} train.py <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=240, check=False)
+    assert done.returncode == 0
+    opened = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(num_processes)]
+    assert min(opened) > 2

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from signal import SIGINT, SIGKILL
 from string import Template
+from typing import TextIO
 
 from accelerate_cpp.devices.affinity import pinned
 from accelerate_cpp.launch.fork.forked_child import run_child
@@ -74,13 +75,17 @@ class _Pipes:
 
 
 def _print_to_stdout(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    _print(text, sys.stdout)
 
 
 def _print_to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    if stream is not None:  # as in a program that was started without it
+        stream.write(text)
+        stream.flush()
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class _Run:
 
 def _attempt(run: _Run) -> tuple[FunctionFailed | None, bool]:
     """Forks all workers, and returns when all have ended: the first failure, and whether no other attempt follows."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()  # buffered output is printed by the parent
     reports = [bytearray() for _ in run.group.ranks]
 
@@ -201,7 +206,10 @@ def _attempt(run: _Run) -> tuple[FunctionFailed | None, bool]:
         return "" if report is None else report.headline
 
     voice = Voice(
-        lambda text: run.parent.print_stderr(f"{text}\n"), lambda one: f"rank {run.group.ranks[one]}", error_of
+        lambda text: run.parent.print_stderr(f"{text}\n"),
+        lambda one: f"rank {run.group.ranks[one]}",
+        error_of,
+        run.group.ranks.start,
     )
     with ExitStack() as stack:
         rendezvous = stack.enter_context(rendezvous_file())
@@ -251,6 +259,7 @@ class _Forks:
         try:
             for _ in self._environments:
                 self._pipes.append(_Pipes.made())
+            self._setup.flush()  # what C code holds back here must not come from the children, too
             self._thread.start()
             self._forked.exception()  # waits
             for number, pid in enumerate(self._pids):
@@ -308,7 +317,7 @@ def _failure(group: WorkerGroup, end: RunEnd, blames: Blames, reports: Sequence[
         return None
     report, rank = ErrorReport.parse(reports[failure.rank]), group.ranks[failure.rank]
     if failure.exit_code == 0 or failure.while_ending:
-        message = f"rank {rank} {account(failure, end)}{_waiting(group, reports)}"
+        message = f"rank {rank} {account(failure, end, group.ranks.start)}{_waiting(group, reports)}"
     elif report is None:
         message = f"rank {rank} failed: {describe(failure.exit_code)}{_waiting(group, reports)}"
     else:

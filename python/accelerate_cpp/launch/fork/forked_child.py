@@ -50,6 +50,8 @@ def run_child(
     try:
         setup()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the function may clean up on an interrupt
+        # A daemon thread has made the fork, and is the main one here: those that it starts are no daemons by default.
+        threading.current_thread()._daemonic = False  # type: ignore[attr-defined]
         os.setpgid(0, 0)
         become_worker(environment)
         for descriptor in foreign:
@@ -59,6 +61,7 @@ def run_child(
         exit_code = _run_task(task, write_ends[2], result)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        setup.flush()
     finally:
         os._exit(exit_code)
 
@@ -83,6 +86,8 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
     try:
         request = _request_of(task, result)
         code = 0 if request is None else _code_of(request)
+        for end in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+            end()  # of executors, whose threads wait for work
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

@@ -26,7 +26,7 @@ def table_lines(
     Args:
         is_last: the run has ended, so nothing is said of time left or of a stall.
     """
-    remarks = _remarks(standings, now_ns, is_last)
+    remarks = _fitting(_remarks(standings, now_ns, is_last), height - 2 - _LEAST_ROWS)
     shown, left_out = _chosen(standings, height - 1 - len(remarks))
     head, rows = _cells(shown, standings)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -75,6 +75,14 @@ def _chosen(standings: Sequence[Standing], most: int) -> tuple[list[Standing], l
     slow = {straggler.rank for straggler in stragglers(standings)}
     shown = sorted(standings, key=lambda standing: standing.rank not in slow)[: max(_LEAST_ROWS, most) - 1]
     return shown, [f"and {len(standings) - len(shown)} more ranks"]
+
+
+def _fitting(remarks: list[str], most: int) -> list[str]:
+    """The first of them, and how many there are besides, in ``most`` lines, and at least one."""
+    if len(remarks) <= max(1, most):
+        return remarks
+    shown = remarks[: max(1, most) - 1]
+    return [*shown, f"and {len(remarks) - len(shown)} more remarks" if shown else f"{len(remarks)} remarks"]
 
 
 def _cells(shown: Sequence[Standing], everyone: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:

@@ -35,8 +35,13 @@ class ChildSetup:
     """
 
     def __init__(self) -> None:
-        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._prctl, self._fflush = libc.prctl, libc.fflush
         self._parent = os.getpid()
+
+    def flush(self) -> None:
+        """Writes what the C library holds back of all its streams."""
+        self._fflush(None)
 
     def __call__(self) -> None:
         """Raises :class:`SystemFailure` where the kernel refuses; ends the process if the parent is already gone."""

@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -31,7 +32,7 @@ class ErrorReport:
     Attributes:
         summary: its type and message as they close the traceback, with notes; of a SyntaxError also the line of code.
         traceback: the text for the user.
-        blames: the ranks that it names as its cause; ``None`` if it is the worker's own.
+        blames: the ranks that it, or what led to it, names as its cause; ``None`` if it is the worker's own.
     """
 
     summary: str
@@ -41,25 +42,25 @@ class ErrorReport:
     @classmethod
     def of(cls, error: BaseException, frames: TracebackType | None = None) -> ErrorReport:
         """The report of ``error``, whose traceback begins at ``frames``; the mode of ``--debug`` leaves nothing out."""
-        import traceback  # here, as the launcher only parses reports
-
         from accelerate_cpp.launch.workers.folded_traceback import folded_traceback
 
-        summary = "".join(traceback.format_exception_only(error)).strip("\n")
         text = folded_traceback(error, frames, whole=env_table.DEBUG_MODE.get())
-        report = cls(summary, text, None)
-        return replace(report, blames=blamed_by(report.headline))
+        blamed = [blamed_by(_headline(_summary(one))) for one in _chain(error)]
+        return cls(_summary(error), text, next((ranks for ranks in blamed if ranks is not None), None))
 
     @property
     def headline(self) -> str:
         """The line ``module.Type: message``. A SyntaxError has its place and its code before it, indented."""
-        return next((line for line in self.summary.splitlines() if line and not line[0].isspace()), "")
+        return _headline(self.summary)
 
     def render(self) -> bytes:
-        """The report as bytes."""
+        """The report as bytes; of texts that are too long for a launcher, the middle is left out."""
         import json
 
-        return json.dumps(asdict(self)).encode()
+        rendered = json.dumps(asdict(self)).encode()
+        if len(rendered) <= MOST_BYTES:
+            return rendered
+        return json.dumps(asdict(replace(self, summary=_ends(self.summary), traceback=_ends(self.traceback)))).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> ErrorReport | None:
@@ -88,6 +89,34 @@ class ErrorReport:
         # Names of files may have halves of characters, which no stream takes.
         summary, traceback = (text.encode(errors="backslashreplace").decode() for text in texts)
         return cls(summary, traceback, None if blames is None else tuple(ranks))
+
+
+def _summary(error: BaseException) -> str:
+    import traceback  # here, as the launcher only parses reports
+
+    return "".join(traceback.format_exception_only(error)).strip("\n")
+
+
+def _headline(summary: str) -> str:
+    return next((line for line in summary.splitlines() if line and not line[0].isspace()), "")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, and what was raised before it, from which it was raised or in whose handling it occurred."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        yield one
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
+
+
+def _ends(text: str) -> str:
+    """Its beginning and its end, short enough for a report whatever its characters are."""
+    most = MOST_BYTES // 32  # of two texts, in which a character may take 12 bytes
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n... {len(text) - most} characters are left out ...\n{text[-most // 2 :]}"
 
 
 def load_modules_of_reports() -> None:

@@ -104,8 +104,12 @@ def _hit_from_elsewhere(run: RunEnd, blamed: Mapping[int, Collection[int] | None
     return [end for end in run.workers if others[end.rank] and others[end.rank].isdisjoint(here)]
 
 
-def account(failure: WorkerEnd, run: RunEnd) -> str:
-    """The description of the :func:`first_failure` of a run: ``failed first: exit code 1``."""
+def account(failure: WorkerEnd, run: RunEnd, first_rank: int = 0) -> str:
+    """The description of the :func:`first_failure` of a run: ``failed first: exit code 1``.
+
+    Args:
+        first_rank: of the launcher, where its workers are numbered from 0.
+    """
     if failure.while_ending and any(not end.while_ending and end.exit_code != 0 for end in run.workers):
         state = "was stopped by a signal or a debugger" if failure.rank in run.stopped else "still ran"
         return f"did not answer: it {state} when others had waited for it in vain"
@@ -113,7 +117,7 @@ def account(failure: WorkerEnd, run: RunEnd) -> str:
         return f"failed first: {describe(failure.exit_code)}"
     if run.absence is None:
         return "left first: it ended with exit code 0 while others still needed it"
-    by = named(run.absence.waiting)
+    by = named([first_rank + worker for worker in run.absence.waiting])
     return f"left first: it ended with exit code 0 before it joined the process group, where {by} waited for it"
 
 

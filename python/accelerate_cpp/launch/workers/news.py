@@ -27,11 +27,13 @@ class Voice:
         say: shows a sentence.
         name: what a worker is called, such as ``rank 1 (host a, process 7)``.
         error: the line with type and message of the error that ends a worker; empty as long as it has reported none.
+        first_rank: of the launcher, where its workers are numbered from 0.
     """
 
     say: Callable[[str], object]
     name: Callable[[int], str]
     error: Callable[[int], str]
+    first_rank: int = 0
 
 
 class News:
@@ -98,6 +100,6 @@ class News:
         elif failure.exit_code > 0:
             what = f"failed: {error or describe(failure.exit_code)}"
         else:
-            what = account(failure, run)
+            what = account(failure, run, self._voice.first_rank)
         self._voice.say(f"{self._voice.name(failure.rank)} {what}; the processes are ending")
         return True

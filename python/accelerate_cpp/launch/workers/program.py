@@ -14,6 +14,16 @@ from accelerate_cpp.launch.workers.worker import Sink, Worker
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
+def open_standard_streams() -> None:
+    """Opens those that this process was started without, on nothing: what it opens next would take their places."""
+    for descriptor in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Takes the lowest number that is free. Programs that this process starts get it, as any standard stream.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def start_program(
     command: Sequence[str],
     rank: int,

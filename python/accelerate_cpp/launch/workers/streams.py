@@ -201,6 +201,7 @@ def _screen() -> Screen:
 
 def _streams_of_one_terminal() -> tuple[int, ...]:
     """The output streams that are on the terminal of standard error."""
-    if os.isatty(STDOUT) and os.ttyname(STDOUT) == os.ttyname(STDERR):
+    out, err = os.fstat(STDOUT), os.fstat(STDERR)  # a terminal from outside a container has no name there
+    if os.isatty(STDOUT) and (out.st_dev, out.st_rdev) == (err.st_dev, err.st_rdev):
         return (STDOUT, STDERR)
     return (STDERR,)

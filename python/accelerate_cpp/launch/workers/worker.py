@@ -41,7 +41,7 @@ def is_stopped(pid: int, *, by_signal: bool = False) -> bool:
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):  # reaped, or no /proc
+    except OSError:  # reaped, or a /proc that is missing or hides it
         return False
     return stat[stat.rindex(")") + 2] in ("T" if by_signal else "Tt")
 
@@ -54,7 +54,7 @@ def living_members(groups: Collection[int]) -> list[int]:
             continue
         try:
             stat = (folder / "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):  # ended while we looked
+        except OSError:  # ended while we looked, or of another user, whom /proc may hide
             continue
         # "pid (name) state ppid pgrp …"; the name may contain anything, so the fields count from its last parenthesis.
         state, _, group = stat[stat.rindex(")") + 2 :].split()[:3]

@@ -158,7 +158,7 @@ class ForwardedText:
 class PrefixedText:
     """Puts ``prefix`` before each line and hands it to ``write`` when it has ended; a carriage return ends one too."""
 
-    _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+    _LINE_END = re.compile(r"\r\n|\n|\r(?=[^\n])")
 
     def __init__(self, prefix: str, write: Callable[[str], object]) -> None:
         self._prefix = prefix
@@ -173,10 +173,17 @@ class PrefixedText:
             self._unfinished = ""
 
     def _take(self, text: str) -> None:
+        known = max(0, len(self._unfinished) - 1)  # its last character may be the first of an end
         self._unfinished += text
-        lines = self._LINE.findall(self._unfinished)
+        lines, begin = [], 0
+        for end in self._LINE_END.finditer(self._unfinished, known):
+            lines.append(self._unfinished[begin : end.end()])
+            begin = end.end()
+        self._unfinished = self._unfinished[begin:]
+        if len(self._unfinished) > LONGEST_LINE_BYTES:
+            lines.append(f"{self._unfinished}\n")
+            self._unfinished = ""
         if lines:
-            self._unfinished = self._unfinished[sum(map(len, lines)) :]
             self._write("".join(f"{self._prefix}{line}" for line in lines))
 
 

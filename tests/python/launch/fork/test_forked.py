@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import faulthandler
 import os
@@ -7,7 +8,9 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -84,6 +87,41 @@ def test_every_rank_runs_and_its_output_arrives(capsys: pytest.CaptureFixture[st
 def test_what_each_rank_returns_comes_back() -> None:
     assert _run(_rank, 3) == [0, 1, 2]
     assert _run(lambda: None) is None
+
+
+def test_threads_that_a_function_starts_may_finish(tmp_path: Path) -> None:
+    def task() -> None:
+        def write() -> None:
+            time.sleep(0.3)  # the function has returned by then
+            (tmp_path / str(_rank())).touch()
+
+        pool = ThreadPoolExecutor(1)
+        pool.submit(int).result()  # and one of its threads waits for work
+        threading.Thread(target=write).start()
+
+    _run(task)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_a_pool_that_a_function_leaves_to_the_end_is_ended() -> None:
+    pools: list[Any] = []
+
+    def task() -> None:
+        for kind in (ThreadPoolExecutor, ProcessPoolExecutor):
+            pools.append(kind(1))
+            pools[-1].submit(os.getpid).result()
+
+    _run(task)
+
+
+def test_what_c_code_holds_back_arrives_once(capfd: pytest.CaptureFixture[str]) -> None:
+    libc = ctypes.CDLL(None)
+    libc.printf(b"of the parent\n")
+    out: list[str] = []
+    _run(lambda: libc.printf(b"of a worker\n"), 2, Parent(print_stdout=out.append))
+    libc.fflush(None)
+    assert "".join(out) == "of a worker\n" * 2
+    assert capfd.readouterr().out == "of the parent\n"
 
 
 def _use_up_descriptors(spare: int) -> list[int]:

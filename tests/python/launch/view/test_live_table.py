@@ -60,6 +60,15 @@ def test_narrow_and_low_terminal_shows_the_slow_rank_first() -> None:
     assert lines[4] == "and 17 more ranks"
 
 
+def test_many_slow_ranks_leave_room_for_the_table() -> None:
+    many = [replace(SLOW if rank % 3 == 0 else FAST, rank=rank) for rank in range(32)]
+    lines = table_lines(many, SECOND, 80, 10)
+    assert len(lines) == 10
+    assert lines[0].split()[0] == "rank"
+    assert lines[-1].startswith("and ")
+    assert lines[-1].endswith(" more remarks")
+
+
 def test_cell_shows_a_bounded_number_of_rows() -> None:
     page = table_html([replace(FAST, rank=rank) for rank in range(1000)], SECOND)
     assert page.count("<tr>") == 64

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.errors import PeerLost
-from accelerate_cpp.launch.workers.error_report import ErrorReport, LastOutput
+from accelerate_cpp.launch.workers.error_report import MOST_BYTES, ErrorReport, LastOutput
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -31,6 +31,31 @@ def test_report_knows_whom_the_error_blames() -> None:
     report = ErrorReport.of(_raised(PeerLost("rank 1 died")))
     assert report.blames == (1,)
     assert ErrorReport.parse(report.render()) == report
+
+
+def _led_to(first: BaseException, *, hidden: bool = False) -> BaseException:
+    """The program's own error, raised while it handled ``first``."""
+    try:
+        try:
+            raise first
+        except BaseException as error:
+            raise RuntimeError("training failed") from (None if hidden else error)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_error_that_another_led_to_blames_whom_that_one_blames(hidden: bool) -> None:
+    report = ErrorReport.of(_led_to(PeerLost("rank 1 died"), hidden=hidden))
+    assert report.headline == "RuntimeError: training failed"
+    assert report.blames == (1,)
+    assert ErrorReport.of(_led_to(ValueError("own"), hidden=hidden)).blames is None
+
+
+def test_errors_that_lead_to_each_other_end() -> None:
+    first, second = ValueError("one"), ValueError("two")
+    first.__context__, second.__context__ = second, first
+    assert ErrorReport.of(first).blames is None
 
 
 def test_halves_of_characters_become_text_that_every_stream_takes() -> None:
@@ -151,3 +176,15 @@ def test_interrupted_program_ends_by_the_interrupt_and_not_with_an_exit_code(tmp
     assert printed == ""
     assert report is not None
     assert report.headline == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("character", ["x", "字", "\U0001f600", "\n"])
+def test_report_of_an_endless_message_has_its_ends(character: str) -> None:
+    error = ValueError("begins" + character * MOST_BYTES + "ends")
+    rendered = ErrorReport.of(error).render()
+    assert len(rendered) <= MOST_BYTES
+    report = ErrorReport.parse(rendered)
+    assert report is not None
+    assert report.headline.startswith("ValueError: begins")
+    assert report.traceback.rstrip().endswith("ends")
+    assert "characters are left out" in report.traceback

@@ -84,6 +84,7 @@ def test_worker_that_did_not_join_is_named_and_how_it_is_said() -> None:
     assert account(ends[0], RunEnd(tuple(ends), None, absence)) == (
         "left first: it ended with exit code 0 before it joined the process group, where ranks 0-1 waited for it"
     )
+    assert account(ends[0], RunEnd(tuple(ends), None, absence), first_rank=4).endswith("where ranks 4-5 waited for it")
 
 
 def test_status_of_a_failed_launch_is_never_0() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +59,17 @@ def test_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> No
     finally:
         process.kill()
         process.wait()
+
+
+def test_processes_that_proc_hides_are_no_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidepid=1 those of other users are listed, and cannot be read."""
+    read_text = Path.read_text
+
+    def read_own(path: Path, **more: Any) -> str:
+        if str(path) == "/proc/1/stat":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return read_text(path, **more)
+
+    monkeypatch.setattr(Path, "read_text", read_own)
+    assert os.getpid() in living_members({os.getpgid(0)})
+    assert not is_stopped(1)

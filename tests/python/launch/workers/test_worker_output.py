@@ -11,6 +11,7 @@ import pytest
 from accelerate_cpp.errors import SystemFailure
 from accelerate_cpp.launch.workers import worker_output
 from accelerate_cpp.launch.workers.worker_output import (
+    LONGEST_LINE_BYTES,
     TAIL_BYTES,
     Descriptor,
     ForwardedText,
@@ -239,3 +240,19 @@ def test_after_an_interrupt_nothing_waits_for_a_reader(monkeypatch: pytest.Monke
     assert os.read(read_end, 1 << 20) == b"heard"
     os.close(read_end)
     os.close(write_end)
+
+
+def test_a_line_without_an_end_takes_time_and_memory_in_proportion() -> None:
+    """It took hours: each chunk was searched from each of its characters."""
+    written: list[str] = []
+    sink = PrefixedText("> ", written.append)
+    for _ in range(64):
+        sink(b"x" * LONGEST_LINE_BYTES)
+    sink(b"\r")
+    sink(b"\nshort\n")
+    sink(b"")
+    lines = "".join(written).splitlines()
+    assert all(line.startswith("> ") for line in lines)
+    assert sum(line.count("x") for line in lines) == 64 * LONGEST_LINE_BYTES
+    assert lines[-1] == "> short"
+    assert max(map(len, lines)) <= 2 * LONGEST_LINE_BYTES + 2
