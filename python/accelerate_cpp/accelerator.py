@@ -1700,7 +1700,8 @@ class Accelerator(PreparationSteps):
         """Calls ``hook(models, weights, folder)`` in each :meth:`save_state`; weights that it removes from the list are
         not saved.
 
-        Files that a hook writes appear at once, before the checkpoint is complete.
+        Of models whose state is in shards, there are no weights in the list. Files that a hook writes appear at once,
+        before the checkpoint is complete.
 
         Example:
             >>> import torch
@@ -1719,6 +1720,8 @@ class Accelerator(PreparationSteps):
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Calls ``hook(models, folder)`` in each :meth:`load_state`; models that it removes are skipped.
+
+        Models whose state is in shards (FSDP, ZeRO, engines of DeepSpeed) are not among them, and are loaded always.
 
         Example:
             >>> import torch

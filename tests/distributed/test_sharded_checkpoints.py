@@ -109,8 +109,8 @@ def save(kind: str, folder: str, blocking: bool = True) -> dict[str, Any]:
     return {"losses": losses, "files": files}
 
 
-def load(kind: str, folder: str, on_meta: bool = False) -> list[float]:
-    """Loads into other weights, and trains on."""
+def load(kind: str, folder: str, on_meta: bool = False, hooked: bool = False) -> list[float]:
+    """Loads into other weights, and trains on; ``hooked`` as programs do that load adapters themselves."""
     import torch
 
     run = run_of(kind)
@@ -125,6 +125,8 @@ def load(kind: str, folder: str, on_meta: bool = False) -> list[float]:
         model, optimizer, schedule = prepared(run, seed=2)
     with torch.no_grad():
         loss_of(model, words(0, 0)) if not on_meta else None
+    if hooked:
+        run.register_load_state_pre_hook(lambda models, _folder: models.clear())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*torch.distributed is disabled")
         run.load_state(folder)
@@ -193,6 +195,15 @@ def test_a_model_on_the_meta_device_gets_its_weights_from_a_checkpoint(
 ) -> None:
     folder, outcome = checkpoints[kind]
     same(losses_after(run_processes(load, 2, kind, str(folder), True)), outcome["losses"], 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "ZeRO"])
+def test_hooks_do_not_take_models_in_shards_from_what_is_loaded(
+    checkpoints: dict[str, tuple[Path, dict[str, Any]]], kind: str
+) -> None:
+    """The original gives its hooks none of them."""
+    folder, outcome = checkpoints[kind]
+    same(losses_after(run_processes(load, 2, kind, str(folder), False, True)), outcome["losses"], 1e-4)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "ZeRO"])

@@ -16,10 +16,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_cpp.checkpoint import finding
-from accelerate_cpp.checkpoint.background import BackgroundWriter
+from accelerate_cpp.checkpoint.background import BackgroundWriter, await_writers
 from accelerate_cpp.checkpoint.engine_states import EngineStates
 from accelerate_cpp.checkpoint.finding import Project
-from accelerate_cpp.checkpoint.folder import begin, is_unfinished, remove_leftovers, remove_unfinished
+from accelerate_cpp.checkpoint.folder import begin, followed, is_unfinished, remove_leftovers, remove_unfinished
+from accelerate_cpp.checkpoint.in_place import has_to_stay
 from accelerate_cpp.checkpoint.layout import (
     SavedStates,
     StateFile,
@@ -150,7 +151,8 @@ class Checkpoints:
         if project.automatic_checkpoint_naming:
             project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
         # All ranks check for the folder before hooks on any of them write into it.
-        target = ranks.together("save_state", lambda: finding.target_of(project, output_dir))[ranks.place]
+        places = ranks.together("save_state", lambda: _place_of(finding.target_of(project, output_dir)))
+        named, target = places[ranks.place]
         if ranks.alone and not is_main:
             without_rank_0 = ranks.here is not None and 0 not in ranks.here
             if without_rank_0 and ranks.meeting is not None and ranks.meeting.someone_has_left():
@@ -163,10 +165,18 @@ class Checkpoints:
                 "saved; call it on all ranks, or only on the main process",
                 ranks.topology.rank,
             )
-            return target
+            return named
+        are_numbered = project.automatic_checkpoint_naming
+        if are_numbered:
+            await_writers()  # another object of this program may be saving under another number
+
+        def clear() -> None:
+            if ranks.lead_a_host:
+                remove_leftovers(target, of_all_numbers=are_numbered)
+
         # One after the other: while one rank removes a folder, another may find half of it.
-        ranks.together("save_state", lambda: remove_leftovers(target) if ranks.lead_a_host else None)
-        existed = any(ranks.together("save_state", target.exists))
+        ranks.together("save_state", clear)
+        in_place = any(ranks.together("save_state", lambda: has_to_stay(target)))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
         waits = blocking or engines is not None
@@ -176,7 +186,7 @@ class Checkpoints:
         def prepared() -> Checkpoint:
             plain = strategy.layout == "plain"
             weights = [strategy.model_state(model) for model in bundle.models] if plain else []
-            states = self._after_hooks(bundle, weights, target)
+            states = self._after_hooks(bundle, weights, named, target)
             files = [
                 random_states_file(ranks.topology.rank, step, bundle.dataloaders),
                 *own_files(bundle, ranks.topology.rank),
@@ -193,7 +203,7 @@ class Checkpoints:
                 files,
                 manifest,
                 limit,
-                existed,
+                in_place,
                 project.save_on_each_node,
                 parts.folders,
                 engines,
@@ -203,7 +213,7 @@ class Checkpoints:
         try:
             checkpoint = self._agreed("save_state", prepared, ranks)
         except BaseException:
-            if ranks.lead_a_host and (not existed or is_unfinished(target)):
+            if ranks.lead_a_host and is_unfinished(target):
                 remove_unfinished(target)
             raise
         if waits:
@@ -218,7 +228,7 @@ class Checkpoints:
             apart = replace(ranks, group=WRITERS_GROUP.of(self._writer)) if ranks.num_together > 1 else ranks
             self._writer.start(lambda: checkpoint.write(apart))
         project.iteration += 1
-        return checkpoint.target
+        return named
 
     def load(
         self,
@@ -258,7 +268,10 @@ class Checkpoints:
         names = named_parameters(bundle, strategy) if engines is None else []
         folder, states = self._read(input_dir, project, ranks, bundle, names, map_location, load_kwargs)
 
-        manifest, strict = read_manifest(folder), bool(load_model_kwargs.get("strict", True))
+        read: list[Manifest | None] = []
+        ranks.together("load_state", lambda: read.append(read_manifest(folder)))
+        manifest = read[0]
+        strict = bool(load_model_kwargs.get("strict", True))
         cursors = [] if manifest is None else manifest.cursors
         missing: list[str] = []
         custom: list[Any] = []
@@ -271,10 +284,12 @@ class Checkpoints:
             check_cursors(cursors)
 
         def check_models() -> None:
-            left = list(bundle.models) if engines is None else []
+            by_hooks = strategy.layout == "plain"  # in other layouts, hooks get no models, as they get no weights
+            left = list(bundle.models) if by_hooks else []
             for hook in list(self.load_hooks.values()):
                 hook(left, str(folder) if input_dir is None else os.path.expanduser(input_dir))
-            models.extend(strategy.unwrap(model) for model in left)
+            loaded = left if by_hooks else bundle.models if engines is None else []
+            models.extend(strategy.unwrap(model) for model in loaded)
             weights.extend(read_models(folder, models, strict))
 
         def restore() -> tuple[dict[str, Any], int]:
@@ -338,13 +353,13 @@ class Checkpoints:
         ranks.together("load_state", raise_own)
         return folder, states.result()
 
-    def _after_hooks(self, bundle: Bundle, weights: Weights, target: Path) -> Weights:
-        """Calls the hooks, which may remove weights from the list, and write into ``target``."""
+    def _after_hooks(self, bundle: Bundle, weights: Weights, named: Path, target: Path) -> Weights:
+        """Calls the hooks, which may remove weights from the list, and write into ``named``, where ``target`` is."""
         hooks = list(self.save_hooks.values())
         if hooks:
             begin(target)  # also where only other hosts, with disks of their own, have the folder
         for hook in hooks:
-            hook(list(bundle.models), weights, str(target))
+            hook(list(bundle.models), weights, str(named))
         return weights
 
     def _custom_files(self) -> list[StateFile]:
@@ -360,6 +375,11 @@ class Checkpoints:
 
         tokens = ranks.together(what, attempt)
         return replace(own[0], token=tokens[0])
+
+
+def _place_of(named: Path) -> tuple[Path, Path]:
+    """The folder under the name that it was given, and where it is."""
+    return named, followed(named)
 
 
 def _difference_of(checkpoints: Sequence[tuple[str, str]]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from accelerate_cpp.checkpoint.folder import is_unfinished, numbered, put_back
+from accelerate_cpp.checkpoint.folder import followed, is_unfinished, numbered, put_back
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.errors import InvalidArgument
 
@@ -67,7 +67,7 @@ def common_numbers(project: Project, ranks: Participants) -> list[int]:
             "load_state needs input_dir, unless ProjectConfiguration(automatic_checkpoint_naming=True) numbers folders"
         )
     folder = checkpoints_folder(project)
-    known = [set(numbers) for numbers in ranks.gather(sorted(numbered(folder)))]
+    known = [set(numbers) for numbers in ranks.together("load_state", lambda: sorted(numbered(folder)))]
     common = set.intersection(*known)
     if not common and any(known):
         seen = ", ".join(f"rank {rank}: {max(one) if one else 'none'}" for rank, one in enumerate(known))
@@ -107,7 +107,7 @@ def newest_whole(project: Project, ranks: Participants, why_not_whole: Callable[
 def given(input_dir: str | os.PathLike[str]) -> Path:
     """``input_dir`` as a path; ``InvalidArgument`` if there is no such folder."""
     path = Path(input_dir).expanduser()
-    put_back(path)
+    put_back(followed(path))
     if not path.is_dir():
         raise InvalidArgument(f"load_state: there is no folder {path}; expected one that save_state wrote")
     return path

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from accelerate_cpp.checkpoint.files import failure_of, sync_folder
-from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from accelerate_cpp.errors import CheckpointError
+from accelerate_cpp.checkpoint.in_place import go_on, settle
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, files_as_written
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +28,18 @@ _MOST_HELD = 16  # files
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
-def temporary_folder(target: Path, token: str) -> Path:
-    """The folder in which the checkpoint ``target`` is written until it is complete."""
-    return target.parent / f".{target.name}.tmp-{token}"
+def temporary_folder(target: Path, token: str, in_place: bool = False) -> Path:
+    """The folder in which the checkpoint ``target`` is written until it is complete.
+
+    Args:
+        in_place: ``target`` is a folder that cannot be replaced; see :mod:`accelerate_cpp.checkpoint.in_place`.
+    """
+    return (target if in_place else target.parent) / f".{target.name}.tmp-{token}"
+
+
+def followed(folder: Path) -> Path:
+    """Where ``folder`` is: a link stays one, and its checkpoint goes to where it leads; and ``.`` gets its name."""
+    return Path(os.path.realpath(folder)) if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
 def make_folder(folder: Path) -> None:
@@ -41,22 +50,23 @@ def make_folder(folder: Path) -> None:
         sync_folder(one.parent)
 
 
-def remove_leftovers(target: Path, keep: Path | None = None) -> None:
+def remove_leftovers(target: Path, keep: Path | None = None, of_all_numbers: bool = False) -> None:
     """Removes unfinished checkpoints that killed processes left next to ``target``.
-
-    Next to a numbered checkpoint, these are the leftovers of all numbers.
 
     Args:
         keep: is being written, after hooks; their files are kept, too.
+        of_all_numbers: the run numbers its checkpoints, and the leftovers of other numbers are its own, too.
     """
     put_back(target)
-    name = r"checkpoint_\d+" if _NUMBERED.fullmatch(target.name) else re.escape(target.name)
+    name = r"checkpoint_\d+" if of_all_numbers else re.escape(target.name)
     visible, temporary = re.compile(name), re.compile(rf"\.{name}\.tmp-\w+")
-    for path in list(target.parent.iterdir()) if target.parent.is_dir() else ():
+    siblings = list(target.parent.iterdir()) if target.parent.is_dir() else []
+    for path in [*siblings, *(target.iterdir() if target.is_dir() else ())]:
         if temporary.fullmatch(path.name) and path != keep:
             # Files that cannot be removed (open over NFS) only take up space; they must not stop training.
             shutil.rmtree(path, ignore_errors=True)
-        elif keep is None and visible.fullmatch(path.name) and is_unfinished(path):
+    for path in siblings if keep is None else ():
+        if visible.fullmatch(path.name) and is_unfinished(path):
             remove_unfinished(path)
 
 
@@ -102,15 +112,26 @@ def _unused(target: Path) -> Path:
 def commit(temporary: Path, target: Path) -> None:
     """Replaces ``target`` with ``temporary``, in one step that survives a power failure.
 
+    Where ``temporary`` is in ``target``, that stays and gets its files.
+
     If a folder ``target`` already exists, its files that no earlier checkpoint wrote, or that have changed since, are
     moved into the new one, but not the mark of an unfinished one.
     """
+    if temporary.parent == target:
+        _sync_tree(temporary)
+        settle(temporary, target)
+        (target / _MARK).unlink(missing_ok=True)
+        return
     existed = target.is_dir()
     if existed:
         _carry_over(target, temporary)
     _sync_tree(temporary)
     if existed:
         _exchange(temporary, target)
+        try:
+            _carry_over(temporary, target, is_again=True)  # what has come meanwhile
+        except OSError as error:
+            _log.warning("%s: files that came while it was replaced are lost: %s", target, error)
     else:
         os.rename(temporary, target)
     sync_folder(target.parent)
@@ -118,34 +139,33 @@ def commit(temporary: Path, target: Path) -> None:
         _remove(temporary)
 
 
-def _carry_over(old: Path, new: Path) -> None:
-    replaced = _files_of_earlier_checkpoint(old) | {str(old / _MARK)}
+def _carry_over(old: Path, new: Path, is_again: bool = False) -> None:
+    replaced = files_as_written(old) | {str(old / _MARK)}
+
+    def stay_behind(parent: str, names: list[str]) -> set[str]:
+        there = new / os.path.relpath(parent, old)
+        return {
+            name
+            for name in names
+            if os.path.join(parent, name) in replaced
+            or (os.path.lexists(there / name) and not _is_folder(Path(parent, name)))
+        }
 
     def link(source: str, copy: str) -> None:
-        if os.path.lexists(copy) or source in replaced:
-            return
         if not stat.S_ISREG(os.lstat(source).st_mode):  # copytree itself makes links and folders
-            _log.warning("%s is a pipe, a socket or a device: it is not carried over into the new checkpoint", source)
+            if not is_again:
+                _log.warning("%s is a pipe, a socket or a device: the new checkpoint does not get it", source)
             return
         try:
             os.link(source, copy, follow_symlinks=False)
         except OSError:
             shutil.copy2(source, copy, follow_symlinks=False)
 
-    shutil.copytree(old, new, symlinks=True, copy_function=link, dirs_exist_ok=True)
+    shutil.copytree(old, new, ignore=stay_behind, symlinks=True, copy_function=link, dirs_exist_ok=True)
 
 
-def _files_of_earlier_checkpoint(folder: Path) -> set[str]:
-    """The files that the manifest of ``folder`` names and that are not newer than it, and the manifest."""
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError:
-        return {str(folder / MANIFEST_NAME)}
-    if manifest is None:
-        return set()
-    written = (folder / MANIFEST_NAME).stat().st_mtime_ns
-    paths = [path for path in (folder / name for name in manifest.files) if path.exists()]
-    return {str(path) for path in paths if path.stat().st_mtime_ns <= written} | {str(folder / MANIFEST_NAME)}
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _sync_tree(folder: Path) -> None:
@@ -181,8 +201,10 @@ def _set_aside(target: Path) -> Path:
 def put_back(target: Path) -> None:
     """Restores the old folder of ``target`` if a process was killed while replacing it with a new one.
 
-    Somebody may have made an empty folder of that name since.
+    Somebody may have made an empty folder of that name since. Of a folder that cannot be replaced, what is left is
+    moved into it.
     """
+    go_on(target)
     aside = _set_aside(target)
     if not aside.is_dir():
         return

@@ -18,6 +18,7 @@ from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.containment import own_file
 from accelerate_cpp.checkpoint.files import FileRecord, can_be_mapped, read_pickle
 from accelerate_cpp.checkpoint.fitting import check_loader, check_model, check_optimizer, check_scaler, check_scheduler
+from accelerate_cpp.checkpoint.manifest import read_manifest
 from accelerate_cpp.checkpoint.memory import off_the_file
 from accelerate_cpp.checkpoint.names import (
     LOADER_FILE,
@@ -381,11 +382,11 @@ def read_optimizer(
         load_kwargs: for ``torch.load``.
     """
     shards = own_file(folder, sharded_folder_name(OPTIMIZER_NAME, index))
-    if (shards / INDEX).is_file():
+    path = own_file(folder, numbered_name(OPTIMIZER_FILE, index))
+    if _of_the_checkpoint(folder, [shards, path]) == shards:
         return SavedOptimizer(
             read_optimizer_shards(shards, optimizer, names_of(optimizer, models), elsewhere_in(models))
         )
-    path = own_file(folder, numbered_name(OPTIMIZER_FILE, index))
     is_mapped = map_location == "cpu" and can_be_mapped(path)
     options = {"mmap": True, **load_kwargs} if is_mapped else load_kwargs
     state = read_pickle(path, f"the state of optimizer {index}", map_location, **options)
@@ -455,11 +456,20 @@ def fitted_names(model: torch.nn.Module) -> dict[str, Any]:
 
 def _file_of_model(folder: Path, index: int) -> Path:
     shards = own_file(folder, sharded_folder_name(SHARDED_MODEL_NAME, index))
-    whole = own_file(folder, numbered_name(SHARDED_MODEL_FILE, index))
-    if (shards / INDEX).is_file() or whole.is_file():
-        return shards if (shards / INDEX).is_file() else whole
-    safe, pickled = (own_file(folder, numbered_name(name, index)) for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
-    return pickled if pickled.is_file() and not safe.is_file() else safe
+    names = (SHARDED_MODEL_FILE, SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
+    whole, safe, pickled = (own_file(folder, numbered_name(name, index)) for name in names)
+    return _of_the_checkpoint(folder, [shards, whole, safe, pickled]) or safe
+
+
+def _of_the_checkpoint(folder: Path, layouts: Sequence[Path]) -> Path | None:
+    """The first of these that is there, a file or a folder of shards, and in the manifest of ``folder``, if any is.
+
+    Others in the folder may be of an earlier checkpoint, whose files no manifest named.
+    """
+    there = [path for path in layouts if path.is_file() or (path / INDEX).is_file()]
+    manifest = read_manifest(folder) if len(there) > 1 else None
+    named = set() if manifest is None else {name.partition("/")[0] for name in manifest.files}
+    return next((path for path in there if path.name in named), there[0] if there else None)
 
 
 def fit_names(state: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:

@@ -7,8 +7,10 @@ checksum, so that a folder can be checked without loading anything.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +19,7 @@ import xxhash
 
 from accelerate_cpp.checkpoint.containment import own_file, path_within
 from accelerate_cpp.checkpoint.files import FileRecord, record_of, write_bytes
-from accelerate_cpp.checkpoint.names import random_states_name
+from accelerate_cpp.checkpoint.names import RNG_STATE_NAME, random_states_name
 from accelerate_cpp.checkpoint.participants import Participants
 from accelerate_cpp.checkpoint.safetensors_file import check_safetensors
 from accelerate_cpp.config.text import parsed_json, shortened
@@ -25,6 +27,10 @@ from accelerate_cpp.errors import CheckpointError
 
 MANIFEST_NAME = "accelerate_cpp.json"
 _FORMAT = 1
+_OF_CHECKPOINTS = re.compile(
+    r"(model|pytorch_model|optimizer|scheduler|sampler|dl_state_dict|random_states|custom_checkpoint)([_-].*)?"
+    r"\.(safetensors|bin|pkl)"
+)
 _THREADS = 4  # reading and checksums both release the interpreter lock
 
 
@@ -148,6 +154,27 @@ def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 
                 )
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether ``folder`` looks like a checkpoint, of this package or of the original."""
+    return (folder / MANIFEST_NAME).is_file() or any(folder.glob(f"{RNG_STATE_NAME}_*.pkl"))
+
+
+def files_as_written(folder: Path) -> set[str]:
+    """The files that the manifest of ``folder`` names and that are not newer than it, and the manifest."""
+    own = folder / MANIFEST_NAME
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return {str(own)}
+    if manifest is None:
+        return set()
+    written = {}
+    for path in (own, *(folder / name for name in manifest.files)):
+        with suppress(FileNotFoundError):  # it is gone, or another process is removing it
+            written[path] = path.stat().st_mtime_ns
+    return {str(path) for path, time in written.items() if time <= written.get(own, 0)}
+
+
 def check_structure(folder: Path, rank: int) -> None:
     """Checks a folder without manifest, as the original writes them: required files must exist with an intact
     structure.
@@ -159,6 +186,8 @@ def check_structure(folder: Path, rank: int) -> None:
     if not any((folder / random_states_name(number)).is_file() for number in (rank, 0)):
         raise CheckpointError(f"{folder} has neither {MANIFEST_NAME} nor {random_states_name(rank)}: it is incomplete")
     for path in sorted(folder.iterdir()):
+        if not _OF_CHECKPOINTS.fullmatch(path.name):
+            continue  # a file of the user, which may have any content
         if path.suffix == ".safetensors":
             check_safetensors(own_file(folder, path.name))
         elif path.suffix in {".bin", ".pkl"} and path.is_file() and not zipfile.is_zipfile(own_file(folder, path.name)):

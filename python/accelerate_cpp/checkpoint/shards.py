@@ -13,6 +13,7 @@ import torch
 
 from accelerate_cpp.checkpoint.archive import write_pickle
 from accelerate_cpp.checkpoint.files import parse_size, sync_folder, write_bytes
+from accelerate_cpp.checkpoint.manifest import is_checkpoint
 from accelerate_cpp.checkpoint.names import MODEL_NAME, SAFE_MODEL_NAME
 from accelerate_cpp.checkpoint.safetensors_file import place_of, without_duplicates, write_safetensors
 from accelerate_cpp.config.file import waiting_name
@@ -103,8 +104,11 @@ def _index(names: list[str], shards: list[dict[str, Any]]) -> str:
 
 
 def _remove_stale(folder: Path, stem: str, suffix: str, written: set[str]) -> None:
-    """Removes shards of an earlier save, and their index."""
-    pattern = re.compile(rf"{stem}-\d{{5}}-of-\d{{5}}\.{suffix}|{stem}\.{suffix}\.index\.json")
+    """Removes files of an earlier save: who loads the folder would take a whole file before shards."""
+    of_saves = [rf"{stem}-\d{{5}}-of-\d{{5}}\.{suffix}", rf"{stem}\.{suffix}\.index\.json"]
+    if not is_checkpoint(folder):  # whose model it would be
+        of_saves.append(rf"{stem}\.{suffix}")
+    pattern = re.compile("|".join(of_saves))
     for path in folder.iterdir():
         if pattern.fullmatch(path.name) and path.name not in written and path.is_file():
             path.unlink()

@@ -52,7 +52,7 @@ class Checkpoint:
         manifest: without its files, which are known after they are written.
         limit: the number of numbered checkpoints to keep, including this one; ``None`` for all.
         on_each_node: whether the project wants what all need on each host.
-        existed: whether there was a folder ``target`` before hooks wrote into it; if not, a failure removes it.
+        in_place: ``target`` is a folder that cannot be replaced.
         folders: of states in shards, what this rank writes there.
         engines: of another library, which writes them itself.
     """
@@ -62,7 +62,7 @@ class Checkpoint:
     files: Sequence[StateFile]
     manifest: Manifest
     limit: int | None = None
-    existed: bool = False
+    in_place: bool = False
     on_each_node: bool = False
     folders: Sequence[ShardedFolder] = ()
     engines: EngineStates | None = None
@@ -79,13 +79,14 @@ class Checkpoint:
 
         An exception on any rank is raised on all, and ``target`` is then as it was. Where a rank is lost while the
         folder is being moved, ``target`` is as it was or complete; the temporary folder may be left on other hosts than
-        that of the process in place 0, for the next save to remove.
+        that of the process in place 0, for the next save to remove. If files are being moved into a folder that cannot
+        be replaced, the next save or load ends that.
 
         Args:
             threads: the number of threads that write files of this rank; with one, the caller writes, which also works
                 while the interpreter exits and starts no threads.
         """
-        temporary = temporary_folder(self.target, self.token)
+        temporary = temporary_folder(self.target, self.token, self.in_place)
         leaders: list[int] = []
         in_others_hands = False  # whether another process may be moving the folder, without waiting for this one
 
@@ -130,7 +131,7 @@ class Checkpoint:
             # If another rank has failed, all have ended their attempts; if one is lost, nobody knows about the others.
             if ranks.lead_a_host and (isinstance(error, OtherRankFailed) or not in_others_hands):
                 shutil.rmtree(temporary, ignore_errors=True)
-                if not self.existed or is_unfinished(self.target):
+                if is_unfinished(self.target):
                     remove_unfinished(self.target)
             raise
         _log.info("saved %s", self.target)
@@ -151,7 +152,7 @@ class Checkpoint:
         besides = "" if self.engines is None else ", besides the states of engines"
         needs = f"this rank saves {size:,} bytes of tensors in {len(parts)} files or folders{besides}"
         try:
-            disk = os.statvfs(next(one for one in self.target.parents if one.is_dir()))
+            disk = os.statvfs(next(one for one in (self.target, *self.target.parents) if one.is_dir()))
         except (OSError, StopIteration):
             return needs
         return f"{needs}, and the disk has room for {disk.f_bavail * disk.f_frsize:,} bytes and {disk.f_favail:,} files"

@@ -12,6 +12,8 @@ import torch
 
 from accelerate_cpp.checkpoint.files import FileRecord
 from accelerate_cpp.checkpoint.finding import given
+from accelerate_cpp.checkpoint.folder import followed
+from accelerate_cpp.checkpoint.in_place import has_to_stay
 from accelerate_cpp.checkpoint.layout import StateFile
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
 from accelerate_cpp.checkpoint.participants import Participants
@@ -46,7 +48,8 @@ def save(
 ) -> None:
     """Writes what rank 0 has as the checkpoint ``folder``. A collective: returns on all ranks when it is complete.
 
-    A folder that exists is replaced in one step; if this fails or is killed at any moment, it is as it was.
+    A folder that exists is replaced in one step; if this fails or is killed at any moment, it is as it was. One that
+    cannot be replaced, such as a mount point, gets the new files; loading it ends what was killed in that.
 
     Args:
         tensors: by name, dense and on the CPU, or what returns them; that of other ranks is ignored.
@@ -57,17 +60,18 @@ def save(
         OtherRankFailed: on the ranks other than the one that failed.
     """
     ranks = _participants()
-    target = Path(folder).expanduser()
-    files = []
+    files, targets = [], []
 
-    def begin() -> str:
+    def begin() -> tuple[str, bool]:
+        targets.append(followed(Path(folder).expanduser()))
         if ranks.place == 0:
             files.append(_TreeFile(FILE_NAME, dict(tensors() if callable(tensors) else tensors), safe=True))
-        return uuid.uuid4().hex
+        return uuid.uuid4().hex, has_to_stay(targets[0])
 
-    (token, *_) = ranks.together(f"saving {folder}", begin)
+    begun = ranks.together(f"saving {folder}", begin)
+    token, in_place = begun[0][0], any(stays for _, stays in begun)
     manifest = Manifest(iteration=0, world_size=ranks.topology.world_size, files={}, cursors=[])
-    Checkpoint(target, token, files, manifest, existed=target.exists()).write(ranks)
+    Checkpoint(targets[0], token, files, manifest, in_place=in_place).write(ranks)
 
 
 def load(folder: str | os.PathLike[str], expected: Mapping[str, Expected]) -> dict[str, torch.Tensor]:

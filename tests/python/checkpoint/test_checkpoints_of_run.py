@@ -20,7 +20,7 @@ from accelerate_cpp.errors import CheckpointError, OtherRankFailed, PeerLost
 from accelerate_cpp.parallel.bundle import Bundle
 from accelerate_cpp.parallel.single import SingleStrategy
 from accelerate_cpp.utils.dataclasses import ProjectConfiguration
-from threaded_ranks import ThreadRank, await_event, outcomes, ranks_of
+from threaded_ranks import outcomes, ranks_of
 
 MODEL = torch.nn.Linear(1, 1)
 ONE_RANK = Participants()
@@ -109,47 +109,6 @@ def test_hooks_find_the_folder_on_each_host(tmp_path: Path, where: str, fails: b
         else:
             assert os.listdir(tmp_path / name) == ["c"]
             assert others < set(os.listdir(tmp_path / name / "c"))
-
-
-def test_no_rank_looks_for_the_folder_while_another_removes_what_a_killed_save_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, exists, remove = tmp_path / "c", Path.exists, checkpoints_of_run.remove_leftovers
-    came, removed = threading.Event(), threading.Event()
-    second: list[int] = []  # its thread
-    existed: list[bool] = []
-    begin(target)
-
-    class Second(ThreadRank):
-        def gather(self, value: Any) -> list[Any]:
-            gathered.append(value)
-            came.set() if len(gathered) == 2 else None  # the first one is about the name of the folder
-            return super().gather(value)
-
-    def looks(path: Path) -> bool:
-        found = exists(path)
-        if path == target and threading.get_ident() in second:
-            came.set()
-            await_event(removed)
-        return found
-
-    def late(path: Path) -> None:
-        await_event(came)
-        remove(path)
-        removed.set()
-
-    def save_there(ranks: Participants) -> None:
-        if ranks.place == 1:
-            second.append(threading.get_ident())
-        save(Checkpoints(), target, ProjectConfiguration(), ranks)
-
-    gathered: list[Any] = []
-    monkeypatch.setattr(Path, "exists", looks)
-    monkeypatch.setattr(checkpoints_of_run, "remove_leftovers", late)
-    monkeypatch.setattr(Checkpoint, "write", lambda self, ranks, threads: existed.append(self.existed))
-    first, other = ranks_of([0, 0])
-    assert outcomes([first, Second(other.topology, exchange=other.exchange)], save_there) == [None, None]
-    assert existed == [False, False]
 
 
 def test_a_run_goes_on_over_what_a_killed_save_with_hooks_has_left(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_no_whole_checkpoint_is_an_error_that_says_why(tmp_path: Path) -> None:
 def test_only_what_all_see_is_found_and_what_some_see_is_not_passed_over(
     known: list[list[int]], common: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Participants, "gather", lambda ranks, own: known)
+    monkeypatch.setattr(Participants, "together", lambda ranks, what, attempt: known)
     if common is not None:
         assert common_numbers(project(tmp_path), Participants()) == common
         return

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from accelerate_cpp.checkpoint.files import record_of
 from accelerate_cpp.checkpoint.layout import (
     check_custom,
     check_states,
@@ -18,12 +19,14 @@ from accelerate_cpp.checkpoint.layout import (
     own_files,
     random_states_file,
     read_custom,
+    read_model,
     read_models,
     read_states,
     restore_parts,
     shared_files,
     warn_of_missing,
 )
+from accelerate_cpp.checkpoint.manifest import Manifest
 from accelerate_cpp.errors import CheckpointError
 from accelerate_cpp.parallel.bundle import Bundle
 
@@ -207,3 +210,13 @@ def test_custom_objects_are_counted_before_anything_is_loaded(tmp_path: Path) ->
     assert [one.scale for one in objects] == [7.0, 7.0]
     with pytest.raises(RuntimeError, match="has 2 custom checkpoints, but 1 objects are registered"):
         check_custom(tmp_path, objects[:1])
+
+
+def test_the_state_that_the_manifest_names_is_the_one_that_is_read(tmp_path: Path) -> None:
+    """What it does not name is of an earlier checkpoint in this folder, in another layout."""
+    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "pytorch_model_fsdp.bin")
+    torch.save({"weight": torch.ones(2, 2)}, tmp_path / "pytorch_model.bin")
+    assert read_model(tmp_path, 0)["weight"].sum() == 0
+    record = record_of(tmp_path / "pytorch_model.bin")
+    Manifest(1, 1, {"pytorch_model.bin": record}, []).write(tmp_path)
+    assert read_model(tmp_path, 0)["weight"].sum() == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -116,4 +117,6 @@ def test_a_folder_without_manifest_is_judged_by_its_outline(tmp_path: Path) -> N
         (tmp_path / name).write_bytes(whole[:-50])
         assert name in (why_not_whole(tmp_path, Participants(Topology(1, 2))) or "")
         (tmp_path / name).write_bytes(whole)
+    for name in ("meta.pkl", "vocab.bin", "index.safetensors"):  # of the user
+        (tmp_path / name).write_bytes(pickle.dumps(["anything"]))
     assert why_not_whole(tmp_path, Participants(Topology(1, 2))) is None

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME
 from accelerate_cpp.checkpoint.shards import save_in_shards, split
 from accelerate_cpp.errors import SystemFailure
 
@@ -44,6 +45,16 @@ def test_shards_of_an_earlier_save_go_and_other_files_stay(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text("{}")
     save_in_shards(STATE, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    save_in_shards(STATE, tmp_path, max_shard_size=400)
+    assert not (tmp_path / "model.safetensors").exists(), "who loads the folder would take it before the shards"
+    assert (tmp_path / "model.safetensors.index.json").exists()
+
+
+def test_the_weights_of_a_checkpoint_stay_where_a_model_is_saved_beside_them(tmp_path: Path) -> None:
+    for name in ("model.safetensors", MANIFEST_NAME):
+        (tmp_path / name).touch()
+    save_in_shards(STATE, tmp_path, max_shard_size=400)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(("second", "index_stays"), [(800, False), (400, True)])

@@ -50,7 +50,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, existed: bool, threads:
     if existed:
         checkpoint(tmp_path / "c").write(Participants())
     good = checkpoint(tmp_path / "c", 2.0)
-    failing = replace(good, files=[*good.files, Unwritable("optimizer.bin", {})], existed=existed)
+    failing = replace(good, files=[*good.files, Unwritable("optimizer.bin", {})])
     with pytest.raises(OSError, match="no space left"):
         failing.write(Participants(), threads)
     assert os.listdir(tmp_path) == (["c"] if existed else [])
@@ -59,11 +59,23 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, existed: bool, threads:
 
 
 def test_what_hooks_wrote_into_a_new_folder_goes_with_the_failure(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
+    begin(tmp_path / "c")
     (tmp_path / "c" / "by_a_hook").touch()
     with pytest.raises(OSError, match="no space left"):
         replace(checkpoint(tmp_path / "c"), files=[Unwritable("optimizer.bin", {})]).write(Participants())
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_the_user_makes_meanwhile_stays_when_the_save_fails(tmp_path: Path) -> None:
+    class MakesFolder(Unwritable):
+        def write(self, folder: Path) -> FileRecord:
+            (tmp_path / "c").mkdir()
+            (tmp_path / "c" / "log").touch()
+            return super().write(folder)
+
+    with pytest.raises(OSError, match="no space left"):
+        replace(checkpoint(tmp_path / "c"), files=[MakesFolder("optimizer.bin", {})]).write(Participants())
+    assert os.listdir(tmp_path / "c") == ["log"]
 
 
 def test_older_checkpoints_are_pruned_only_after_the_new_one_is_there(
@@ -228,7 +240,7 @@ def test_a_host_that_loses_a_rank_leaves_the_folder_to_the_one_that_moves_it(
         try:
             mine = checkpoint(target, 2.0 + ranks.topology.rank)
             files = mine.files if ranks.place == 0 else [random_states_file(1, 0)]
-            replace(mine, files=files, existed=before == "a checkpoint").write(ranks)
+            replace(mine, files=files).write(ranks)
         finally:
             left.set() if ranks.place == 1 else None
 
@@ -267,7 +279,7 @@ def test_hosts_that_share_a_disk_may_not_write_different_files_under_one_name(tm
 
     def save(ranks: Participants) -> None:
         files = checkpoint(target, value=float(ranks.place) if differs else 1.0).files[:1]
-        replace(checkpoint(target), files=files, existed=True, on_each_node=True).write(ranks)
+        replace(checkpoint(target), files=files, on_each_node=True).write(ranks)
 
     found = outcomes(ranks_of([0, 1]), save)
     assert why_not_whole(target, Participants()) is None
@@ -366,7 +378,7 @@ def test_a_failure_leaves_nothing_on_any_host(tmp_path: Path, monkeypatch: pytes
     def save(ranks: Participants) -> None:
         kind = Unwritable if (phase, failing) == ("writing", ranks.place) else StateFile
         files = [kind(f"optimizer_{ranks.place}.bin", {}), random_states_file(ranks.place, 0)]
-        replace(checkpoint(targets[ranks.place]), files=files, existed=True).write(ranks)
+        replace(checkpoint(targets[ranks.place]), files=files).write(ranks)
 
     def refuses(temporary: Path, target: Path) -> None:
         if (phase, target) == ("moving", targets[failing]):
