@@ -25,6 +25,7 @@ FITTED = [
     for name, is_missing in IS_MISSING.items()
 ]
 EPOCHS = 3
+PATIENCE_SECONDS = 600  # compiling with JAX takes two minutes where others use the cores, too
 
 
 def environment(backend: str) -> dict[str, str]:
@@ -75,10 +76,11 @@ def histories(alone: bool) -> dict[str, tuple[list[Any], dict[str, list[float]]]
     return found
 
 
+@pytest.mark.timeout(3 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("backend", FITTED)
 def test_fit_on_two_processes_is_that_of_keras_on_one(backend: str) -> None:
-    (alone,) = run_processes(histories, 1, True, environment=environment(backend))
-    both = run_processes(histories, 2, False, environment=environment(backend))
+    (alone,) = run_processes(histories, 1, True, timeout=PATIENCE_SECONDS, environment=environment(backend))
+    both = run_processes(histories, 2, False, timeout=PATIENCE_SECONDS, environment=environment(backend))
     for name, (weights, history) in alone.items():
         for found in both:
             assert found[name][1].keys() == history.keys()
@@ -176,9 +178,10 @@ def in_each_rank(folder: str) -> None:
     assert ours.average_metrics({"loss": float(rank), "a": 1.0}) == {"loss": 0.5, "a": 1.0}
 
 
+@pytest.mark.timeout(3 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("backend", FITTED)
 def test_ranks_overflow_save_and_err_together(backend: str, tmp_path: Path) -> None:
-    run_processes(in_each_rank, 2, str(tmp_path), environment=environment(backend))
+    run_processes(in_each_rank, 2, str(tmp_path), timeout=PATIENCE_SECONDS, environment=environment(backend))
 
 
 def saved_with_an_optimizer_of_the_program(file: str) -> list[str]:
