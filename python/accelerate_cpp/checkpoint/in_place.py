@@ -51,34 +51,31 @@ def settle(complete: Path, folder: Path) -> None:
     Raises:
         SystemFailure: something of another kind is there; nothing was changed.
     """
-    for name in _names_in(complete):
-        _require_no_obstacle(folder, name)
+    _require_no_obstacles(folder, _names_in(complete))
     os.rename(complete, folder / _COMPLETE)
     sync_folder(folder)
     go_on(folder)
 
 
-def _require_no_obstacle(folder: Path, name: str) -> None:
-    path = folder / name
-    for above in path.parents[: len(Path(name).parts) - 1]:
-        if os.path.lexists(above) and (above.is_symlink() or not above.is_dir()):
-            raise SystemFailure(errno.ENOTDIR, f"{above} is no folder: remove it, or save to another folder")
-    if path.is_dir() and not path.is_symlink():
-        raise SystemFailure(errno.EISDIR, f"{path} is a folder: remove it, or save to another folder")
-
-
 def go_on(folder: Path) -> None:
-    """Ends what a killed process has begun in :func:`settle`. Several processes may call this at once."""
+    """Ends what a killed process has begun in :func:`settle`. Several processes may call this at once.
+
+    The folder may have come from elsewhere: nothing is moved or removed through links.
+
+    Raises:
+        SystemFailure: as in :func:`settle`.
+    """
     complete = folder / _COMPLETE
-    if not complete.is_dir():
+    if complete.is_symlink() or not complete.is_dir():
         return
     manifest = None
     with suppress(FileNotFoundError):
         manifest = read_manifest(complete)
     if manifest is not None:  # else another process has moved it, which is the last that is moved
         names = _names_in(complete)
+        _require_no_obstacles(folder, names)
         kept = {str(folder / name) for name in (*names, *manifest.files, MANIFEST_NAME)}
-        stale = [Path(path) for path in files_as_written(folder) - kept]
+        stale = [Path(path) for path in files_as_written(folder) - kept]  # none of them elsewhere
         for path in stale:
             path.unlink(missing_ok=True)
         _move(names - {MANIFEST_NAME}, complete, folder)
@@ -88,6 +85,22 @@ def go_on(folder: Path) -> None:
         _move({MANIFEST_NAME}, complete, folder)
     shutil.rmtree(complete, ignore_errors=True)
     sync_folder(folder)
+
+
+def _require_no_obstacles(folder: Path, names: Collection[str]) -> None:
+    for path in (folder / name for name in names):
+        wrong = _wrong_folder(folder, path)
+        if wrong is not None:
+            raise SystemFailure(errno.ENOTDIR, f"{wrong} is no folder: remove it, or choose another folder")
+        if path.is_dir() and not path.is_symlink():
+            raise SystemFailure(errno.EISDIR, f"{path} is a folder: remove it, or choose another folder")
+
+
+def _wrong_folder(folder: Path, path: Path) -> Path | None:
+    """What is in the place of a folder between ``folder`` and ``path``: a file, or a link."""
+    between = path.relative_to(folder).parents
+    places = (folder / one for one in between[:-1])
+    return next((one for one in places if os.path.lexists(one) and (one.is_symlink() or not one.is_dir())), None)
 
 
 def _names_in(folder: Path) -> set[str]:

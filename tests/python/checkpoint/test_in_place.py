@@ -174,6 +174,27 @@ def test_what_is_in_the_way_is_an_error_that_changes_nothing(tmp_path: Path, obs
     assert whole(target) == {"old": "old"}
 
 
+def test_nothing_is_taken_from_elsewhere_or_removed_there(tmp_path: Path) -> None:
+    """As folders that come from others may have it."""
+    elsewhere = checkpoint(tmp_path / "elsewhere", {"a": "theirs", "1": "theirs"})
+    hostile = checkpoint(tmp_path / "hostile", {"shards/1": "theirs"})
+    (hostile / in_place._COMPLETE).symlink_to(elsewhere)
+    folder.put_back(hostile)
+    assert whole(elsewhere) == {"1": "theirs", "a": "theirs"}
+
+    (hostile / in_place._COMPLETE).unlink()
+    shutil.rmtree(hostile / "shards")
+    (hostile / "shards").symlink_to(elsewhere)
+    checkpoint(hostile / in_place._COMPLETE, {"b": "new"})
+    folder.put_back(hostile)
+    assert whole(elsewhere) == {"1": "theirs", "a": "theirs"}
+
+    checkpoint(hostile / in_place._COMPLETE, {"shards/b": "new"})
+    with pytest.raises(SystemFailure, match="shards is no folder"):
+        folder.put_back(hostile)
+    assert whole(elsewhere) == {"1": "theirs", "a": "theirs"}
+
+
 def test_what_a_killed_process_has_written_before_it_was_complete_goes(tmp_path: Path) -> None:
     target = earlier(tmp_path / "c")
     new(target)
