@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from accelerate_cpp.checkpoint.files import failure_of, sync_folder
-from accelerate_cpp.checkpoint.in_place import go_on, settle
+from accelerate_cpp.checkpoint.in_place import empty, go_on, has_to_stay, settle
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, files_as_written
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,9 @@ def is_unfinished(target: Path) -> bool:
 def remove_unfinished(target: Path) -> None:
     """Removes files that hooks wrote for a checkpoint that failed; one with a manifest is complete and is kept."""
     if not target.is_dir() or (target / MANIFEST_NAME).is_file():
+        return
+    if has_to_stay(target):
+        empty(target, last=_MARK)
         return
     doomed = _unused(target)
     with suppress(OSError):  # as is the case with temporary folders

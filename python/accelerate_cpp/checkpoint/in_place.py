@@ -16,7 +16,7 @@ from pathlib import Path
 
 from accelerate_cpp.checkpoint.files import sync_folder
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, files_as_written, read_manifest
-from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.errors import CheckpointError, SystemFailure
 
 _COMPLETE = ".accelerate_cpp.complete"
 _MOUNTS = Path("/proc/self/mountinfo")  # "36 35 98:0 /mnt1 /mnt2 …": the fifth is the place, with octal escapes
@@ -39,10 +39,10 @@ def has_to_stay(folder: Path) -> bool:
 def _mount_points() -> set[str]:
     """Where something is mounted, also a folder of the same file system; empty where the system does not tell."""
     try:
-        lines = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
+        mounts = [line.split(" ") for line in os.fsdecode(_MOUNTS.read_bytes()).split("\n")]
     except OSError:
         return set()
-    return {re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines}
+    return {re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), one[4]) for one in mounts if len(one) > 4}
 
 
 def settle(complete: Path, folder: Path) -> None:
@@ -52,6 +52,7 @@ def settle(complete: Path, folder: Path) -> None:
         SystemFailure: something of another kind is there; nothing was changed.
     """
     _require_no_obstacles(folder, _names_in(complete))
+    shutil.rmtree(folder / _COMPLETE, ignore_errors=True)  # go_on would have moved it, were it one
     os.rename(complete, folder / _COMPLETE)
     sync_folder(folder)
     go_on(folder)
@@ -63,14 +64,22 @@ def go_on(folder: Path) -> None:
     The folder may have come from elsewhere: nothing is moved or removed through links.
 
     Raises:
+        CheckpointError: what was to be moved has a manifest that cannot be read.
         SystemFailure: as in :func:`settle`.
     """
     complete = folder / _COMPLETE
     if complete.is_symlink() or not complete.is_dir():
         return
     manifest = None
-    with suppress(FileNotFoundError):
+    try:
         manifest = read_manifest(complete)
+    except FileNotFoundError:  # as below
+        pass
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{complete} is a checkpoint that a killed save was moving into {folder}, and cannot be read: remove it to "
+            f"go on with what else is there; {error}"
+        ) from error
     if manifest is not None:  # else another process has moved it, which is the last that is moved
         names = _names_in(complete)
         _require_no_obstacles(folder, names)
@@ -83,8 +92,20 @@ def go_on(folder: Path) -> None:
             with suppress(OSError):  # it has other files
                 parent.rmdir()
         _move({MANIFEST_NAME}, complete, folder)
-    shutil.rmtree(complete, ignore_errors=True)
+    for emptied, _, _ in os.walk(complete, topdown=False):
+        with suppress(OSError):  # by now, it may be of another save
+            os.rmdir(emptied)
     sync_folder(folder)
+
+
+def empty(folder: Path, last: str) -> None:
+    """Removes what is in ``folder``, the file ``last`` at the end."""
+    for path in [one for one in folder.iterdir() if one.name != last]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (folder / last).unlink(missing_ok=True)
 
 
 def _require_no_obstacles(folder: Path, names: Collection[str]) -> None:

@@ -172,7 +172,7 @@ def files_as_written(folder: Path) -> set[str]:
     for path in (own, *(folder / name for name in manifest.files)):
         with suppress(FileNotFoundError):  # it is gone, or another process is removing it
             written[path] = path.stat().st_mtime_ns
-    return {str(path) for path, time in written.items() if time <= written.get(own, 0)}
+    return {str(path) for path, time in written.items() if own in written and time <= written[own]}
 
 
 def check_structure(folder: Path, rank: int) -> None:

@@ -49,7 +49,8 @@ def save(
     """Writes what rank 0 has as the checkpoint ``folder``. A collective: returns on all ranks when it is complete.
 
     A folder that exists is replaced in one step; if this fails or is killed at any moment, it is as it was. One that
-    cannot be replaced, such as a mount point, gets the new files; loading it ends what was killed in that.
+    cannot be replaced, such as a mount point, gets the new files; the next load or save there finishes a save that was
+    killed while it moved them.
 
     Args:
         tensors: by name, dense and on the CPU, or what returns them; that of other ranks is ignored.

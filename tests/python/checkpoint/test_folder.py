@@ -157,6 +157,17 @@ def test_a_folder_that_takes_the_place_of_an_unfinished_one_is_kept(tmp_path: Pa
     assert contents(target) == {"a": "1"}
 
 
+def test_what_a_killed_save_with_hooks_has_left_in_the_current_folder_goes_and_the_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.begin(tmp_path / "c")
+    (tmp_path / "c" / "sub").mkdir()
+    (tmp_path / "c" / "by_a_hook").touch()
+    monkeypatch.chdir(tmp_path / "c")
+    folder.remove_leftovers(tmp_path / "c")
+    assert os.listdir(Path.cwd()) == []
+
+
 def test_a_folder_that_is_there_is_not_begun_again(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     folder.begin(tmp_path / "c")

@@ -19,7 +19,7 @@ import pytest
 from accelerate_cpp.checkpoint import folder, in_place
 from accelerate_cpp.checkpoint.files import write_bytes
 from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
-from accelerate_cpp.errors import SystemFailure
+from accelerate_cpp.errors import CheckpointError, SystemFailure
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +193,15 @@ def test_nothing_is_taken_from_elsewhere_or_removed_there(tmp_path: Path) -> Non
     with pytest.raises(SystemFailure, match="shards is no folder"):
         folder.put_back(hostile)
     assert whole(elsewhere) == {"1": "theirs", "a": "theirs"}
+
+
+def test_a_complete_checkpoint_that_cannot_be_read_is_told_and_kept(tmp_path: Path) -> None:
+    target = earlier(tmp_path / "c")
+    new(target).rename(target / in_place._COMPLETE)
+    (target / in_place._COMPLETE / MANIFEST_NAME).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{in_place._COMPLETE} is a checkpoint that a killed save was moving"):
+        folder.put_back(target)
+    assert (target / in_place._COMPLETE / "a").exists()
 
 
 def test_what_a_killed_process_has_written_before_it_was_complete_goes(tmp_path: Path) -> None:

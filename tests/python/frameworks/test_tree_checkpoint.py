@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.frameworks import tree_checkpoint
 from accelerate_cpp.frameworks.tree_checkpoint import FILE_NAME, Expected
@@ -64,6 +65,15 @@ def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else(tmp_path: 
     tree_checkpoint.save(tmp_path / "one", later)
     assert same(tree_checkpoint.load(tmp_path / "one", expected_of(later)), later)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_the_current_folder_gets_the_files_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for tensors in ({"a": torch.zeros(1)}, TENSORS):
+        tree_checkpoint.save(".", tensors)
+    assert Path.cwd() == tmp_path
+    assert same(tree_checkpoint.load(tmp_path, expected_of(TENSORS)), TENSORS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST_NAME, FILE_NAME]
 
 
 @pytest.mark.parametrize(

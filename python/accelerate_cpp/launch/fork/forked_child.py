@@ -38,7 +38,9 @@ def run_child(
     foreign: Iterable[int],
     shows: bool = False,
 ) -> NoReturn:
-    """Runs ``task()`` as this freshly forked process, then ends it without running any of the parent's code.
+    """Runs ``task()`` as this freshly forked process, then ends it without running what the parent does at its end.
+
+    What is registered with :mod:`threading` for that is run, as executors end their threads by it.
 
     Args:
         write_ends: descriptors for standard output, standard error, the error report, and what it shows by IPython.
@@ -86,11 +88,7 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
     try:
         request = _request_of(task, result)
         code = 0 if request is None else _code_of(request)
-        for end in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
-            end()  # of executors, whose threads wait for work
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        _await_threads()
         checkpoints = sys.modules.get(_CHECKPOINTS)
         if checkpoints is not None and code == 0:
             checkpoints.raise_at_the_end()
@@ -104,6 +102,19 @@ def _run_task(task: Callable[[], object], report_to: int, result: int) -> int:
         return 1
     _part_from_others(request if code else None)
     return code
+
+
+def _await_threads() -> None:
+    """Waits for the threads that are no daemons, and for those that they start, as the interpreter does at its end."""
+    pools = sys.modules.get("concurrent.futures.process")
+    if pools is not None:  # those of the parent are not to be woken from here
+        for thread in [one for one in pools._threads_wakeups if not one.is_alive()]:
+            del pools._threads_wakeups[thread]
+    for end in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+        end()  # of executors, whose threads wait for work
+    while left := [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]:
+        for thread in left:
+            thread.join()
 
 
 def _request_of(task: Callable[[], object], result: int) -> SystemExit | None:

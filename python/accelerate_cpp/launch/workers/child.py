@@ -37,11 +37,16 @@ class ChildSetup:
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._prctl, self._fflush = libc.prctl, libc.fflush
+        self._outputs = [ctypes.c_void_p.in_dll(libc, name) for name in ("stdout", "stderr")]
         self._parent = os.getpid()
 
     def flush(self) -> None:
-        """Writes what the C library holds back of all its streams."""
-        self._fflush(None)
+        """Writes what the C library holds back of what was printed.
+
+        Of these streams only: another one may be locked by a thread that waits for input.
+        """
+        for stream in self._outputs:
+            self._fflush(stream)
 
     def __call__(self) -> None:
         """Raises :class:`SystemFailure` where the kernel refuses; ends the process if the parent is already gone."""

@@ -103,6 +103,34 @@ def test_threads_that_a_function_starts_may_finish(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
+def test_launch_does_not_wait_for_a_thread_that_reads() -> None:
+    """As ``input()`` does; it holds the lock of its stream of the C library."""
+    libc, (nothing, end) = ctypes.CDLL(None), os.pipe()
+    libc.fdopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.fdopen(nothing, b"r"))
+    reader = threading.Thread(target=lambda: libc.fgetc(stream))
+    reader.start()
+    try:
+        assert _run(_rank) == [0, 1]
+    finally:
+        os.close(end)
+        reader.join()
+        libc.fclose(stream)
+
+
+def test_threads_of_threads_may_finish(tmp_path: Path) -> None:
+    def first() -> None:
+        time.sleep(0.3)
+        threading.Thread(target=second).start()
+
+    def second() -> None:
+        time.sleep(0.3)
+        (tmp_path / str(_rank())).touch()
+
+    _run(lambda: threading.Thread(target=first).start())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
 def test_a_pool_that_a_function_leaves_to_the_end_is_ended() -> None:
     pools: list[Any] = []
 
