@@ -84,7 +84,7 @@ def go_on(folder: Path) -> None:
         names = _names_in(complete)
         _require_no_obstacles(folder, names)
         kept = {str(folder / name) for name in (*names, *manifest.files, MANIFEST_NAME)}
-        stale = [Path(path) for path in files_as_written(folder) - kept]  # none of them elsewhere
+        stale = [path for path in map(Path, files_as_written(folder) - kept) if _wrong_folder(folder, path) is None]
         for path in stale:
             path.unlink(missing_ok=True)
         _move(names - {MANIFEST_NAME}, complete, folder)

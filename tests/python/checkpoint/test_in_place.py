@@ -18,7 +18,7 @@ import pytest
 
 from accelerate_cpp.checkpoint import folder, in_place
 from accelerate_cpp.checkpoint.files import write_bytes
-from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, check_files, read_manifest
+from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME, Manifest, check_files, files_as_written, read_manifest
 from accelerate_cpp.errors import CheckpointError, SystemFailure
 
 
@@ -193,6 +193,19 @@ def test_nothing_is_taken_from_elsewhere_or_removed_there(tmp_path: Path) -> Non
     with pytest.raises(SystemFailure, match="shards is no folder"):
         folder.put_back(hostile)
     assert whole(elsewhere) == {"1": "theirs", "a": "theirs"}
+
+
+def test_nothing_is_removed_from_the_cache_of_a_hub(tmp_path: Path) -> None:
+    """Whose files may be read through links."""
+    (tmp_path / "model" / "snapshots").mkdir(parents=True)
+    cache = checkpoint(tmp_path / "model" / "blobs", {"a": "theirs"})
+    hostile = checkpoint(tmp_path / "hostile", {"shards/a": "theirs"})
+    shutil.rmtree(hostile / "shards")
+    (hostile / "shards").symlink_to(cache)
+    checkpoint(hostile / in_place._COMPLETE, {"b": "new"})
+    assert str(hostile / "shards" / "a") in files_as_written(hostile)
+    folder.put_back(hostile)
+    assert whole(cache) == {"a": "theirs"}
 
 
 def test_a_complete_checkpoint_that_cannot_be_read_is_told_and_kept(tmp_path: Path) -> None:
