@@ -82,15 +82,17 @@ class FirstValues:
             for key, found in _holders_of(part).items():
                 holders.setdefault(key, []).extend(found)
         self._holders = holders
-        for tensor in dict.fromkeys(tensors):
-            if self.has_no_values(tensor):
-                continue
+        sent = [tensor for tensor in dict.fromkeys(tensors) if not self.has_no_values(tensor)]
+        largest = max((tensor.nbytes for tensor in sent if id(tensor) not in holders), default=0)
+        # One memory for all that is not kept: a broadcast may hold on to its tensor when the next one is made.
+        passing = torch.empty(0 if dist.get_rank() == 0 else largest, dtype=torch.uint8, device=self._device)
+        for tensor in sent:
             if id(tensor) in holders:
                 self.bring([tensor], lambda one: one.dtype)
             elif dist.get_rank() == 0:
                 dist.broadcast(tensor.detach().to(self._device).contiguous(), src=0)
             else:
-                dist.broadcast(torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device), src=0)
+                dist.broadcast(passing[: tensor.nbytes].view(tensor.dtype).view(tensor.shape), src=0)
 
     def _made(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = torch.empty_like(tensor, device=self._device, dtype=dtype)
