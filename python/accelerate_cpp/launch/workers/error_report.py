@@ -45,8 +45,9 @@ class ErrorReport:
         from accelerate_cpp.launch.workers.folded_traceback import folded_traceback
 
         text = folded_traceback(error, frames, whole=env_table.DEBUG_MODE.get())
-        blamed = [blamed_by(_headline(_summary(one))) for one in _chain(error)]
-        return cls(_summary(error), text, next((ranks for ranks in blamed if ranks is not None), None))
+        summaries = [_summary(one) for one in _chain(error)]
+        blamed = (blamed_by(_headline(summary)) for summary in summaries)
+        return cls(summaries[0], text, next((ranks for ranks in blamed if ranks is not None), None))
 
     @property
     def headline(self) -> str:
