@@ -283,6 +283,18 @@ class TestTraining:
             torch.ones(2) + 1
         assert "traceEvents" in json.loads((tmp_path / "traces" / "profile_0.json").read_text())
 
+    def test_a_profile_goes_through_no_link(self, tmp_path: Path) -> None:
+        """Which others may have put where torch writes first."""
+        (tmp_path / "theirs").touch()
+        for name in ("profile_0.json", "profile_0.json.tmp"):
+            (tmp_path / name).symlink_to("theirs")
+        handler = ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path))
+        with Accelerator(cpu=True, kwargs_handlers=[handler]).profile():
+            torch.ones(2) + 1
+        assert (tmp_path / "theirs").read_text() == ""
+        assert "traceEvents" in json.loads((tmp_path / "profile_0.json").read_text())
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["profile_0.json", "profile_0.json.tmp", "theirs"]
+
 
 class TestCollectivesOfOneProcess:
     def test_they_return_their_input_and_reduce_a_copy(self) -> None:

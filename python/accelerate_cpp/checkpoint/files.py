@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from accelerate_cpp.checkpoint.pickle_weight import check_saved_file
-from accelerate_cpp.config.file import waiting_name
+from accelerate_cpp.config.file import in_one_step
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 
 _PIECE = 1 << 20  # bytes; checksummed and written while they are in the processor's cache
@@ -159,13 +159,11 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a name next to ``path`` to write to; the file then replaces ``path`` in one step."""
-    waiting = waiting_name(path)
-    try:
+    """Yields a name next to ``path`` to write to; the file then replaces ``path`` in a step that survives a power
+    failure.
+    """
+    with in_one_step(path) as waiting:
         yield waiting
-        os.replace(waiting, path)
-    finally:
-        waiting.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

@@ -179,6 +179,19 @@ def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
         if "last_epoch" in own and type(inner).__module__.startswith(_TORCHS_OPTIMIZERS):
             needed.append("last_epoch")
         _require_entries(state, needed, source)
+        _require_no_methods(state, inner, source)
+
+
+def _require_no_methods(state: Mapping[str, Any], owner: Any, source: str) -> None:
+    """Torch puts all entries of a schedule's state into the object, where they would hide its methods."""
+    new = [str(name) for name in state if name not in vars(owner)]
+    hidden = [name for name in new if callable(getattr(type(owner), name, None))]
+    hidden += ["optimizer"] if "optimizer" in state else []
+    if hidden:
+        raise CheckpointError(
+            f"{source}: {hidden[0]!r} is no entry of the state of {type(owner).__name__}, and would replace a part of "
+            "it; load another checkpoint; nothing has been changed"
+        )
 
 
 def check_scaler(state: Any, scaler: Any, source: str) -> None:

@@ -6,7 +6,8 @@ import difflib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,14 +279,19 @@ def waiting_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Puts a file with ``text`` in the place of ``path``, in one step. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def in_one_step(path: Path) -> Iterator[Path]:
+    """Yields a name next to ``path`` to write to; the file then replaces ``path``, or a link there."""
     waiting = waiting_name(path)
-    descriptor = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        yield waiting
         os.replace(waiting, path)
     finally:
         waiting.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Puts a file with ``text`` in the place of ``path``, in one step. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with in_one_step(path) as waiting, waiting.open("x", encoding="utf-8") as file:
+        file.write(text)

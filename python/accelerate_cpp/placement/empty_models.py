@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelerate_cpp.config.text import parsed_json
+from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary, Unavailable
 from accelerate_cpp.placement.model_memory import Inputs
 
@@ -170,7 +170,7 @@ def _of_timm(source: str, batch_size: int) -> EmptyModel:
             module = timm.create_model(source, pretrained=False).float().train()
     except Exception as error:
         raise InvalidArgument(f"{source}: timm cannot build it ({_first_line(error)})") from error
-    size = tuple(module.pretrained_cfg["input_size"])
+    size = _sizes(module.pretrained_cfg.get("input_size"), 3, source, "input_size")
     batch = f"{batch_size} x {'x'.join(map(str, size))} pixels"
     return EmptyModel(
         module, f"{type(module).__name__} of timm", lambda: ((torch.zeros(batch_size, *size),), {}), batch
@@ -186,6 +186,8 @@ def _of_transformers(
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise InvalidArgument(f"{source}: transformers cannot read its configuration ({_first_line(error)})") from error
+    if not trust_remote_code:
+        _require_own_kernels(source, config)
     build = _builder(transformers, config, model_class, trust_remote_code)
     length = _length(source, config, sequence_length)
     try:
@@ -209,7 +211,7 @@ def _builder(
     """The class that the caller names, else the repository's own if that is trusted, else the configuration's."""
     own_code = [name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")]
     names = [model_class] if model_class else own_code[-1:] if trust_remote_code else config.architectures or ()
-    name = next((name for name in names if hasattr(transformers, name)), None)
+    name = next((name for name in names if _makes_models(getattr(transformers, str(name), None))), None)
     if name is None and model_class:
         near = difflib.get_close_matches(model_class, dir(transformers), n=1, cutoff=0.3)
         raise InvalidArgument(
@@ -219,6 +221,31 @@ def _builder(
     if hasattr(chosen, "from_config"):  # one of the classes that look at the configuration
         return lambda config: chosen.from_config(config, trust_remote_code=trust_remote_code)
     return lambda config: chosen(config)
+
+
+def _require_own_kernels(source: str, config: Any) -> None:
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    for name in ("_attn_implementation", "_experts_implementation"):
+        chosen = next((value for value in (getattr(part, name, None) for part in parts) if "/" in str(value)), None)
+        if chosen is not None:
+            raise InvalidArgument(
+                f"{source}: its configuration wants {shortened(chosen)} for {name.strip('_')!r}, which is code of the "
+                "Hub: pass --trust_remote_code if you trust both, or take that entry out"
+            )
+
+
+def _makes_models(found: Any) -> bool:
+    return inspect.isclass(found) and (hasattr(found, "from_config") or issubclass(found, nn.Module))
+
+
+def _sizes(value: Any, count: int, source: str, name: str) -> tuple[int, ...]:
+    """``count`` positive integers, which a configuration has under ``name``."""
+    is_list = isinstance(value, (list, tuple)) and len(value) == count
+    if not is_list or not all(type(one) is int and one > 0 for one in value):
+        raise InvalidArgument(
+            f"{source}: expected {count} sizes for {name!r} of its configuration, found {shortened(value)}"
+        )
+    return tuple(value)
 
 
 def inputs_of(
@@ -267,14 +294,16 @@ def _length(source: str, config: Any, wanted: int | None, option: str = "--seque
 
 def _main_input(module: nn.Module, config: Any, batch_size: int, length: int) -> tuple[tuple[int, ...], str]:
     """The shape of the first argument, and the batch in words."""
-    kind = module.main_input_name
+    kind, name = module.main_input_name, type(module).__name__
     if kind == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        image = (getattr(config, "num_channels", 3), height, width)
+        size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+        sizes = [channels, *(size if isinstance(size, (list, tuple)) else (size, size))]
+        image = _sizes(sizes, 3, name, "num_channels and image_size")
         return (batch_size, *image), f"{batch_size} x {'x'.join(map(str, image))} pixels"
     if kind == "input_features":
-        shape = (batch_size, config.num_mel_bins, 2 * config.max_source_positions)
+        found = [getattr(config, one, None) for one in ("num_mel_bins", "max_source_positions")]
+        bins, positions = _sizes(found, 2, name, "num_mel_bins and max_source_positions")
+        shape = (batch_size, bins, 2 * positions)
         return shape, f"{batch_size} x {shape[2]} frames of sound"
     noun = "values of sound" if kind == "input_values" else "tokens"
     return (batch_size, length), f"{batch_size} x {length} {noun}"

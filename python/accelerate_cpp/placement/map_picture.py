@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from accelerate_cpp.config.file import in_one_step
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 from accelerate_cpp.placement.device_map import Device, check_device_map
 from accelerate_cpp.placement.device_memory import get_max_memory
@@ -108,7 +109,8 @@ def draw(table: MapTable, path: Path) -> None:
     panel.set_title(table.title, loc="left", fontweight="bold")
     _draw_legend(figure, rows, axis)
     try:
-        figure.savefig(path, format="png")
+        with in_one_step(path) as waiting:
+            figure.savefig(waiting, format="png")
     except OSError as error:
         raise InvalidArgument(f"device_map_table: png={str(path)!r} cannot be written ({error})") from error
 

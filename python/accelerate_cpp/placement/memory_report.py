@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accelerate_cpp.config.file import in_one_step
 from accelerate_cpp.errors import InvalidArgument, MissingLibrary
 
 _BAR_WIDTH = 60
@@ -148,6 +149,7 @@ def draw(report: Report, path: Path) -> None:
         panel.invert_yaxis()
         panel.set_xlabel("GiB")
     try:
-        figure.savefig(path)
+        with in_one_step(path) as waiting:
+            figure.savefig(waiting, format=path.suffix.lower().lstrip("."))
     except OSError as error:
         raise InvalidArgument(f"--picture {path}: cannot be written ({error})") from error

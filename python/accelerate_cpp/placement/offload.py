@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accelerate_cpp.checkpoint.containment import own_file, why_impossible
 from accelerate_cpp.checkpoint.safetensors_file import open_safetensors
-from accelerate_cpp.config.file import waiting_name
+from accelerate_cpp.config.file import in_one_step
 from accelerate_cpp.config.text import parsed_json, shortened
 from accelerate_cpp.errors import CheckpointError, InvalidArgument, SystemFailure
 from accelerate_cpp.placement.first_fit import prefixes
@@ -374,18 +374,14 @@ def _bytes_of(path: Path, tensor: Tensor) -> Tensor:
 
 def _write(path: Path, data: bytes | memoryview) -> None:
     """Writes a file beside its place and moves it there, so that whoever has mapped an older one keeps that one."""
-    waiting = waiting_name(path)
     try:
-        with waiting.open("xb", buffering=0) as file:
+        with in_one_step(path) as waiting, waiting.open("xb", buffering=0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) :]
-        os.replace(waiting, path)
     except OSError as error:
         raise SystemFailure(
             error.errno,
             f"{os.strerror(error.errno or 0)} while writing {len(data)} bytes to {path}; make room or choose another "
             "folder",
         ) from error
-    finally:
-        waiting.unlink(missing_ok=True)

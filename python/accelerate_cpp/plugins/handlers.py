@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from accelerate_cpp.comm.compression_hooks import hook_for, require_hook
 from accelerate_cpp.config import unsupported
+from accelerate_cpp.config.file import in_one_step
 from accelerate_cpp.errors import InvalidArgument
 from accelerate_cpp.plugins.enums import DDPCommunicationHookType
 
@@ -176,8 +178,8 @@ class ProfileKwargs(KwargsHandler):
         """Writes the trace of ``rank`` into ``output_trace_dir``, if that is set; creates the folder."""
         if self.output_trace_dir is not None:
             os.makedirs(self.output_trace_dir, exist_ok=True)
-            name = PROFILE_PATTERN_NAME.format(suffix=rank)
-            profiler.export_chrome_trace(os.path.join(self.output_trace_dir, name))
+            with in_one_step(Path(self.output_trace_dir, PROFILE_PATTERN_NAME.format(suffix=rank))) as waiting:
+                profiler.export_chrome_trace(str(waiting))
 
 
 def _activity(name: str) -> torch.profiler.ProfilerActivity:

@@ -200,6 +200,9 @@ def test_schedules_loaders_and_scalers_need_what_they_take_out() -> None:
         check_scheduler(plain.state_dict(), by_lambda, "the file")
     with pytest.raises(CheckpointError, match="the file lacks last_epoch"):
         check_scheduler({"state": {}, "param_groups": []}, plain, "the file")
+    for name in ("step", "optimizer"):
+        with pytest.raises(CheckpointError, match=f"the file: '{name}' is no entry of the state of "):
+            check_scheduler({**plain.state_dict(), name: 5}, plain, "the file")
     scaler = torch.amp.GradScaler("cpu")
     check_scaler(scaler.state_dict(), scaler, "the file")
     with pytest.raises(CheckpointError, match="the file lacks growth_factor"):

@@ -117,6 +117,10 @@ def test_a_picture_is_written(folder: Path) -> None:
     done = run(folder, "net", "--library_name", "timm", "--picture", "memory.png")
     assert done.stdout.endswith("accelerate-cpp estimate-memory: wrote memory.png\n")
     assert (folder / "memory.png").stat().st_size > 0
+    (folder / "theirs").touch()
+    (folder / "again.png").symlink_to("theirs")
+    run(folder, "net", "--library_name", "timm", "--picture", "again.png")
+    assert (folder / "theirs").read_bytes() == b""
     refused = run(folder, "net", "--library_name", "timm", "--picture", "memory.doc")
     assert (refused.returncode, refused.stderr.count("\n"), refused.stdout) == (2, 1, "")
 

@@ -112,6 +112,13 @@ def test_the_class_may_be_chosen(tmp_path: Path) -> None:
         empty_model(name, model_class="BertFor")
 
 
+def test_names_that_are_no_models_are_passed_over(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    names = [5, "pipeline", "Trainer"]
+    name = configured(tmp_path, {**TEXT_MODELS["BertForMaskedLM"], "architectures": names})
+    assert empty_model(name).title == "BertModel of transformers"
+
+
 def test_sequences_are_as_long_as_the_model_can_take(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     name = configured(tmp_path, TEXT_MODELS["BertForMaskedLM"])
@@ -125,6 +132,11 @@ def test_sequences_are_as_long_as_the_model_can_take(tmp_path: Path) -> None:
     [
         ({"model_type": "no-such-model"}, "transformers cannot read its configuration"),
         ({**TEXT_MODELS["BertForMaskedLM"], "num_attention_heads": 5}, "transformers cannot build it"),
+        ({**TEXT_MODELS["BertForMaskedLM"], "attn_implementation": "some/kernel"}, "wants 'some/kernel' for 'attn_imp"),
+        (
+            {"model_type": "vit", **SIZES, "image_size": [8, 8, 8], "patch_size": 8},
+            "expected 3 sizes for 'num_channels",
+        ),
     ],
 )
 def test_what_transformers_refuses_is_one_sentence(content: dict[str, Any], words: str, tmp_path: Path) -> None:

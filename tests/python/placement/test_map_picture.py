@@ -70,6 +70,14 @@ def test_the_picture_is_a_png_with_a_bar_for_each_device(tmp_path: Path) -> None
     assert size_of(tmp_path / "two")[1] < size_of(png)[1]
 
 
+def test_a_picture_goes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    (tmp_path / "map.png").symlink_to("theirs")
+    device_map_table(model(), MAP, png=tmp_path / "map.png")
+    assert (tmp_path / "theirs").read_bytes() == b""
+    assert size_of(tmp_path / "map.png")[0] > 0
+
+
 def test_each_part_is_drawn_in_the_colour_of_its_class(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     rows = [
