@@ -31,7 +31,8 @@ def agent_command(plan: LaunchPlan, agent: Agent) -> tuple[str, ...]:
         "max_restarts": agent.max_restarts,
         "monitor_interval": agent.monitor_interval,
         "role": agent.role,
-        "tee": agent.tee,
+        # Without it, the agent makes a folder and writes nothing into it.
+        "tee": "3" if plan.logs.folder is not None and agent.tee == "0" else agent.tee,
     }
     parts = [agent.rdzv_conf] if agent.rdzv_conf else []
     if agent.rdzv_backend == "c10d" and agent.is_host is not None and "is_host=" not in agent.rdzv_conf:

@@ -192,11 +192,15 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
     report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
     theirs = deepspeed_launcher(settings) if group.trains_through_deepspeed else None
     agent = _agent(options, group.launchers, settings) if theirs is None else None
-    if options.monitor and agent is not None:
-        raise InvalidArgument(
-            "--monitor only shows workers that this launcher supervises, but here torch's agent supervises them "
-            f"({agent.rdzv_backend}); leave out --monitor, or --rdzv_backend and --max_restarts"
-        )
+    for flag, is_given, does in (
+        ("--monitor", options.monitor, "shows"),
+        ("--report", options.report is not None, "tells of"),
+    ):
+        if is_given and agent is not None:
+            raise InvalidArgument(
+                f"{flag} only {does} workers that this launcher supervises, but here torch's agent supervises them "
+                f"({agent.rdzv_backend}); leave out {flag}, or --rdzv_backend and --max_restarts"
+            )
     return LaunchPlan(
         command,
         group,

@@ -53,6 +53,14 @@ def test_restarts_over_several_machines_are_the_agents(tmp_path: Path) -> None:
     assert (told.rdzv_backend, told.rdzv_endpoint, told.rdzv_conf) == ("c10d", "head:1234", "is_host=false")
 
 
+def test_a_folder_for_logs_gets_them(tmp_path: Path) -> None:
+    told = [
+        _agent(_plan(tmp_path, rdzv_backend="c10d", **said))
+        for said in ({}, {"log_dir": "logs"}, {"log_dir": "logs", "tee": "0:1,1:2"})
+    ]
+    assert [one.tee for one in told] == ["0", "3", "0:1,1:2"]  # type: ignore[attr-defined]
+
+
 def test_the_agent_ends_with_the_input_of_the_launch_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(elastic_agent, "end_next_program_with_stdin", lambda: done.append("watched"))

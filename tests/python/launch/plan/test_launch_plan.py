@@ -110,6 +110,10 @@ def test_command_is_a_script_a_module_or_a_program(script: str, tmp_path: Path) 
             {"num_machines": 2, "main_process_ip": "head", "num_processes": 2, "rdzv_backend": "c10d", "monitor": True},
             "--monitor only shows workers that this launcher supervises",
         ),
+        (
+            {"num_machines": 2, "main_process_ip": "head", "num_processes": 2, "max_restarts": 1, "report": "r.json"},
+            "--report only tells of workers that this launcher supervises",
+        ),
         ({"tee": "x"}, "--tee 'x'"),
         ({"machine_rank": 1}, "only rank is 0"),
         ({"cpu": True, "multi_gpu": True}, "exclude each other"),
