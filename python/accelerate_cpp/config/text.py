@@ -6,7 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 _TOO_LONG = "Exceeds the limit"  # as Python begins its refusal of a number
@@ -34,9 +34,15 @@ def parsed_yaml(text: str) -> Any:
     if _depth(text) > _DEEPEST:  # the parser would first take time for the square of the depth
         raise _too_deep()
     try:
-        value = yaml.safe_load(text)
-        _written_out(value, {})
-        return value
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _written_out(node, {})  # first, as merged objects are written out while values are made
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
     except RecursionError:
         raise _too_deep() from None
     except yaml.MarkedYAMLError as error:  # without the line itself, which may hold a secret
@@ -56,23 +62,24 @@ def _depth(text: str) -> int:
     return max(accumulate(1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text)), default=0)
 
 
-def _written_out(value: Any, known: dict[int, int | None]) -> int:
-    """How many values ``value`` has where each alias is replaced by what it stands for.
+def _written_out(node: Any, known: dict[int, int | None]) -> int:
+    """How many values ``node`` of a text in YAML has where each alias is replaced by what it stands for.
 
     Args:
         known: the results for lists and objects, by ``id``; ``None`` while one is being counted.
 
     Raises:
         ValueError: there are too many, as in a text whose lists consist of aliases of lists of aliases, or a list
-            contains itself. Whatever prints or copies such a value would take memory for each of them.
+            contains itself. Whatever prints or copies such a value would take memory for each of them, and so does
+            PyYAML where objects merge such lists.
     """
-    if not isinstance(value, (dict, list, tuple, set)):
+    if not isinstance(node.value, list):
         return 1
-    if id(value) not in known:
-        known[id(value)] = None
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_written_out(part, known) for part in parts)
-    count = known[id(value)]
+    if id(node) not in known:
+        known[id(node)] = None
+        parts = chain.from_iterable(node.value) if node.id == "mapping" else node.value
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
+    count = known[id(node)]
     if count is None:
         raise ValueError("a list or an object in it contains itself")
     if count > _MOST_VALUES:

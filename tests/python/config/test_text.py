@@ -38,6 +38,11 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )
 
+# Some releases of PyYAML make the merged pairs one by one.
+MERGED = "a0: &a0 {k: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}\n" for level in range(1, 10)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "reason"),
@@ -47,6 +52,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: !!timestamp x", "does not fit its tag"),
         ("[" * 300 + "]" * 300, "nested more deeply"),
         (BOMB, "with its aliases written out it has more than"),
+        (MERGED, "with its aliases written out it has more than"),
         ("a: &a [*a]", "contains itself"),
         ("!!python/object/apply:os.mkdir [x]", "could not determine a constructor"),
     ],
