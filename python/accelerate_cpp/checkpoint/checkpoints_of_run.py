@@ -152,7 +152,8 @@ class Checkpoints:
             project.iteration = max(ranks.gather(project.iteration))  # the main process may have saved alone
         # All ranks check for the folder before hooks on any of them write into it.
         places = ranks.together("save_state", lambda: _place_of(finding.target_of(project, output_dir)))
-        named, target = places[ranks.place]
+        named, target, _ = places[ranks.place]
+        in_place = any(stays for _, _, stays in places)
         if ranks.alone and not is_main:
             without_rank_0 = ranks.here is not None and 0 not in ranks.here
             if without_rank_0 and ranks.meeting is not None and ranks.meeting.someone_has_left():
@@ -176,7 +177,6 @@ class Checkpoints:
 
         # One after the other: while one rank removes a folder, another may find half of it.
         ranks.together("save_state", clear)
-        in_place = any(ranks.together("save_state", lambda: has_to_stay(target)))
         engines = _engines(strategy, bundle, engine_options)
         in_shards = strategy.layout in ("whole", "shards")
         waits = blocking or engines is not None
@@ -268,17 +268,17 @@ class Checkpoints:
         names = named_parameters(bundle, strategy) if engines is None else []
         folder, states = self._read(input_dir, project, ranks, bundle, names, map_location, load_kwargs)
 
-        read: list[Manifest | None] = []
-        ranks.together("load_state", lambda: read.append(read_manifest(folder)))
-        manifest = read[0]
         strict = bool(load_model_kwargs.get("strict", True))
-        cursors = [] if manifest is None else manifest.cursors
+        manifests: list[Manifest | None] = []
+        cursors: list[dict[str, int | str]] = []
         missing: list[str] = []
         custom: list[Any] = []
         weights: list[dict[str, Any]] = []
         models: list[torch.nn.Module] = []
 
         def check() -> None:
+            manifests.append(read_manifest(folder))
+            cursors.extend([] if manifests[0] is None else manifests[0].cursors)
             custom.extend(read_custom(folder, self.custom_objects))
             missing.extend(check_states(folder, bundle, states))
             check_cursors(cursors)
@@ -298,7 +298,8 @@ class Checkpoints:
             known = restore_parts(own, states, weights, map_location, strategy.restore_model, **load_model_kwargs)
             for one, state in zip(self.custom_objects, custom, strict=True):
                 one.load_state_dict(state)
-            return known, finding.next_iteration(project, None if manifest is None else manifest.iteration)
+            saved = None if manifests[0] is None else manifests[0].iteration
+            return known, finding.next_iteration(project, saved)
 
         for phase in (check, check_models):
             ranks.together("load_state", phase)
@@ -307,7 +308,7 @@ class Checkpoints:
             load_model_kwargs = {}
         everyones = ranks.together("load_state", restore)
         project.iteration = max(iteration for _, iteration in everyones)
-        self.are_of_all = manifest is not None and manifest.world_size > 1
+        self.are_of_all = manifests[0] is not None and manifests[0].world_size > 1
         return everyones[ranks.place][0], cursors
 
     def _read(
@@ -377,9 +378,10 @@ class Checkpoints:
         return replace(own[0], token=tokens[0])
 
 
-def _place_of(named: Path) -> tuple[Path, Path]:
-    """The folder under the name that it was given, and where it is."""
-    return named, followed(named)
+def _place_of(named: Path) -> tuple[Path, Path, bool]:
+    """The folder under the name that it was given, where it is, and whether it has to stay itself."""
+    target = followed(named)
+    return named, target, has_to_stay(target)
 
 
 def _difference_of(checkpoints: Sequence[tuple[str, str]]) -> str | None:
