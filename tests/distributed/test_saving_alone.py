@@ -277,7 +277,9 @@ def saves_when_one_has_left(folder: str, backend: str, gone: int) -> str:
 @BACKENDS
 def test_a_process_does_not_go_on_as_if_one_that_has_left_had_saved(tmp_path: Path, backend: str) -> None:
     told = run_processes(saves_when_one_has_left, 2, str(tmp_path), backend, 0)[1]
-    assert told.startswith("save_state on rank 1 waited for rank 0, but a rank has left")
+    # With torch's backend it may be the store that is missed: it is in rank 0's process here.
+    waited_for = "rank 0" if told.startswith("save_state on") else "the others"
+    assert f"rank 1 waited for {waited_for}, but a rank has left the group: " in told
 
 
 def test_one_that_has_left_is_not_missed_where_the_main_process_saves(tmp_path: Path) -> None:

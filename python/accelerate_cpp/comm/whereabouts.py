@@ -63,12 +63,42 @@ class Whereabouts:
         """The ranks that are in a call on ``topic``, in order. Waits until that is known of all.
 
         Raises:
-            PeerLost: a rank has ended with an error, and might have come. Raised once; later, nobody else is there.
+            PeerLost: a rank has ended with an error, and might have come, or the store has gone with its process.
+                Raised once; later, nobody else is there.
             Timeout: it is not known of a rank within the timeout.
         """
         if self._lost_one:
             return [self._rank]
+        try:
+            return self._meet(topic, self._stores[0])
+        except dist.DistNetworkError as error:
+            self._lost_one = True
+            raise PeerLost(
+                f"rank {self._rank} waited for the others, but a rank has left the group: its store, which rank 0 "
+                "holds unless the launcher does, has gone with its process"
+            ) from error
+
+    def someone_has_left(self) -> bool:
+        """Whether a rank is known to have ended in good order, or the store has gone with its process."""
         store = self._stores[0]
+        gone = [f"gone/{peer}" for peer in range(self._world_size) if peer != self._rank]
+        try:
+            return any(store.check([key]) and not store.get(key) for key in gone)
+        except dist.DistNetworkError:
+            return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the answers for this rank: in good order, or because of ``error``."""
+        if error is not None:
+            first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._reason = f"its program ended with {first_line.removesuffix(': ')}"
+        self._ended = True
+        self._wake.set()
+        self._thread.join(_LAST_SECONDS)  # the store may be out of reach
+        if not self._thread.is_alive():
+            self._stores.clear()
+
+    def _meet(self, topic: str, store: dist.Store) -> list[int]:
         own = _Call(store.add("calls", 1) - 1, self._rank, topic, self._issued() or 0)
         self._own = own
         self._wake.set()
@@ -82,23 +112,6 @@ class Whereabouts:
         finally:
             self._own = None
         return sorted([*here, self._rank])
-
-    def someone_has_left(self) -> bool:
-        """Whether a rank is known to have ended in good order."""
-        store = self._stores[0]
-        gone = [f"gone/{peer}" for peer in range(self._world_size) if peer != self._rank]
-        return any(store.check([key]) and not store.get(key) for key in gone)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Ends the answers for this rank: in good order, or because of ``error``."""
-        if error is not None:
-            first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._reason = f"its program ended with {first_line.removesuffix(': ')}"
-        self._ended = True
-        self._wake.set()
-        self._thread.join(_LAST_SECONDS)  # the store may be out of reach
-        if not self._thread.is_alive():
-            self._stores.clear()
 
     def _answer_of(self, call: _Call, peer: int, store: dist.Store) -> str:
         key = f"answer/{call.number}/{peer}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import secrets
@@ -281,7 +282,13 @@ def waiting_name(path: Path) -> Path:
 
 @contextmanager
 def in_one_step(path: Path) -> Iterator[Path]:
-    """Yields a name next to ``path`` to write to; the file then replaces ``path``, or a link there."""
+    """Yields a name next to ``path`` to write to; the file then replaces ``path``, or a link there.
+
+    Raises:
+        OSError: there is something that is no file, such as the device /dev/null.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file, and is not replaced by one", str(path))
     waiting = waiting_name(path)
     try:
         yield waiting

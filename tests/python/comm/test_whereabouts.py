@@ -140,6 +140,8 @@ def test_a_store_that_has_gone_with_its_process_is_told_as_such() -> None:
     rank = Rank(there, 1, 2, PATIENCE)
     held = None  # as when rank 0 is killed
     rank.place._thread.join(PATIENCE.total_seconds())
-    with pytest.raises(RuntimeError, match=r"[Ss]tore|[Cc]onnection|[Ss]ocket"):
+    assert rank.place.someone_has_left()
+    with pytest.raises(PeerLost, match=r"^rank 1 waited for the others, but a rank has left the group: its store"):
         rank.place.meet("save")
+    assert (rank.place.meet("save"), rank.place.someone_has_left()) == ([1], True)
     rank.place.end()

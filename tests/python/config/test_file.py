@@ -156,6 +156,18 @@ def test_a_link_at_the_name_of_a_file_that_is_being_written_is_not_followed(
     assert (path.read_text(), target.read_text()) == ("new", "kept")
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, a report for ``/dev/null`` would otherwise take the device away from all programs."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link, tmp_path):
+        with pytest.raises(OSError, match="it is no file"):
+            file.replace_text(path, "new")
+    assert {(entry.name, entry.is_symlink()) for entry in tmp_path.iterdir()} == {("pipe", False), ("link", True)}
+    assert pipe.is_fifo()
+
+
 def test_a_written_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
