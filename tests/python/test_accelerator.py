@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_cpp.accelerator import Accelerator
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.prepare.metrics import drop_repeated, rows_of_last_batch
 from accelerate_cpp.runtime import current
 from accelerate_cpp.state import AcceleratorState, GradientState
@@ -294,6 +294,14 @@ class TestTraining:
         assert (tmp_path / "theirs").read_text() == ""
         assert "traceEvents" in json.loads((tmp_path / "profile_0.json").read_text())
         assert sorted(path.name for path in tmp_path.iterdir()) == ["profile_0.json", "profile_0.json.tmp", "theirs"]
+        (tmp_path / "folder" / "profile_0.json").mkdir(parents=True)
+        handler = ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path / "folder"))
+        profile = Accelerator(cpu=True, kwargs_handlers=[handler]).profile()
+        with (
+            pytest.raises(SystemFailure, match=r"profile_0\.json cannot be written; make room or choose another"),
+            profile,
+        ):
+            torch.ones(2) + 1
 
 
 class TestCollectivesOfOneProcess:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from accelerate_cpp.config.text import shortened
 from accelerate_cpp.devices.tree import leaves_of
 from accelerate_cpp.errors import CheckpointError
 
@@ -184,6 +185,17 @@ def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
 
 def _require_no_methods(state: Mapping[str, Any], owner: Any, source: str) -> None:
     """Torch puts all entries of a schedule's state into the object, where they would hide its methods."""
+    if not type(owner).load_state_dict.__module__.startswith(_TORCHS_OPTIMIZERS):
+        return
+    if schedules := getattr(owner, "_schedulers", None):
+        parts = state.get("_schedulers")
+        if not isinstance(parts, list) or len(parts) != len(schedules):
+            raise CheckpointError(
+                f"{source}: expected the states of {len(schedules)} schedules in '_schedulers', found "
+                f"{shortened(parts)}; load another checkpoint; nothing has been changed"
+            )
+        for part, schedule in zip(parts, schedules, strict=True):
+            check_scheduler(part, schedule, source)
     new = [str(name) for name in state if name not in vars(owner)]
     hidden = [name for name in new if callable(getattr(type(owner), name, None))]
     hidden += ["optimizer"] if "optimizer" in state else []

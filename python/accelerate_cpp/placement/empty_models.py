@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,9 +209,9 @@ def _builder(
     transformers: Any, config: Any, model_class: str | None, trust_remote_code: bool
 ) -> Callable[[Any], nn.Module]:
     """The class that the caller names, else the repository's own if that is trusted, else the configuration's."""
-    own_code = [name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")]
-    names = [model_class] if model_class else own_code[-1:] if trust_remote_code else config.architectures or ()
-    name = next((name for name in names if _makes_models(getattr(transformers, str(name), None))), None)
+    own_code = [name for name in _names_in(config, "auto_map") if name.startswith("AutoModel")]
+    names = [model_class] if model_class else own_code[-1:] if trust_remote_code else _names_in(config, "architectures")
+    name = next((name for name in names if _makes_models(getattr(transformers, name, None), transformers)), None)
     if name is None and model_class:
         near = difflib.get_close_matches(model_class, dir(transformers), n=1, cutoff=0.3)
         raise InvalidArgument(
@@ -223,19 +223,28 @@ def _builder(
     return lambda config: chosen(config)
 
 
+def _names_in(config: Any, entry: str) -> list[str]:
+    names = getattr(config, entry, None)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, (list, tuple, Mapping)) else []
+
+
 def _require_own_kernels(source: str, config: Any) -> None:
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
     for name in ("_attn_implementation", "_experts_implementation"):
-        chosen = next((value for value in (getattr(part, name, None) for part in parts) if "/" in str(value)), None)
-        if chosen is not None:
+        chosen = getattr(config, name, None)
+        if "/" in str(chosen) or str(chosen).startswith("flash_"):  # which transformers may take from the Hub, too
             raise InvalidArgument(
                 f"{source}: its configuration wants {shortened(chosen)} for {name.strip('_')!r}, which is code of the "
                 "Hub: pass --trust_remote_code if you trust both, or take that entry out"
             )
+    for name in getattr(config, "sub_configs", ()):
+        _require_own_kernels(source, getattr(config, name, None))
 
 
-def _makes_models(found: Any) -> bool:
-    return inspect.isclass(found) and (hasattr(found, "from_config") or issubclass(found, nn.Module))
+def _makes_models(found: Any, transformers: Any) -> bool:
+    if not inspect.isclass(found) or found is transformers.PreTrainedModel:
+        return False
+    # Classes whose library is missing raise where an attribute is asked for.
+    return inspect.getattr_static(found, "from_config", None) is not None or issubclass(found, nn.Module)
 
 
 def _sizes(value: Any, count: int, source: str, name: str) -> tuple[int, ...]:

@@ -382,6 +382,5 @@ def _write(path: Path, data: bytes | memoryview) -> None:
     except OSError as error:
         raise SystemFailure(
             error.errno,
-            f"{os.strerror(error.errno or 0)} while writing {len(data)} bytes to {path}; make room or choose another "
-            "folder",
+            f"{error.strerror} while writing {len(data)} bytes to {path}; make room or choose another folder",
         ) from error

@@ -15,7 +15,7 @@ import torch
 from accelerate_cpp.comm.compression_hooks import hook_for, require_hook
 from accelerate_cpp.config import unsupported
 from accelerate_cpp.config.file import in_one_step
-from accelerate_cpp.errors import InvalidArgument
+from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.plugins.enums import DDPCommunicationHookType
 
 
@@ -178,8 +178,16 @@ class ProfileKwargs(KwargsHandler):
         """Writes the trace of ``rank`` into ``output_trace_dir``, if that is set; creates the folder."""
         if self.output_trace_dir is not None:
             os.makedirs(self.output_trace_dir, exist_ok=True)
-            with in_one_step(Path(self.output_trace_dir, PROFILE_PATTERN_NAME.format(suffix=rank))) as waiting:
-                profiler.export_chrome_trace(str(waiting))
+            path = Path(self.output_trace_dir, PROFILE_PATTERN_NAME.format(suffix=rank))
+            try:
+                with in_one_step(path) as waiting:
+                    profiler.export_chrome_trace(str(waiting))
+            except OSError as error:
+                raise SystemFailure(
+                    error.errno,
+                    f"{error.strerror}: the profile {path} cannot be written; make room or choose another "
+                    "output_trace_dir",
+                ) from error
 
 
 def _activity(name: str) -> torch.profiler.ProfilerActivity:

@@ -190,6 +190,17 @@ def test_an_optimizer_that_loads_in_a_way_of_its_own_is_asked() -> None:
         check_optimizer({"mine": 1}, Own([torch.nn.Parameter(torch.ones(1))]), "the file")
 
 
+class WithOwnState(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self) -> Any:
+        return [1.0 for _ in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch, "step": 3, "optimizer": "Adam"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last_epoch = state_dict["step"]
+
+
 def test_schedules_loaders_and_scalers_need_what_they_take_out() -> None:
     optimizer = adam((1,))
     plain = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -203,6 +214,17 @@ def test_schedules_loaders_and_scalers_need_what_they_take_out() -> None:
     for name in ("step", "optimizer"):
         with pytest.raises(CheckpointError, match=f"the file: '{name}' is no entry of the state of "):
             check_scheduler({**plain.state_dict(), name: 5}, plain, "the file")
+    chain = torch.optim.lr_scheduler.SequentialLR(optimizer, [plain, by_lambda], [3])
+    check_scheduler(chain.state_dict(), chain, "the file")
+    state = chain.state_dict()
+    state["_schedulers"][1]["get_lr"] = 5
+    with pytest.raises(CheckpointError, match="the file: 'get_lr' is no entry of the state of LambdaLR"):
+        check_scheduler(state, chain, "the file")
+    for parts in (5, state["_schedulers"][:1]):
+        with pytest.raises(CheckpointError, match="the file: expected the states of 2 schedules in '_schedulers'"):
+            check_scheduler({**chain.state_dict(), "_schedulers": parts}, chain, "the file")
+    own = WithOwnState(optimizer)
+    check_scheduler(own.state_dict(), own, "the file")
     scaler = torch.amp.GradScaler("cpu")
     check_scaler(scaler.state_dict(), scaler, "the file")
     with pytest.raises(CheckpointError, match="the file lacks growth_factor"):

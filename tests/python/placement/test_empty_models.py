@@ -113,10 +113,11 @@ def test_the_class_may_be_chosen(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_models_are_passed_over(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    names = [5, "pipeline", "Trainer"]
-    name = configured(tmp_path, {**TEXT_MODELS["BertForMaskedLM"], "architectures": names})
-    assert empty_model(name).title == "BertModel of transformers"
+    transformers = pytest.importorskip("transformers")
+    lacking = [name for name in dir(transformers) if type(getattr(transformers, name)).__name__ == "DummyObject"]
+    for names in ([5, "pipeline", "Trainer", "PreTrainedModel"], 5, lacking):
+        name = configured(tmp_path, {**TEXT_MODELS["BertForMaskedLM"], "architectures": names, "auto_map": [1]})
+        assert empty_model(name).title == "BertModel of transformers"
 
 
 def test_sequences_are_as_long_as_the_model_can_take(tmp_path: Path) -> None:
@@ -133,6 +134,14 @@ def test_sequences_are_as_long_as_the_model_can_take(tmp_path: Path) -> None:
         ({"model_type": "no-such-model"}, "transformers cannot read its configuration"),
         ({**TEXT_MODELS["BertForMaskedLM"], "num_attention_heads": 5}, "transformers cannot build it"),
         ({**TEXT_MODELS["BertForMaskedLM"], "attn_implementation": "some/kernel"}, "wants 'some/kernel' for 'attn_imp"),
+        ({**TEXT_MODELS["BertForMaskedLM"], "attn_implementation": "flash_attention_2"}, "which is code of the Hub"),
+        (
+            {
+                "model_type": "qwen2_5_omni",
+                "attn_implementation": {"thinker_config": {"text_config": "some/kernel"}},
+            },
+            "wants 'some/kernel' for 'attn_imp",
+        ),
         (
             {"model_type": "vit", **SIZES, "image_size": [8, 8, 8], "patch_size": 8},
             "expected 3 sizes for 'num_channels",

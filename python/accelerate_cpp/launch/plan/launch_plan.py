@@ -189,7 +189,6 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         _require_deepspeed(options, os.environ if environ is None else environ)
     tpus = tpu_launch(options, settings, group)
     logs = _logs(options, group.num_processes)
-    report = Path(options.report) if options.report else logs.folder / "report.json" if logs.folder else None
     theirs = deepspeed_launcher(settings) if group.trains_through_deepspeed else None
     agent = _agent(options, group.launchers, settings) if theirs is None else None
     for flag, is_given, does in (
@@ -199,15 +198,17 @@ def resolve(options: LaunchOptions, environ: Mapping[str, str] | None = None) ->
         if is_given and agent is not None:
             raise InvalidArgument(
                 f"{flag} only {does} workers that this launcher supervises, but here torch's agent supervises them "
-                f"({agent.rdzv_backend}); leave out {flag}, or --rdzv_backend and --max_restarts"
+                f"({agent.rdzv_backend}); leave out {flag}, or --max_restarts and --rdzv_backend (or rdzv_backend in "
+                "the configuration file)"
             )
+    beside_logs = logs.folder / "report.json" if logs.folder and agent is None else None
     return LaunchPlan(
         command,
         group,
         settings,
         max_restarts=options.max_restarts,
         logs=logs,
-        report=report,
+        report=Path(options.report) if options.report else beside_logs,
         mpirun=_mpirun(settings, os.environ if environ is None else environ),
         agent=agent,
         elastic=None if options.least_machines is None or agent is not None else _elastic(options, group, settings),

@@ -207,6 +207,10 @@ def test_report_lies_beside_the_logs_unless_a_flag_says_where(script: str, tmp_p
     assert plan.logs.folder is not None
     assert plan.report == plan.logs.folder / "report.json"
     assert resolve(LaunchOptions(script, report="r.json"), {}).report == Path("r.json")
+    watched = LaunchOptions(
+        script, log_dir=str(tmp_path), num_machines=2, main_process_ip="head", num_processes=2, max_restarts=1
+    )
+    assert resolve(watched, {}).report is None
 
 
 def test_compiler_is_always_told(script: str) -> None:
