@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accelerate_cpp import Accelerator
 from accelerate_cpp.checkpoint import manifest
 from accelerate_cpp.config import file as config_file
 from accelerate_cpp.errors import AccelerateError, CheckpointError
-from accelerate_cpp.utils import load, merge_fsdp_weights
+from accelerate_cpp.utils import DataLoaderConfiguration, load, merge_fsdp_weights
 from make_seeds import calling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,26 +53,36 @@ class Calls:
 
 
 def prepared(**options: Any) -> Accelerator:
-    accelerator = Accelerator(cpu=True, **options)
+    """An accelerator with one of everything whose state is in a file of its own."""
+    loaders = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=loaders, **options)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    accelerator.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    loader = DataLoader(range(4))  # type: ignore[arg-type]
+    accelerator.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1), loader)
     return accelerator
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Saved:
     """An accelerator, and a checkpoint of it without checksums, as the original writes them."""
-    accelerator = prepared()
+    accelerator = prepared(mixed_precision="fp16")
     accelerator.save_state(tmp_path / "checkpoint", safe_serialization=False)
     (tmp_path / "checkpoint" / manifest.MANIFEST_NAME).unlink()
     return accelerator, tmp_path / "checkpoint"
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pytorch_model.bin", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "scaler.pt"),
+        "dl_state_dict.bin",
+    ],
+)
 def test_a_pickle_that_needs_more_than_tensors_and_plain_values_is_refused(saved: Saved, name: str) -> None:
     accelerator, folder = saved
     called = folder.parent / "called"
+    assert (folder / name).is_file()
     torch.save({"state": Calls(called)}, folder / name)
     with pytest.raises(
         CheckpointError, match=rf"{name}: expected .* would call functions that the file names: .*mkdir"

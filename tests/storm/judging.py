@@ -9,6 +9,7 @@ from typing import Any
 from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
 from tests.storm.inside import CLOCK_SEEN, MESSAGE
 from tests.storm.program import SHORT_TIMEOUT, needs_timeout
+from tests.storm.sites import lines_of_waits
 
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds; torch.utils.data._utils has the same number."""
@@ -20,7 +21,8 @@ _SENTENCE = re.compile(
     r"(?:failed:|failed first|left first|did not answer)",
     re.MULTILINE,
 )
-_PLACE = re.compile(r"program\.py(:|\", line )\d+")
+# As in "gather at program.py:90 on rank 0 waited for rank 2", or in a traceback.
+_PLACE = re.compile(r"program\.py(?::|\", line )(\d+)")
 # What ends as if nothing had happened.
 HARMLESS = ("stop and continue", "clock set back")
 # What a run may survive: what it needs is not always what was taken from it.
@@ -172,19 +174,28 @@ def status_fits(fault: Fault, seen: Seen) -> bool:
     if fault.start in ("torchrun", "notebook", "kernel"):
         return seen.statuses == [1]
     wanted = _status_of_rank(fault)
-    if fault.start == "hosts":  # where the rank ended well, only the other launcher knows that something is wrong
-        return "exit(0)" in fault.kind or wanted is None or wanted in seen.statuses
-    return wanted is None or seen.statuses == [wanted]
+    if (
+        fault.start == "hosts"
+    ):  # a launcher whose ranks ended well, or because of one elsewhere, has a status of its own
+        return any(status in wanted for status in seen.statuses)
+    return seen.statuses[0] in wanted
 
 
-def _status_of_rank(fault: Fault) -> int | None:
-    """The exit status of a launch for what has hit one of its ranks; ``None``: any but 0."""
+def _status_of_rank(fault: Fault) -> tuple[int, ...]:
+    """The exit status of a launch for what has hit one of its ranks, or one of several."""
     if fault.phase == "data":
-        return 1  # the rank finds that its loader has failed
+        return (1,)  # the rank finds that its loader has failed
     if fault.kind in SIGNALS:
-        return 128 + _NUMBERS[fault.kind]
-    known = {"os._exit(3)": 3, "segfault": 139, "exception": 1, "stop": 1, "sys.exit(0)": 1, "os._exit(0)": 1}
-    return known.get(fault.kind)
+        return (128 + _NUMBERS[fault.kind],)
+    several = {
+        "os._exit(3)": (3,),
+        "segfault": (139,),
+        "out of memory": (137, 1),  # the system kills the process, or Python finds no memory
+        "full /dev/shm": (1, 135),  # an error of the system, or a signal where memory is written that has no room
+        "tiny /dev/shm": (1, 135),
+        "closed stdout": (1, 141),
+    }
+    return several.get(fault.kind, (1,))
 
 
 def _status_of_launcher(fault: Fault, seen: Seen) -> bool:
@@ -251,8 +262,12 @@ def unnamed(fault: Fault, text: str) -> list[str]:
         tells = r"DataLoader worker"
     if not re.search(tells, text):
         missing.append(f"cause ({tells})")
-    if place_is_due(fault) and not _PLACE.search(text):
-        missing.append("place")
+    if place_is_due(fault):
+        places = set(map(int, _PLACE.findall(text)))
+        if not places:
+            missing.append("place")
+        elif operation_is_due(fault) and not places & lines_of_waits(fault.phase):
+            missing.append(f"operation ({fault.phase}, but lines {sorted(places)} of program.py)")
     return missing
 
 
@@ -261,6 +276,15 @@ def place_is_due(fault: Fault) -> bool:
     if fault.phase in (*BEFORE, *AFTER):
         return fault.kind == "exception"
     return fault.start in ("launch", "hosts", "notebook", "kernel")
+
+
+def operation_is_due(fault: Fault) -> bool:
+    """Whether the place that is named must be that of the phase: what the fault takes away may be missed later."""
+    return fault.phase not in (*BEFORE, *AFTER) and fault.kind not in (
+        "lost packets",
+        "closed stdout",
+        "no descriptors",
+    )
 
 
 def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:

@@ -13,14 +13,24 @@ import pytest
 from tests.storm import ROOT
 from tests.storm.draw import COLLECTIVES, KINDS, LAUNCHER, PHASES, STARTS, TRAININGS, Fault, draw
 from tests.storm.inside import CLOCK_SEEN, Strike
-from tests.storm.judging import Seen, judge, seconds_of_silence
+from tests.storm.judging import Seen, judge, seconds_of_silence, status_fits
 from tests.storm.loading import problem
+from tests.storm.sites import lines_of_waits
 from tests.storm.table import are_late, summary, table
 
+
+def line_of(code: str) -> int:
+    """Where ``code`` is in the program of the storm."""
+    lines = (ROOT / "tests" / "storm" / "program.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if code in line]
+    return number
+
+
+GATHER = line_of("run.gather(operand)")
 KILLED = Fault(1, 0, "KILL", "gather", 1, 2, 3, "launch", "plain", True, 0.1, False, 10)
 SAID = (
     "rank 2 (host a, process 7) failed first: killed by SIGKILL (signal 9)",
-    "rank 0: accelerate_cpp.errors.PeerLost: gather at program.py:90 on rank 0 waited for rank 2: rank 2 has ended",
+    f"rank 0: PeerLost: gather at program.py:{GATHER} on rank 0 waited for rank 2: rank 2 has ended",
 )
 
 
@@ -91,6 +101,10 @@ def _seen(said: tuple[str, ...] = SAID, **changes: object) -> Seen:
         (_seen(left=["process 3: train.py"]), ["left: process 3: train.py"]),
         (_seen(checkpoint="is damaged"), ["checkpoint: is damaged"]),
         (_seen(SAID[:1]), ["not named: place"]),
+        (
+            _seen((SAID[0], SAID[1].replace(f":{GATHER}", ":1"))),
+            ["not named: operation (gather, but lines [1] of program.py)"],
+        ),
         (_seen(SAID[1:]), [r"not named: cause (SIGKILL|[Ss]ignal 9\b)"]),
         (
             _seen((SAID[0].replace("rank 2", "rank 0"), SAID[1])),
@@ -103,11 +117,39 @@ def test_each_promise_that_is_broken_is_a_failure(seen: Seen, failures: list[str
     assert judge(KILLED, seen).failures == failures
 
 
+@pytest.mark.parametrize(
+    ("phase", "own", "other"),
+    [
+        ("data", "for step, batch in zip", "dist.all_reduce("),
+        ("forward", "run.backward(squares", "dist.all_reduce("),
+        ("backward", "run.train_batch(", "dist.all_reduce("),
+        ("step", "optimizer.step()", "dist.all_reduce("),
+        ("gather", "run.gather(operand)", "dist.all_reduce("),
+        ("barrier", "run.wait_for_everyone()", "run.load_state("),
+        ("message", "dist.isend(", "run.load_state("),
+        ("tracker", "run.log(", "optimizer.step()"),
+        ("save", "run.save_state()", "dist.all_reduce("),
+        ("load", "run.load_state(", "dist.all_reduce("),
+    ],
+)
+def test_the_operation_that_is_named_is_that_of_the_phase(phase: str, own: str, other: str) -> None:
+    assert line_of(own) in lines_of_waits(phase)
+    assert line_of(other) not in lines_of_waits(phase)
+
+
+@pytest.mark.parametrize(("kind", "right"), [("full disk", [1]), ("segfault", [139]), ("out of memory", [137])])
+def test_the_exit_status_is_that_of_the_fault(kind: str, right: list[int]) -> None:
+    fault = replace(KILLED, kind=kind, phase="save")
+    assert status_fits(fault, _seen(statuses=right))
+    assert not status_fits(fault, _seen(statuses=[3]))
+    assert not status_fits(fault, _seen(statuses=[0]))
+
+
 def test_between_hosts_the_launcher_that_knows_names_the_rank_of_the_other() -> None:
     left = replace(KILLED, kind="sys.exit(0)", start="hosts", rank=0, size=2)
     said = (
         "rank 1 (host b, process 7) failed first: exit code 1 because of rank 0, which another launcher has started",
-        "PeerLost: gather at program.py:90 on rank 1: rank 0 has left the group without this operation",
+        f"PeerLost: gather at program.py:{GATHER} on rank 1: rank 0 has left the group without this operation",
     )
     assert judge(left, _seen(said, statuses=[0, 1])).failures == []
     wrong = (said[0].replace("because of rank 0", "because of rank 2"), said[1])
@@ -134,7 +176,7 @@ def test_what_a_storm_does_to_a_machine_must_have_had_an_effect() -> None:
     assert judge(clock, _seen((), statuses=[0])).failures == ["the clock went on"]
     assert judge(clock, _seen((CLOCK_SEEN,), statuses=[0])).failures == []
     cut = replace(KILLED, kind="cut network", start="hosts")
-    said = ("rank 2 failed: accelerate_cpp.errors.Timeout: gather at program.py:90",)
+    said = (f"rank 2 failed: accelerate_cpp.errors.Timeout: gather at program.py:{GATHER}",)
     assert judge(cut, _seen(said, statuses=[1, 1])).failures == ["no packet was dropped"]
     assert judge(cut, _seen(said, statuses=[1, 1], dropped=3)).failures == []
 
@@ -181,3 +223,13 @@ def test_thirty_faults_end_as_promised(tmp_path: Path) -> None:
     lacking = {row["skipped"] for row in rows if "skipped" in row}
     assert not lacking or os.geteuid() != 0, lacking
     assert done.returncode == 0, done.stdout + "".join(row.get("output", "") for row in rows)[-20000:]
+
+
+@pytest.mark.long
+def test_a_fault_is_made_again_by_its_number(tmp_path: Path) -> None:
+    storm = [sys.executable, "-m", "tests.storm", "--replay", "28:1", "--out", str(tmp_path / "results.jsonl")]
+    done = subprocess.run(storm, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = json.loads((tmp_path / "results.jsonl").read_text())
+    assert row["fault"] == json.loads(draw(28, 1).render())
+    assert row["output"] in done.stdout
