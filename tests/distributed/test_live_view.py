@@ -35,6 +35,38 @@ def train(steps):
     print(f"done {accelerator.process_index}")
 """
 LAUNCH = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--monitor", "train.py"]
+# What takes time of a processor, of a disk that has to write, and of one from which pages of a mapped file are read.
+SLOW = """
+import mmap, os
+
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+
+def write_through(seconds):
+    end = time.monotonic() + seconds
+    with open("written", "wb", buffering=0) as file:
+        while time.monotonic() < end:
+            file.write(os.urandom(1 << 16))
+            os.fsync(file.fileno())
+
+def read_pages(seconds):
+    end = time.monotonic() + seconds
+    with open("mapped", "a+b") as file:
+        if not file.tell():
+            file.write(os.urandom(64 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        while time.monotonic() < end:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+                pages.madvise(mmap.MADV_RANDOM)
+                for place in range(0, len(pages), mmap.PAGESIZE):
+                    pages[place]
+                    if time.monotonic() >= end:
+                        break
+
+"""
 NAMED = re.compile(r"rank (\d+) is slower than the others by (\d+) ms a step")
 
 
@@ -70,11 +102,12 @@ def test_rank_that_is_fifty_milliseconds_slower_is_named_within_ten_steps(script
         ("time.sleep(0.05)", {"it neither computes nor reads a disk"}),
         # Where other programs use the cores, it gets them less than it asks for.
         ("burn(0.05)", {"it computes longer", "it waits for a core, which others use"}),
+        ("write_through(0.3)", {"it waits for a disk"}),
+        ("read_pages(0.3)", {"it waits for pages that are read from a disk or from swap"}),
     ],
 )
 def test_the_cause_is_told_with_the_rank(script: Path, what: str, causes: set[str]) -> None:
-    burn = "def burn(seconds):\n    end = time.thread_time() + seconds\n    while time.thread_time() < end: pass\n\n"
-    text = (script / "train.py").read_text().replace("def train", burn + "def train").replace("time.sleep(0.05)", what)
+    text = (script / "train.py").read_text().replace("def train", SLOW + "def train").replace("time.sleep(0.05)", what)
     (script / "train.py").write_text(text)
     run = subprocess.run(
         launch("--num_processes", "2", steps=100), cwd=script, capture_output=True, text=True, timeout=280

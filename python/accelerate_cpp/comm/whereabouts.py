@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from accelerate_cpp.comm.file_stores import kept
 from accelerate_cpp.comm.slow_wait import SlowWait
 from accelerate_cpp.errors import PeerLost, Timeout
 
@@ -50,7 +51,7 @@ class Whereabouts:
         self, store: dist.Store, rank: int, world_size: int, issued: Callable[[], int | None], timeout: timedelta
     ) -> None:
         # Two, as a blocked operation of one does not block the other.
-        self._stores: list[dist.Store] = [store, store.clone()]  # type: ignore[attr-defined]
+        self._stores: list[dist.Store] = [store, kept(store.clone())]  # type: ignore[attr-defined]
         self._rank, self._world_size, self._issued, self._timeout = rank, world_size, issued, timeout
         self._pause_seconds = max(_SLOW_SECONDS, world_size * _SECONDS_PER_RANK)
         self._own: _Call | None = None

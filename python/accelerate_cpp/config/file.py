@@ -285,9 +285,9 @@ def in_one_step(path: Path) -> Iterator[Path]:
     """Yields a name next to ``path`` to write to; the file then replaces ``path``, or a link there.
 
     Raises:
-        OSError: there is something that is no file, such as the device /dev/null.
+        OSError: there is something else, such as a folder, or the device /dev/null.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not path.is_dir():  # which cannot be replaced
         raise OSError(errno.EINVAL, "it is no file, and is not replaced by one", str(path))
     waiting = waiting_name(path)
     try:

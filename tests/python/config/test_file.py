@@ -161,9 +161,11 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
-    for path in (pipe, link, tmp_path):
+    for path in (pipe, link):
         with pytest.raises(OSError, match="it is no file"):
             file.replace_text(path, "new")
+    with pytest.raises(IsADirectoryError):
+        file.replace_text(tmp_path, "new")
     assert {(entry.name, entry.is_symlink()) for entry in tmp_path.iterdir()} == {("pipe", False), ("link", True)}
     assert pipe.is_fifo()
 
