@@ -131,6 +131,38 @@ def test_the_users_interface_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.choose_gloo_address(store_with("address", "10.0.0.3"), 0, [0, 1]) is None
 
 
+@linux_only
+@pytest.mark.parametrize(
+    ("backends", "here", "within"),
+    [
+        ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "lo"),
+        ("cpu:gloo,cuda:nccl", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "lo"),
+        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, None),
+        ("gloo", {}, None),
+        ("shm", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),  # which finds out by itself who is where
+    ],
+)
+def test_gloo_listens_near_only_while_a_group_on_one_machine_is_made(
+    backends: str, here: dict[str, str], within: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ACCELERATE_CPP_RENDEZVOUS_FD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    with hosts.listening_near(backends):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == within
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@linux_only
+def test_the_users_interface_stays_for_groups_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth7"}.items():
+        monkeypatch.setenv(name, value)
+    with hosts.listening_near("gloo"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
 def test_the_address_of_a_store_is_found_below_its_prefixes() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     assert hosts._address_of_store(dist.PrefixStore("a", dist.PrefixStore("b", store))) == "127.0.0.1"
