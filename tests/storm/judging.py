@@ -22,7 +22,7 @@ _SENTENCE = re.compile(
     re.MULTILINE,
 )
 # As in "gather at program.py:90 on rank 0 waited for rank 2", or in a traceback.
-_PLACE = re.compile(r"program\.py(?::|\", line )(\d+)")
+_PLACE = re.compile(r"(?<!workers/)program\.py(?::|\", line )(\d+)")
 # What ends as if nothing had happened.
 HARMLESS = ("stop and continue", "clock set back")
 # What a run may survive: what it needs is not always what was taken from it.
@@ -174,10 +174,8 @@ def status_fits(fault: Fault, seen: Seen) -> bool:
     if fault.start in ("torchrun", "notebook", "kernel"):
         return seen.statuses == [1]
     wanted = _status_of_rank(fault)
-    if (
-        fault.start == "hosts"
-    ):  # a launcher whose ranks ended well, or because of one elsewhere, has a status of its own
-        return any(status in wanted for status in seen.statuses)
+    if fault.start == "hosts":  # a launcher without the rank that was hit has a status of its own
+        return any(status in wanted for status in seen.statuses) and {*seen.statuses} <= {0, 1, *wanted}
     return seen.statuses[0] in wanted
 
 
@@ -190,10 +188,10 @@ def _status_of_rank(fault: Fault) -> tuple[int, ...]:
     several = {
         "os._exit(3)": (3,),
         "segfault": (139,),
-        "out of memory": (137, 1),  # the system kills the process, or Python finds no memory
+        "out of memory": (137, 1, 134),  # the system kills the process, or Python or C++ finds no memory
         "full /dev/shm": (1, 135),  # an error of the system, or a signal where memory is written that has no room
         "tiny /dev/shm": (1, 135),
-        "closed stdout": (1, 141),
+        "closed stdout": (1, _STATUS_OF_LOST_OUTPUT),
     }
     return several.get(fault.kind, (1,))
 
@@ -279,12 +277,13 @@ def place_is_due(fault: Fault) -> bool:
 
 
 def operation_is_due(fault: Fault) -> bool:
-    """Whether the place that is named must be that of the phase: what the fault takes away may be missed later."""
-    return fault.phase not in (*BEFORE, *AFTER) and fault.kind not in (
-        "lost packets",
-        "closed stdout",
-        "no descriptors",
-    )
+    """Whether the place that is named must be that of the phase.
+
+    What the fault takes away may be missed later, and torch tells the end of a loader's process at any place.
+    """
+    if fault.phase in (*BEFORE, "data", *AFTER):
+        return False
+    return fault.kind not in ("lost packets", "closed stdout", "no descriptors")
 
 
 def row(fault: Fault, seen: Seen, verdict: Verdict) -> dict[str, Any]:

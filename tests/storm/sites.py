@@ -10,9 +10,10 @@ from tests.storm.draw import COLLECTIVES
 
 _PROGRAM = Path(__file__).with_name("program.py")
 _ORDER = ("backward", "step", *COLLECTIVES, "message", "tracker", "save", "load")
-_IN_BACKWARD = ("data", "forward", "backward")
+_IN_BACKWARD = ("forward", "backward")
 # Who is hit in a phase is waited for there, or in the next one that needs all; others may still be in the one before.
-_NEAR = range(-1, 3)
+# Not all phases need all.
+_NEAR = range(-2, 3)
 # What begins a phase in the body of the step.
 _BEGINS = {
     "reach('step'": "step",
@@ -40,9 +41,9 @@ def _lines_of_phases() -> dict[str, set[int]]:
         if isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare):
             lines[ast.literal_eval(statement.test.comparators[0])].update(_spanned(statement.body))
     lines["message"].update(_spanned(functions["exchange_messages"].body))
-    for statement in ast.walk(functions["train"]):  # where batches are awaited, which may come from other processes
-        if isinstance(statement, ast.For):
-            lines["backward"].add(statement.lineno)
+    for statement in functions["train"].body:  # the end comes after the last save, or load
+        if "end_training" in ast.unparse(statement):
+            lines["load"].add(statement.lineno)
     phase = "backward"
     for statement in functions["one_step"].body:
         text = ast.unparse(statement)

@@ -6,16 +6,20 @@ import ctypes
 
 import torch.distributed as dist
 
+DESCRIPTORS = "/proc/self/fd/"
+
 
 def kept(store: dist.Store) -> dist.Store:
-    """``store``, which is never destroyed if it is one in a file.
+    """``store``, which is never destroyed if it is one in a memory file of a launcher.
 
     Its destructor opens the file once more, and where that fails, as for a process that has no descriptor left, torch
-    ends the process with SIGABRT, which hides why it was ending. Such a store holds nothing open.
+    ends the process with SIGABRT, which hides why it was ending. Such a store holds nothing open. Files with a name are
+    removed by that destructor, so that a program can use the name again.
     """
     underlying = store
     while isinstance(underlying, dist.PrefixStore):
         underlying = underlying.underlying_store
-    if isinstance(underlying, dist.FileStore):
+    path = getattr(underlying, "path", "") if isinstance(underlying, dist.FileStore) else ""
+    if path.startswith(DESCRIPTORS):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
-from accelerate_cpp.comm.file_stores import kept
+from accelerate_cpp.comm.file_stores import DESCRIPTORS, kept
 from accelerate_cpp.comm.fresh_store import fresh_store
 from accelerate_cpp.comm.hosts import all_ranks_are_here, listening_near
 from accelerate_cpp.comm.joining import announced_joining
@@ -36,7 +36,7 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
         return shared, rank, world_size
     if rank is None or not 0 <= rank < world_size:
         raise InvalidArgument(f"RANK={rank} is not within WORLD_SIZE={world_size}")
-    store = kept(dist.FileStore(f"/proc/self/fd/{descriptor}", world_size))
+    store = kept(dist.FileStore(f"{DESCRIPTORS}{descriptor}", world_size))
     store.set_timeout(timeout)
     return store, rank, world_size
 

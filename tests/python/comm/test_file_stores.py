@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-
-PROGRAM = """
-import resource, sys
 import torch.distributed as dist
+
 from accelerate_cpp.comm.file_stores import kept
 
-store = dist.FileStore(sys.argv[1], 1)
-if sys.argv[2] == "store":
+PROGRAM = """
+import os, resource, sys
+import torch.distributed as dist
+from accelerate_cpp.comm.file_stores import DESCRIPTORS, kept
+
+store = dist.FileStore(f"{DESCRIPTORS}{os.memfd_create('store')}", 1)
+if sys.argv[1] == "store":
     stores = [kept(store)]
 else:
     stores = [kept(store), kept(dist.PrefixStore("a", store).clone())]
@@ -28,7 +31,14 @@ sys.exit(3)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="launches elsewhere have no store in a file")
 @pytest.mark.parametrize("which", ["store", "clone"])
-def test_a_store_does_not_end_a_process_without_descriptors(which: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), which]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def test_a_store_does_not_end_a_process_without_descriptors(which: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, which], capture_output=True, text=True, timeout=300)
     assert done.returncode == 3, done.stderr
+
+
+def test_a_file_of_the_user_is_removed_with_its_store(tmp_path: Path) -> None:
+    store = kept(dist.FileStore(str(tmp_path / "store"), 1))
+    store.set("key", "value")
+    assert (tmp_path / "store").exists()
+    del store
+    assert not (tmp_path / "store").exists()
