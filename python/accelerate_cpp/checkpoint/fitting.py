@@ -180,22 +180,28 @@ def check_scheduler(state: Any, scheduler: Any, source: str) -> None:
         if "last_epoch" in own and type(inner).__module__.startswith(_TORCHS_OPTIMIZERS):
             needed.append("last_epoch")
         _require_entries(state, needed, source)
-        _require_no_methods(state, inner, source)
+        if type(inner).load_state_dict.__module__.startswith(_TORCHS_OPTIMIZERS):
+            _check_parts(state, inner, source)
+            _require_no_methods(state, inner, source)
+
+
+def _check_parts(state: Mapping[str, Any], owner: Any, source: str) -> None:
+    """Looks at the states of the schedules that a schedule consists of."""
+    schedules = getattr(owner, "_schedulers", None)
+    if not schedules:
+        return
+    parts = state.get("_schedulers")
+    if not isinstance(parts, list) or len(parts) != len(schedules):
+        raise CheckpointError(
+            f"{source}: expected the states of {len(schedules)} schedules in '_schedulers', found "
+            f"{shortened(parts)}; load another checkpoint; nothing has been changed"
+        )
+    for part, schedule in zip(parts, schedules, strict=True):
+        check_scheduler(part, schedule, source)
 
 
 def _require_no_methods(state: Mapping[str, Any], owner: Any, source: str) -> None:
     """Torch puts all entries of a schedule's state into the object, where they would hide its methods."""
-    if not type(owner).load_state_dict.__module__.startswith(_TORCHS_OPTIMIZERS):
-        return
-    if schedules := getattr(owner, "_schedulers", None):
-        parts = state.get("_schedulers")
-        if not isinstance(parts, list) or len(parts) != len(schedules):
-            raise CheckpointError(
-                f"{source}: expected the states of {len(schedules)} schedules in '_schedulers', found "
-                f"{shortened(parts)}; load another checkpoint; nothing has been changed"
-            )
-        for part, schedule in zip(parts, schedules, strict=True):
-            check_scheduler(part, schedule, source)
     new = [str(name) for name in state if name not in vars(owner)]
     hidden = [name for name in new if callable(getattr(type(owner), name, None))]
     hidden += ["optimizer"] if "optimizer" in state else []

@@ -139,9 +139,10 @@ def address_towards(host: str) -> str | None:
 def _address_of_store(store: dist.Store) -> str | None:
     import torch.distributed as dist
 
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store.host if isinstance(store, dist.TCPStore) else None
+    from accelerate_cpp.comm.stores import innermost  # here, as it loads torch
+
+    found = innermost(store)
+    return found.host if isinstance(found, dist.TCPStore) else None
 
 
 def choose_gloo_address(store: dist.Store, rank: int, hosts: list[int], numbers: Sequence[int] = ()) -> str | None:

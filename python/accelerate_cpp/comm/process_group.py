@@ -12,11 +12,11 @@ from typing import Any
 import torch.distributed as dist
 
 from accelerate_cpp.comm.backend import BACKEND_NAME, register
-from accelerate_cpp.comm.file_stores import DESCRIPTORS, kept
 from accelerate_cpp.comm.fresh_store import fresh_store
 from accelerate_cpp.comm.hosts import all_ranks_are_here, listening_near
 from accelerate_cpp.comm.joining import announced_joining
 from accelerate_cpp.comm.slow_wait import JoiningWait
+from accelerate_cpp.comm.stores import DESCRIPTORS, kept
 from accelerate_cpp.config import env_table
 from accelerate_cpp.errors import InvalidArgument
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from accelerate_cpp.comm.file_stores import kept
 from accelerate_cpp.comm.slow_wait import SlowWait
+from accelerate_cpp.comm.stores import kept
 from accelerate_cpp.errors import PeerLost, Timeout
 
 _ELSEWHERE = "elsewhere"

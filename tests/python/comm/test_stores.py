@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from accelerate_cpp.comm.file_stores import kept
+from accelerate_cpp.comm.stores import kept
 
 PROGRAM = """
 import os, resource, sys
 import torch.distributed as dist
-from accelerate_cpp.comm.file_stores import DESCRIPTORS, kept
+from accelerate_cpp.comm.stores import DESCRIPTORS, kept
 
 store = dist.FileStore(f"{DESCRIPTORS}{os.memfd_create('store')}", 1)
 if sys.argv[1] == "store":
