@@ -23,24 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of a launch is set, and there is no state of an ``Accelerator``, nor will there be afterwards.
+def _fresh_state(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds the state of an ``Accelerator`` of the test before, or the name of a device.
 
     Operations of cuDNN take their algorithm from the shapes alone, so that a program gives the same bits each time.
     """
-    from accelerate_cpp.state import AcceleratorState, GradientState
-
-    def reset() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_TORCH_DEVICE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    reset()
-    yield
-    reset()
 
 
 class Gate:

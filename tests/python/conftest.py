@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -25,22 +25,6 @@ def quick_collections() -> None:
     """Spares the collector what the tests before have loaded: a collection takes most of a second otherwise."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of a launch is set, and there is no state of an ``Accelerator``, nor will there be afterwards."""
-    from accelerate_cpp.state import AcceleratorState, GradientState
-
-    def reset() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.delenv(name, raising=False)
-    reset()
-    yield
-    reset()
 
 
 @pytest.fixture
