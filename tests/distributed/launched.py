@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 STARTED: list[subprocess.Popen[str]] = []
 """The launchers of a test, which ``no_launcher_is_left`` ends after it."""
+
+
+def patient_launch(**seconds: float) -> list[str]:
+    """The command of a launch whose launcher waits for so long, however slow the machine.
+
+    Args:
+        seconds: by the name of a constant, as ``notices_HELD_SECONDS`` for the one of ``launch.workers.notices``.
+    """
+    lines = ["import sys", "from accelerate_cpp.commands.launch import main"]
+    for name, value in seconds.items():
+        module, _, constant = name.partition("_")
+        lines += [f"from accelerate_cpp.launch.workers import {module}", f"{module}.{constant}  # fails without it"]
+        lines.append(f"{module}.{constant} = {value}")
+    return [sys.executable, "-X", "faulthandler", "-c", "\n".join([*lines, "sys.exit(main())"])]
 
 
 def lives(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,37 +91,42 @@ def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
 class Records:
     """A handler that keeps what the package's logger says."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_message: Callable[[str], None] = lambda message: None) -> None:
         import logging
 
         self.messages: list[str] = []
+
+        def emit(record: logging.LogRecord) -> None:
+            self.messages.append(record.getMessage())
+            on_message(self.messages[-1])
+
         handler = logging.Handler()
-        handler.emit = lambda record: self.messages.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = emit  # type: ignore[method-assign]
         logging.getLogger("accelerate_cpp.comm").addHandler(handler)
 
 
-def slow(asynchronous: bool) -> tuple[list[str], int]:
-    """What rank 0, which waits for rank 1, logs; and the line of its call."""
+def slow(asynchronous: bool, quiet: bool) -> tuple[list[str], int]:
+    """What rank 0, which waits for rank 1, logs; and the line of its call. If ``quiet``, nothing is waited for."""
     import torch
 
     dist = register()
     dist.init_process_group("cpu:shm")
-    rank, records, made = dist.get_rank(), Records(), 0
+    rank, made = dist.get_rank(), 0
+    records = Records(lambda message: tell("rank 0 has warned") if "all_reduce" in message else None)
     if rank == 0:
         work, made = dist.all_reduce(torch.ones(3), async_op=True), line()
         if asynchronous:
             work.get_future()  # the thread runs it
         while asynchronous and not records.messages:
             work.is_completed()
-        tell("rank 0 has warned") if asynchronous else None
         work.wait()
     else:
-        if asynchronous:
-            wait_for("rank 0 has warned")
-        else:
+        if quiet:
             import time
 
-            time.sleep(1)  # a rank that is late, for longer than the other waits without a word
+            time.sleep(1)  # a rank that is late, for longer than the other would wait without a word
+        else:
+            wait_for("rank 0 has warned")
         dist.all_reduce(torch.ones(3))
     meet("done", rank, 2)
     return records.messages, made
@@ -129,7 +135,7 @@ def slow(asynchronous: bool) -> tuple[list[str], int]:
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_rank_that_waits_for_long_says_for_whom_and_where_it_is(asynchronous: bool) -> None:
     environment = {"ACCELERATE_CPP_SLOW_WAIT_SECONDS": "0.2"}
-    (messages, made), _ = run_processes(slow, 2, asynchronous, environment=environment)
+    (messages, made), _ = run_processes(slow, 2, asynchronous, False, environment=environment)
     [message] = [message for message in messages if "all_reduce" in message]
     assert "rank 1" in message
     assert f"{HERE}:{made}" in message
@@ -137,12 +143,12 @@ def test_a_rank_that_waits_for_long_says_for_whom_and_where_it_is(asynchronous: 
 
 def test_nothing_is_said_when_that_is_asked_for() -> None:
     environment = {"ACCELERATE_CPP_SLOW_WAIT_SECONDS": "0"}
-    (messages, _), _ = run_processes(slow, 2, False, environment=environment)
+    (messages, _), _ = run_processes(slow, 2, False, True, environment=environment)
     assert messages == []
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:
-    outcomes = start_processes(slow, 2, False, environment={"ACCELERATE_CPP_SLOW_WAIT_SECONDS": "soon"})
+    outcomes = start_processes(slow, 2, False, True, environment={"ACCELERATE_CPP_SLOW_WAIT_SECONDS": "soon"})
     for outcome in outcomes:
         assert outcome.exit_code != 0
         assert "ACCELERATE_CPP_SLOW_WAIT_SECONDS='soon': expected a number of seconds" in outcome.stderr

@@ -81,7 +81,7 @@ def test_a_process_that_dies_is_named_with_its_end(tmp_path: Path) -> None:
 def test_a_script_that_does_not_end_is_stopped_and_the_place_named(tmp_path: Path) -> None:
     script = tmp_path / "forever.py"
     script.write_text("import threading\n\nthreading.Event().wait()\n")
-    status, findings, _ = check(tmp_path, "--time_limit", "1", script)
+    status, findings, _ = check(tmp_path, "--time_limit", "10", script)
     assert status == 1
     assert {(one["code"], one["where"]) for one in findings if one["level"] == "error"} == {
         ("too-slow", "forever.py:3")

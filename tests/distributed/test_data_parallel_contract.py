@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -295,7 +294,7 @@ def wrap_and_go(attempts: int, how: str) -> list[str]:
         try:
             backend = create_backend(store, rank, size, TIMEOUT)
             if how != "connected":
-                DataParallel(torch.nn.Linear(2, 2), backend.communicator, timedelta(seconds=10))
+                DataParallel(torch.nn.Linear(2, 2), backend.communicator, TIMEOUT)
         except Exception as error:
             errors.append(f"attempt {attempt}: {error!r}")
         if how == "dropped":

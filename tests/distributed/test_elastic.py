@@ -25,17 +25,19 @@ SIZE = 480
 
 
 def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path: Path) -> None:
-    with ElasticRun(tmp_path, ["1", str(SIZE)], most=2) as run:
+    with ElasticRun(tmp_path, ["1000", str(SIZE)], most=2) as run:
         run.start(), run.start()
         run.until_steps_of(2)
         run.launchers.pop().kill()
         run.until_steps_of(1)
         run.start()
         run.until_steps_of(2)
+        run.is_enough()
         assert run.end() == [0, 0], "\n".join(run.lines)
         assert any("is gone" in line for line in run.lines)
         assert any("has come" in line for line in run.lines)
-    assert run.seen() == seen_by_one_process(tmp_path / "alone", ["1", str(SIZE)])
+    epochs = len(run.seen()) // SIZE
+    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +102,7 @@ FAILURES = {"OutOfMemoryError": raise_out_of_memory, "KeyboardInterrupt": raise_
 
 
 def fails_and_goes_on(kind: str, synchronises_inside: bool, plain_backward: bool) -> list[Any]:
-    """The kinds, texts and times of what three failing passes raised here, each between steps that work."""
+    """The kinds and texts of what three failing passes raised here, each between steps that work."""
     import torch.distributed as dist
 
     accelerator, model, optimizer, to_do = prepared(synchronises_inside)
@@ -115,12 +114,11 @@ def fails_and_goes_on(kind: str, synchronises_inside: bool, plain_backward: bool
         loss = loss_of(model, dist.get_rank(), 0)
         optimizer.zero_grad()
         dist.barrier()
-        begin = time.monotonic()
         try:
             loss.backward() if plain_backward else accelerator.backward(loss)
-            found.append(("nothing", "was raised", 0.0))
+            found.append(("nothing", "was raised"))
         except BaseException as error:
-            found.append((type(error).__name__, str(error), time.monotonic() - begin))
+            found.append((type(error).__name__, str(error)))
         assert all(parameter.grad is None for parameter in model.parameters())
     trains_like_one_process(accelerator, model, optimizer)
     return found
@@ -133,7 +131,7 @@ def fails_and_goes_on(kind: str, synchronises_inside: bool, plain_backward: bool
 )
 def test_the_next_pass_works(kind: str, text: str, synchronises_inside: bool, plain_backward: bool) -> None:
     for rank, passes in enumerate(run_processes(fails_and_goes_on, 3, kind, synchronises_inside, plain_backward)):
-        for found_kind, found_text, seconds in passes:
+        for found_kind, found_text in passes:
             assert found_kind == (kind if rank == FAILING else "PeerLost"), found_text
             if rank == FAILING:
                 assert text in found_text
@@ -142,7 +140,6 @@ def test_the_next_pass_works(kind: str, text: str, synchronises_inside: bool, pl
                     "ended in an exception" if plain_backward else f"raised {kind}: {text}"
                 )
                 assert f"rank {FAILING} withdrew: {reason}" in found_text
-            assert seconds < 60  # 0.1 on an idle machine; without the news it is the timeout
 
 
 def interrupted_while_it_waits() -> tuple[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import lives, outputs_of
+from launched import lives, outputs_of, patient_launch
 
 # Every worker of these scripts names itself by a file pid-<rank>; the file appears with its whole content.
 NAMES_ITSELF = """
@@ -33,16 +33,18 @@ leave(f"pid-{RANK}", os.getpid())
 """
 WAITS = "time.sleep(600)\n"
 PATIENCE_SECONDS = 120.0
+GRACE_SECONDS = 5.0
+"""What workers get to end after each signal: the launcher's own, but where a test waits for what they do in it."""
 
 
 class Job:
     """A running launch in a folder of its own."""
 
-    def __init__(self, folder: Path, script: str, *flags: str) -> None:
+    def __init__(self, folder: Path, script: str, *flags: str, grace_seconds: float) -> None:
         self.folder = folder
         (folder / "train.py").write_text(NAMES_ITSELF + script)
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "accelerate_cpp.commands.launch", "--cpu", *flags, "train.py"],
+            [*patient_launch(supervisor_GRACE_SECONDS=grace_seconds), "--cpu", *flags, "train.py"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,10 +74,10 @@ def eventually(condition: Callable[[], bool]) -> None:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def start(script: str, num_processes: int = 2, *flags: str) -> Job:
+    def start(script: str, num_processes: int = 2, *flags: str, grace_seconds: float = GRACE_SECONDS) -> Job:
         folder = tmp_path / f"job-{len(jobs)}"
         folder.mkdir()
-        jobs.append(Job(folder, script, "--num_processes", str(num_processes), *flags))
+        jobs.append(Job(folder, script, "--num_processes", str(num_processes), *flags, grace_seconds=grace_seconds))
         return jobs[-1]
 
     yield start
@@ -179,7 +181,7 @@ def test_killed_launcher_takes_along_what_workers_have_started(launch: Callable[
 
 def test_sigquit_lets_workers_clean_up_and_takes_along_what_they_have_started(launch: Callable[..., Job]) -> None:
     cleans_up = "signal.signal(signal.SIGTERM, lambda *_: (leave(f'cleaned-{RANK}', 1), sys.exit(1)))\n"
-    job = launch(cleans_up + STARTS_OTHERS + WAITS)
+    job = launch(cleans_up + STARTS_OTHERS + WAITS, grace_seconds=20)  # which the one that refuses takes
     others = _pids_of_others(job.folder)
     job.process.send_signal(signal.SIGQUIT)
     assert job.end()[0] == 128 + signal.SIGQUIT
@@ -215,7 +217,8 @@ def test_ctrl_c_ends_the_workers(launch: Callable[..., Job], script: str) -> Non
 def test_ctrl_c_lets_workers_clean_up(launch: Callable[..., Job]) -> None:
     job = launch(
         "try:\n    leave(f'ready-{RANK}', 1); time.sleep(600)\n"
-        "except KeyboardInterrupt:\n    leave(f'cleaned-{RANK}', 1)\n"
+        "except KeyboardInterrupt:\n    leave(f'cleaned-{RANK}', 1)\n",
+        grace_seconds=PATIENCE_SECONDS,
     )
     for rank in range(2):
         eventually((job.folder / f"ready-{rank}").exists)
@@ -228,7 +231,8 @@ def test_second_ctrl_c_kills_workers_that_refuse(launch: Callable[..., Job]) -> 
     job = launch(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGINT, lambda *_: leave(f'refused-{RANK}', 1))\n"
-        "leave(f'ready-{RANK}', 1)\nwhile True: time.sleep(600)\n"
+        "leave(f'ready-{RANK}', 1)\nwhile True: time.sleep(600)\n",
+        grace_seconds=PATIENCE_SECONDS,
     )
     for answer in ("ready", "refused"):
         for rank in range(2):

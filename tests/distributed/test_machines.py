@@ -29,9 +29,9 @@ MEETS = """
 import os, sys, torch
 from accelerate_cpp import Accelerator
 accelerator = Accelerator()
+total = accelerator.reduce(torch.tensor(1.0)).item()
 with open(f"pid-{accelerator.process_index}", "w") as file:
     file.write(str(os.getpid()))
-total = accelerator.reduce(torch.tensor(1.0)).item()
 where = os.stat("/proc/self/ns/net").st_ino
 print(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index, total, where, flush=True)
 accelerator.end_training()

@@ -15,7 +15,7 @@ def joined() -> str:
     from accelerate_cpp.utils import InitProcessGroupKwargs
 
     try:
-        Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=1))])
+        Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=10))])
     except Timeout as error:
         return str(error)
     return "has joined"

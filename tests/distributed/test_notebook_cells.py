@@ -69,7 +69,13 @@ def cells(
     folder = tmp_path_factory.mktemp("notebook")
     resources = {"metadata": {"path": str(Path(folder))}}
     NotebookClient(
-        notebook, timeout=240, allow_errors=True, kernel_manager_class=ThisPython, resources=resources
+        notebook,
+        timeout=240,
+        iopub_timeout=240,
+        startup_timeout=240,
+        allow_errors=True,
+        kernel_manager_class=ThisPython,
+        resources=resources,
     ).execute()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     outputs = {name: list(cell.outputs) for name, cell in zip(CELLS, notebook.cells, strict=True)}

@@ -21,6 +21,8 @@ def executed(name: str, folder: Path) -> nbformat.NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=240,
+        iopub_timeout=240,
+        startup_timeout=240,
         kernel_manager_class=ThisPython,
         resources={"metadata": {"path": str(folder)}},
     )

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -200,7 +201,7 @@ def raises_in_backward(late: bool) -> Error:
     def fail() -> None:
         raise ValueError("out of ideas")
 
-    _, rank = connect(seconds=20)
+    _, rank = connect()
     error = error_of(backward_of(fail if rank == 1 else None, late))
     meet("over", rank, 2)  # rank 1 stays until then: it is not its end that rank 0 notices
     return error
@@ -243,16 +244,17 @@ def test_a_mismatch_keeps_its_type_through_backward() -> None:
 
 def stopped(in_backward: bool) -> Error:
     """Rank 1 stops itself; rank 0 waits for it in vain, then lets it go on."""
-    dist, rank = connect(seconds=10)
+    dist, rank = connect(30 if in_backward else 120)
     store = dist.distributed_c10d._get_default_store()
     error = ("", "")
     wait = backward_of(None) if in_backward else lambda: dist.barrier(timeout=timedelta(seconds=1))
     if rank == 0:
         process = int(store.get("process"))
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
         error = error_of(wait)
         os.kill(process, signal.SIGCONT)
     else:
-        # Rank 0 waits for this text; whether it begins its own wait before the stop or after makes no difference.
         store.set("process", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     meet("over", rank, 2)

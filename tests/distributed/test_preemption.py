@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launched import STARTED
+from launched import STARTED, patient_launch
 
 PATIENCE_SECONDS = 240.0
 TRAINS = """
@@ -123,7 +123,7 @@ def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder
 
 def test_a_notice_while_workers_start_is_kept_for_them(folder: Path) -> None:
     """SIGUSR1 would end them before they have said what it means to them."""
-    command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_processes", "2", "train.py"]
+    command = [*patient_launch(notices_HELD_SECONDS=PATIENCE_SECONDS), "--cpu", "--num_processes", "2", "train.py"]
     launcher = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     STARTED.append(launcher)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")

@@ -23,7 +23,7 @@ from processes import run_processes as run
 from rank_process import may_be_forked
 
 STARTS = pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 def await_true(condition: Callable[[], Any]) -> None:

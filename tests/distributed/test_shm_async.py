@@ -255,8 +255,8 @@ def interrupted(helping: bool) -> str:
         works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
         if not helping:
             works[-1].get_future()  # the thread runs them
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             works[-1].wait()
         except BaseException as error:
             found = type(error).__name__

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.launch.plan.host_resources import free_port
+
 NOBODY = 65534
 SCRIPT = """
 import os, sys
@@ -266,15 +268,13 @@ def test_ports_for_accelerators_are_those_of_this_machine_alone(tmp_path: Path) 
 
 def test_the_store_at_an_address_of_this_machine_alone_listens_there_alone(tmp_path: Path) -> None:
     """As where MPI starts several launchers on one machine; torch's listens on all interfaces by itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     (tmp_path / "train.py").write_text(LISTENING.format(device="cpu"))
     group = {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
     }
     done = subprocess.run(
         [sys.executable, "train.py"],

@@ -222,6 +222,7 @@ TEST_F(NcclCommTest, LetsTheUserInterruptAWait) {
 }
 
 TEST_F(NcclCommTest, AWaitForARankThatNeverComesTimesOutAndFreesTheStream) {
+  nccl_double().polls_until_enqueued = 0;  // so that an operation is on its stream within any timeout
   run_ranks(2,
             [](NcclComm& comm, CudaStream stream) {
               if (comm.rank() == 1) {
@@ -320,6 +321,7 @@ TEST_F(NcclCommTest, LeavesInOrderWhenTheWorkHasEnded) {
 }
 
 TEST_F(NcclCommTest, LeavesByAbortWhileWorkIsStuck) {
+  nccl_double().polls_until_enqueued = 0;  // so that an operation is on its stream within any timeout
   run_ranks(2,
             [](NcclComm& comm, CudaStream stream) {
               const Numbers<float> numbers(comm, {1});
