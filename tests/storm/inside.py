@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,7 +121,7 @@ class Strike:
 
             ctypes.string_at(0)
         elif kind == "out of memory":
-            _take_memory()
+            _take_memory(self.record)
         elif kind == "no descriptors":
             _take_descriptors()
 
@@ -151,8 +152,12 @@ def _take_descriptors() -> None:
             os.open(os.devnull, os.O_RDONLY)
 
 
-def _take_memory() -> None:
-    """Uses more memory than a control group of this process alone allows; where there is none, than its own limit."""
+def _take_memory(record: Callable[[], None]) -> None:
+    """Uses more memory than a control group of this process alone allows; where there is none, than its own limit.
+
+    Args:
+        record: called before each part is taken. Until the last one, there is nothing that anybody could know.
+    """
     group = os.environ.get(GROUP)
     if group is None:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
@@ -160,6 +165,7 @@ def _take_memory() -> None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     taken = []
     while True:
+        record()
         taken.append(bytearray(os.urandom(1 << 20)))
 
 
