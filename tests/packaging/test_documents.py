@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ import pytest
 import accelerate_cpp
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.commands.accelerate_cli import COMMANDS
+from accelerate_cpp.runtime import preemption
 from accelerate_cpp.state import AcceleratorState, GradientState
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -97,9 +99,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     random = torch.get_rng_state()
+    handlers = {number: signal.getsignal(number) for number in preemption.NOTICES}
+    monkeypatch.setattr(preemption, "_is_listening", False)  # again, when an example has asked for notices
     _forget()
     yield tmp_path
     _forget()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     torch.set_rng_state(random)
 
 

@@ -6,7 +6,6 @@ import inspect
 import json
 import weakref
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.errors import InvalidArgument, SystemFailure
 from accelerate_cpp.prepare.metrics import drop_repeated, rows_of_last_batch
 from accelerate_cpp.runtime import current
-from accelerate_cpp.state import AcceleratorState, GradientState
+from accelerate_cpp.state import GradientState
 from accelerate_cpp.utils.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -43,12 +42,9 @@ ARGUMENTS = (
 
 
 @pytest.fixture(autouse=True)
-def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_variables(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES.split():
         monkeypatch.delenv(name, raising=False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def parts(samples: int = 8, batch_size: int = 2) -> tuple[torch.nn.Linear, torch.optim.SGD, DataLoader[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ import torch
 from accelerate_cpp.accelerator import Accelerator
 from accelerate_cpp.checkpoint.safetensors_file import read_safetensors
 from accelerate_cpp.errors import InvalidArgument
-from accelerate_cpp.state import AcceleratorState, GradientState
+from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils import has_compiled_regions, is_compiled_module
 from accelerate_cpp.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 
 @pytest.fixture(autouse=True)
-def no_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_state(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
 
 
 class Network(torch.nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from accelerate_cpp.precision.device_grad_scaler import DeviceGradScaler
 from accelerate_cpp.precision.grad_scaler import GradScaler
 from accelerate_cpp.precision.master_weights import MasterWeights
 from accelerate_cpp.runtime import current
-from accelerate_cpp.state import AcceleratorState, GradientState
+from accelerate_cpp.state import AcceleratorState
 from accelerate_cpp.utils.dataclasses import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -32,12 +32,8 @@ SCALERS = [GradScaler, partial(torch.amp.GradScaler, "cpu"), partial(DeviceGradS
 
 
 @pytest.fixture(autouse=True)
-def no_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_FP8_BACKEND"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+def no_state(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_FP8_BACKEND", raising=False)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -30,7 +30,8 @@ PACKAGES = {"ours": accelerate_cpp, "original": accelerate}
 
 
 @pytest.fixture(autouse=True)
-def fresh_states(fresh_state: None) -> Iterator[None]:
+def fresh_states(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which DeepSpeed, if the original loads it, exports
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()

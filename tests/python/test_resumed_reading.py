@@ -12,14 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_cpp import Accelerator, DataLoaderConfiguration
 from accelerate_cpp.errors import CheckpointError
-from accelerate_cpp.state import AcceleratorState, GradientState
 
-
-@pytest.fixture(autouse=True)
-def no_state() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 class Noise(IterableDataset[torch.Tensor]):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,8 @@ from accelerate_cpp.checkpoint.manifest import MANIFEST_NAME
 from accelerate_cpp.errors import CheckpointError, InvalidArgument
 from accelerate_cpp.frameworks import tree_checkpoint
 from accelerate_cpp.frameworks.tree_checkpoint import FILE_NAME, Expected
-from accelerate_cpp.state import AcceleratorState, GradientState
 
-
-@pytest.fixture(autouse=True)
-def _own_session() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def expected_of(tensors: dict[str, torch.Tensor]) -> dict[str, Expected]:

@@ -144,13 +144,17 @@ def test_copies_of_a_model_read_by_themselves(tmp_path: Path, row: torch.Tensor,
 
 
 def test_a_forked_child_computes_too(tmp_path: Path, row: torch.Tensor, window: int) -> None:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = disk_offload(layers(), tmp_path, execution_device="cpu")
-    expected = model(row)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if torch.equal(model(row), expected) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        model = disk_offload(layers(), tmp_path, execution_device="cpu")
+        expected = model(row)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(model(row), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_models_go_with_their_readers(tmp_path: Path, row: torch.Tensor, window: int) -> None:

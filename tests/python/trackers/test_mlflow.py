@@ -28,11 +28,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module mlflow, which stores runs in ``tmp_path``."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow")
-    before = mlflow.get_tracking_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which mlflow exports
     mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
     yield mlflow
     mlflow.end_run()
-    mlflow.set_tracking_uri(before)
+    mlflow.set_tracking_uri(None)
 
 
 def test_a_run_is_read_back(store: Any, tmp_path: Path) -> None:

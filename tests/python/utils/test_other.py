@@ -96,6 +96,7 @@ def test_what_one_package_saves_the_other_loads(tmp_path: Path, writer: Any, rea
     loaded = reader.load(str(tmp_path / "f"))
     assert torch.equal(loaded["weights"], torch.ones(2))
     assert np.array_equal(loaded["numpy"][1], content["numpy"][1])
+    accelerate.PartialState._reset_state()
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import torch
 from accelerate_cpp import Accelerator
 from accelerate_cpp.test_utils.scripts import test_script
 
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
 
 def test_what_was_not_gathered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
