@@ -106,7 +106,10 @@ class Records:
 
 
 def slow(asynchronous: bool, quiet: bool) -> tuple[list[str], int]:
-    """What rank 0, which waits for rank 1, logs; and the line of its call. If ``quiet``, nothing is waited for."""
+    """What rank 0, which waits for rank 1, logs; and the line of its call.
+
+    Rank 1 comes when rank 0 has said something; if ``quiet``, after a second.
+    """
     import torch
 
     dist = register()

@@ -150,4 +150,4 @@ def test_nothing_is_left_where_all_are_killed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exit code"):
         run_processes(end_by_force, 2, str(tmp_path))
     # Processes of other tests may have some for a moment.
-    await_true(lambda: files_in_shared_memory() <= before, "no shared memory is left")
+    await_true(lambda: files_in_shared_memory() <= before, "the shared memory to go")

@@ -33,18 +33,21 @@ leave(f"pid-{RANK}", os.getpid())
 """
 WAITS = "time.sleep(600)\n"
 PATIENCE_SECONDS = 120.0
-GRACE_SECONDS = 5.0
-"""What workers get to end after each signal: the launcher's own, but where a test waits for what they do in it."""
 
 
 class Job:
-    """A running launch in a folder of its own."""
+    """A running launch in a folder of its own.
 
-    def __init__(self, folder: Path, script: str, *flags: str, grace_seconds: float) -> None:
+    Args:
+        grace_seconds: what workers get to end after each signal, where the launcher's own may be too little.
+    """
+
+    def __init__(self, folder: Path, script: str, *flags: str, grace_seconds: float | None = None) -> None:
         self.folder = folder
         (folder / "train.py").write_text(NAMES_ITSELF + script)
+        patience = {} if grace_seconds is None else {"supervisor_GRACE_SECONDS": grace_seconds}
         self.process = subprocess.Popen(
-            [*patient_launch(supervisor_GRACE_SECONDS=grace_seconds), "--cpu", *flags, "train.py"],
+            [*patient_launch(**patience), "--cpu", *flags, "train.py"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,7 +77,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def start(script: str, num_processes: int = 2, *flags: str, grace_seconds: float = GRACE_SECONDS) -> Job:
+    def start(script: str, num_processes: int = 2, *flags: str, grace_seconds: float | None = None) -> Job:
         folder = tmp_path / f"job-{len(jobs)}"
         folder.mkdir()
         jobs.append(Job(folder, script, "--num_processes", str(num_processes), *flags, grace_seconds=grace_seconds))

@@ -200,7 +200,7 @@ WAITS = MEETS.replace("accelerator.end_training()", "import time; time.sleep(600
 
 
 def _pids(folder: Path, count: int, launcher: subprocess.Popen[str]) -> list[int]:
-    """Of the workers, once all of them have been started."""
+    """Of the workers, once all of them have met."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     files = [folder / f"pid-{rank}" for rank in range(count)]
     while not all(file.exists() and file.read_text() for file in files):

@@ -244,7 +244,7 @@ def test_a_mismatch_keeps_its_type_through_backward() -> None:
 
 def stopped(in_backward: bool) -> Error:
     """Rank 1 stops itself; rank 0 waits for it in vain, then lets it go on."""
-    dist, rank = connect(30 if in_backward else 120)
+    dist, rank = connect(20 if in_backward else 120)
     store = dist.distributed_c10d._get_default_store()
     error = ("", "")
     wait = backward_of(None) if in_backward else lambda: dist.barrier(timeout=timedelta(seconds=1))

@@ -94,7 +94,7 @@ class Run:
         self.process = subprocess.Popen(
             [
                 # Survivors get the time that they take to tell what they have seen.
-                *patient_launch(supervisor_REPORT_SECONDS=PATIENCE_SECONDS),
+                *patient_launch(supervisor_REPORT_SECONDS=PATIENCE_SECONDS / 2),
                 "--cpu",
                 "--num_processes",
                 "2",

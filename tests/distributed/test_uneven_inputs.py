@@ -190,8 +190,8 @@ def without_a_context() -> None:
 
 
 def test_without_a_context_uneven_processes_raise_at_once_and_name_each_other() -> None:
-    outcomes = start_processes(without_a_context, 2)  # which ends them long before the timeout of collectives
-    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    outcomes = start_processes(without_a_context, 2)
+    assert all(outcome.exit_code == 1 for outcome in outcomes)  # one that hung has been killed, which is another code
     assert all("rank 0" in outcome.stderr and "rank 1" in outcome.stderr for outcome in outcomes)
 
 
