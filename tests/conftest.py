@@ -59,6 +59,16 @@ def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reset()
 
 
+@pytest.fixture
+def fresh_states(fresh_state: None) -> Iterator[None]:
+    """The same of both packages: nor is there a state of the original's ``Accelerator`` afterwards."""
+    import accelerate
+
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n 3``, one process runs ``tests/python`` and the others the files beside it; then all take what is left.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import accelerate
@@ -45,14 +44,7 @@ WITHOUT_MEANING = {"accelerate.utils.launch.which", "accelerate.utils.launch.sub
 NAMES = sorted({*CONTRACT["names"], *MORE} - WITHOUT_MEANING)
 
 
-@pytest.fixture
-def _fresh_states(fresh_state: None) -> Iterator[None]:
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
-
-
-@pytest.mark.usefixtures("_fresh_states")
+@pytest.mark.usefixtures("fresh_states")
 @pytest.mark.parametrize("package", [accelerate_cpp, accelerate], ids=lambda package: package.__name__)
 def test_every_name_that_programs_reach_for_is_there(package: object) -> None:
     with warnings.catch_warnings():

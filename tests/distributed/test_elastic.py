@@ -24,6 +24,12 @@ from processes import run_processes  # noqa: E402
 SIZE = 480
 
 
+def assert_seen_as_by_one_process(run: ElasticRun, folder: Path) -> None:
+    """Each sample of each epoch that the run has taken, exactly once and in the same order."""
+    epochs = len(run.seen()) // SIZE
+    assert run.seen() == seen_by_one_process(folder / "alone", [str(epochs), str(SIZE)])
+
+
 def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path: Path) -> None:
     with ElasticRun(tmp_path, ["1000", str(SIZE)], most=2) as run:
         run.start(), run.start()
@@ -36,8 +42,7 @@ def test_a_machine_is_lost_and_comes_back_and_each_sample_is_seen_once(tmp_path:
         assert run.end() == [0, 0], "\n".join(run.lines)
         assert any("is gone" in line for line in run.lines)
         assert any("has come" in line for line in run.lines)
-    epochs = len(run.seen()) // SIZE
-    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
+    assert_seen_as_by_one_process(run, tmp_path)
 
 
 @pytest.mark.long
@@ -111,8 +116,7 @@ def test_a_worker_is_killed_and_a_network_is_cut(tmp_path: Path, hosts: tuple[Ho
         for who in ("the launcher on", f"the launcher at {ADDRESSES[0]}"):
             told = [line for line in run.lines if who in line and "has said nothing for 15 s" in line]
             assert told, "\n".join(run.lines)
-    epochs = len(run.seen()) // SIZE
-    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
+    assert_seen_as_by_one_process(run, tmp_path)
 
 
 @pytest.mark.long
@@ -132,8 +136,7 @@ def test_twenty_shrinks_and_grows_change_no_sample(tmp_path: Path) -> None:
             run.until_steps_of(len(run.launchers))
         run.is_enough()
         assert set(run.end()) == {0}, "\n".join(run.lines)
-    epochs = len(run.seen()) // SIZE
-    assert run.seen() == seen_by_one_process(tmp_path / "alone", [str(epochs), str(SIZE)])
+    assert_seen_as_by_one_process(run, tmp_path)
 
 
 def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_path: Path) -> None:

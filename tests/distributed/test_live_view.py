@@ -11,9 +11,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from test_notebooks import ThisPython
+from test_notebooks import patient_client
 
 # Rank 1 takes longer in each step. That is what is looked for; nothing waits for it.
 TRAINS = """
@@ -159,15 +158,7 @@ def test_cell_shows_a_run_of_some_seconds_unless_that_is_turned_off(tmp_path: Pa
         "notebook_launcher(train, (80,), num_processes=2)",  # 4 s, as rank 1 sleeps
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(
-        notebook,
-        timeout=240,
-        iopub_timeout=240,
-        startup_timeout=240,
-        kernel_manager_class=ThisPython,
-        resources=resources,
-    ).execute()
+    patient_client(notebook, tmp_path).execute()
     outputs = notebook.cells[1].outputs
     assert {"done 0", "done 1"} <= set("".join(one.get("text", "") for one in outputs).split("\n"))
     views = [one.data for one in outputs if one.output_type == "display_data"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import nbformat
 import psutil
 import pytest
-from nbclient import NotebookClient
 
-from test_notebooks import ThisPython
+from test_notebooks import patient_client
 
 pytest.importorskip("torch")
 
@@ -67,16 +64,7 @@ def cells(
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source.strip()) for source in sources])
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     folder = tmp_path_factory.mktemp("notebook")
-    resources = {"metadata": {"path": str(Path(folder))}}
-    NotebookClient(
-        notebook,
-        timeout=240,
-        iopub_timeout=240,
-        startup_timeout=240,
-        allow_errors=True,
-        kernel_manager_class=ThisPython,
-        resources=resources,
-    ).execute()
+    patient_client(notebook, folder, allow_errors=True).execute()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     outputs = {name: list(cell.outputs) for name, cell in zip(CELLS, notebook.cells, strict=True)}
     outputs["kind"] = request.param

@@ -14,19 +14,24 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
 
-def executed(name: str, folder: Path) -> nbformat.NotebookNode:
-    """A notebook after all its cells have run, and no process of it is left."""
-    notebook = nbformat.read(NOTEBOOKS[0].with_name(name), as_version=4)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    client = NotebookClient(
+def patient_client(notebook: nbformat.NotebookNode, folder: Path, **options: object) -> NotebookClient:
+    """Runs the cells of ``notebook`` in ``folder``, and drops no output of a kernel that a slow machine holds up."""
+    return NotebookClient(
         notebook,
         timeout=240,
         iopub_timeout=240,
         startup_timeout=240,
         kernel_manager_class=ThisPython,
         resources={"metadata": {"path": str(folder)}},
+        **options,
     )
-    client.execute()
+
+
+def executed(name: str, folder: Path) -> nbformat.NotebookNode:
+    """A notebook after all its cells have run, and no process of it is left."""
+    notebook = nbformat.read(NOTEBOOKS[0].with_name(name), as_version=4)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    patient_client(notebook, folder).execute()
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     return notebook
 

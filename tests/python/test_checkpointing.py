@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,8 @@ PACKAGES = {"ours": accelerate_cpp, "original": accelerate}
 
 
 @pytest.fixture(autouse=True)
-def fresh_states(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh(fresh_states: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which DeepSpeed, if the original loads it, exports
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
 
 
 class Counter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,7 @@ from accelerate_cpp.state import GradientState
 PACKAGES = {"ours": accelerate_cpp, "original": accelerate}
 
 
-@pytest.fixture(autouse=True)
-def fresh_states(fresh_state: None) -> Iterator[None]:
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_states")
 
 
 def prepared(accelerator: Any) -> tuple[Any, Any, Any]:

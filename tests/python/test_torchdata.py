@@ -46,10 +46,7 @@ class Stream(IterableDataset[int]):
         self.next = state["next"]
 
 
-@pytest.fixture(autouse=True)
-def fresh_states(fresh_state: None) -> Iterator[None]:
-    yield
-    _reset_original()
+pytestmark = pytest.mark.usefixtures("fresh_states")
 
 
 def _reset_original() -> None:
