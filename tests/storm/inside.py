@@ -57,7 +57,7 @@ class Strike:
         fault = self.fault
         rank = int(os.environ["RANK"])
         is_hit = rank == max(fault.rank, 0)
-        awaited = fault.phase if is_hit else self._phase_of_others
+        awaited = fault.phase if is_hit else phase_of_others(fault)
         if self._is_over or phase != awaited or (phase_has_steps(phase) and step != fault.step):
             return False
         self._is_over = True
@@ -85,14 +85,6 @@ class Strike:
                 return True
             self._happen()
         return False
-
-    @property
-    def _phase_of_others(self) -> str:
-        """Where the ranks that are not hit wait for the fault, so that the rank that is does not get past the phase."""
-        fault = self.fault
-        if self.comes_from_outside and (fault.training == "pipeline" or fault.phase == "tracker"):
-            return _NEXT_OF_ALL.get(fault.phase, fault.phase)  # the stages of a pipeline need each other
-        return fault.phase
 
     def record(self, how: str = "") -> None:
         """Tells the process that watches the run that the fault is happening now."""
@@ -134,6 +126,13 @@ def phase_has_steps(phase: str) -> bool:
 def from_outside(fault: Fault) -> bool:
     """Whether the process that watches the run does it to the rank, once that has announced itself."""
     return fault.kind == "stop and continue" or (fault.within and fault.kind in _FROM_OUTSIDE)
+
+
+def phase_of_others(fault: Fault) -> str:
+    """Where the ranks that are not hit wait for the fault, so that the rank that is does not get past the phase."""
+    if from_outside(fault) and (fault.training == "pipeline" or fault.phase == "tracker"):
+        return _NEXT_OF_ALL.get(fault.phase, fault.phase)  # the stages of a pipeline need each other
+    return fault.phase
 
 
 def write(path: Path, content: dict[str, object]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.storm.draw import AFTER, BEFORE, LAUNCHER, SIGNALS, Fault
-from tests.storm.inside import CLOCK_SEEN, MESSAGE
+from tests.storm.inside import CLOCK_SEEN, MESSAGE, phase_of_others
 from tests.storm.program import SHORT_TIMEOUT, needs_timeout
 from tests.storm.sites import lines_of_waits
 
@@ -264,9 +264,14 @@ def unnamed(fault: Fault, text: str) -> list[str]:
         places = set(map(int, _PLACE.findall(text)))
         if not places:
             missing.append("place")
-        elif operation_is_due(fault) and not places & lines_of_waits(fault.phase):
+        elif operation_is_due(fault) and not places & _lines_where_others_wait(fault):
             missing.append(f"operation ({fault.phase}, but lines {sorted(places)} of program.py)")
     return missing
+
+
+def _lines_where_others_wait(fault: Fault) -> frozenset[int]:
+    """Around the phase, and around that to which the others go on: they wait in the call after it, or in the next."""
+    return lines_of_waits(fault.phase) | lines_of_waits(phase_of_others(fault))
 
 
 def place_is_due(fault: Fault) -> bool:

@@ -138,6 +138,14 @@ def test_the_operation_that_is_named_is_that_of_the_phase(phase: str, own: str, 
     assert line_of(other) not in lines_of_waits(phase)
 
 
+def test_where_the_stages_of_a_pipeline_wait_after_the_phase_is_near_it() -> None:
+    """They go on to the next phase that needs all, in which the rank that is killed may have done its part."""
+    fault = replace(KILLED, phase="backward", training="pipeline")
+    said = (SAID[0], SAID[1].replace(f":{GATHER} ", f":{line_of('run.reduce(operand')} "))
+    assert judge(fault, _seen(said)).failures == []
+    assert judge(replace(fault, training="plain"), _seen(said)).failures != []
+
+
 @pytest.mark.parametrize(("kind", "right"), [("full disk", [1]), ("segfault", [139]), ("out of memory", [137])])
 def test_the_exit_status_is_that_of_the_fault(kind: str, right: list[int]) -> None:
     fault = replace(KILLED, kind=kind, phase="save")
