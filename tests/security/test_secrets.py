@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.workers.over_ssh import is_carried, is_secret
 
 VALUE = "s3cr3t-f8a1"
@@ -49,6 +51,7 @@ SECRETS = {
             "SLACK_WEBHOOK_URL",
             "GIT_CREDS",
             "SLURM_JWT",
+            "ACCELERATE_CPP_RUN_SECRET",
         ]
     )
 } | {
@@ -72,6 +75,15 @@ accelerator.print("trains")
 if sys.argv[1:] == ["fails"]:
     raise ValueError("it fails")
 """
+NOTEBOOK = """
+import sys
+from accelerate_cpp import notebook_launcher
+def train():
+    import runpy
+    sys.argv = ["train.py", "fails"]
+    runpy.run_path("train.py", run_name="__main__")
+notebook_launcher(train, num_processes=2)
+"""
 RECORDS = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" >> "$RECORD"\n'
 
 
@@ -92,7 +104,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def all_of(place: Path, *words: str, stays_out: bool = True) -> str:
+def all_of(
+    place: Path,
+    *words: str,
+    program: Sequence[str] = ("-m", "accelerate_cpp.commands.accelerate_cli"),
+    stays_out: bool = True,
+) -> str:
     """Whatever a command prints and writes, with the secrets in its environment."""
     environ = {
         **os.environ,
@@ -101,8 +118,9 @@ def all_of(place: Path, *words: str, stays_out: bool = True) -> str:
         "RECORD": str(place / "record"),
         "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "accelerate_cpp.commands.accelerate_cli", *words]
-    found = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, timeout=240)
+    found = subprocess.run(
+        [sys.executable, *program, *words], cwd=place, env=environ, capture_output=True, text=True, timeout=240
+    )
     given = {place / "train.py", place / "hosts", *(place / "bin").iterdir()}
     files = [path for path in place.rglob("*") if path.is_file() and path not in given]
     text = found.stdout + found.stderr + "".join(path.read_text(errors="replace") for path in files)
@@ -112,6 +130,9 @@ def all_of(place: Path, *words: str, stays_out: bool = True) -> str:
 
 
 LAUNCH = ("launch", "--cpu", "--num_processes", "2")
+# The first of two machines, which does not wait for the other.
+OF_MACHINES = ("launch", "--cpu", "--num_machines", "1:2", "--num_processes", "4", "--main_process_ip", "127.0.0.1")
+OF_MACHINES += ("--rdzv_conf", "last_call_timeout=1", "--log_dir", "logs", "--tee", "3")
 PATHS = {
     "env": (("env",), "torch"),
     "dry run": (("launch", "--cpu", "--num_processes", "2", "--dry_run", "train.py"), "train.py"),
@@ -135,9 +156,28 @@ def test_no_path_shows_a_secret_of_the_environment(place: Path, name: str) -> No
     assert expected in all_of(place, *words)
 
 
+@pytest.mark.parametrize(
+    "more", [("--report", "report.json"), ("--rdzv_backend", "c10d")], ids=["rounds", "torch's agent"]
+)
+def test_no_run_whose_machines_come_and_go_shows_a_secret(place: Path, more: tuple[str, ...]) -> None:
+    port = ("--main_process_port", str(free_port()))
+    assert "ValueError: it fails" in all_of(place, *OF_MACHINES, *port, *more, "train.py", "fails")
+    assert any("ValueError: it fails" in path.read_text() for path in place.glob("logs/**/*.log"))
+
+
+def test_no_notebook_shows_a_secret(place: Path) -> None:
+    assert "ValueError: it fails" in all_of(place, program=("-c", NOTEBOOK))
+
+
 # Not imported here: what that sets in the environment would keep later tests from forking their processes.
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-@pytest.mark.parametrize(("way", "program"), [("pdsh", "pdsh"), ("openmpi", "mpirun"), ("slurm", "srun")])
+@pytest.mark.parametrize(
+    ("way", "program"),
+    [
+        ("pdsh", "pdsh"),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [("openmpi", "mpirun"), ("slurm", "srun")]),
+    ],
+)
 def test_deepspeeds_launcher_puts_no_secret_on_a_command_line(place: Path, way: str, program: str) -> None:
     text = all_of(
         place,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,58 +18,90 @@ from accelerate_cpp.launch.plan.host_resources import free_port
 
 NOBODY = 65534
 SCRIPT = """
-import os, sys
+import os
 import torch
-from accelerate_cpp import Accelerator
+from accelerate_cpp import Accelerator, shared_zeros
 accelerator = Accelerator(cpu=True)
+shared = shared_zeros(1000)
 model = accelerator.prepare(torch.nn.Linear(64, 64))
 accelerator.gather(torch.ones(100_000))
-accelerator.save_state(sys.argv[1])
+accelerator.save_state("checkpoint")
 print("ready", os.getpid(), flush=True)
 accelerator.wait_for_everyone()
-sys.stdin.readline() if accelerator.is_main_process else None
+if accelerator.is_main_process:
+    with open("go") as pipe:
+        pipe.readline()
 accelerator.wait_for_everyone()
 accelerator.gather(torch.ones(100_000))
 print("whole", flush=True)
 """
+NOTEBOOK = """
+import runpy
+from accelerate_cpp import notebook_launcher
+def train():
+    runpy.run_path("train.py", run_name="__main__")
+notebook_launcher(train, num_processes=2)
+"""
+# The first of two machines, which does not wait for the other.
+OF_MACHINES = ("--num_machines", "1:2", "--num_processes", "4", "--main_process_ip", "127.0.0.1")
+OF_MACHINES += ("--rdzv_conf", "last_call_timeout=1")
+WAYS = {
+    "launch": ("--num_processes", "2"),
+    "rounds": OF_MACHINES,
+    "torch's agent": (*OF_MACHINES, "--rdzv_backend", "c10d"),
+}
+ON_ONE_MACHINE = ("launch", "notebook")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 
+def command_of(way: str, folder: Path) -> list[str]:
+    """What starts ``train.py`` with two ranks."""
+    if way == "notebook":
+        (folder / "notebook.py").write_text(NOTEBOOK)
+        return [sys.executable, "notebook.py"]
+    port = () if way in ON_ONE_MACHINE else ("--main_process_port", str(free_port()))
+    return [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *WAYS[way], *port, "train.py"]
+
+
+def family(pid: int) -> list[int]:
+    """A process, and all that it has started, directly or not."""
+    started = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # of a thread that has ended
+            started += [int(word) for word in path.read_text().split()]
+    return [pid, *(one for child in started for one in family(child))]
+
+
 @contextmanager
-def running(folder: Path, temporary: Path) -> Iterator[list[int]]:
+def running(way: str, folder: Path, temporary: Path) -> Iterator[list[int]]:
     """Two ranks in the middle of a run, with shared memory, a checkpoint and all sockets. They end well."""
     (folder / "train.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate_cpp.commands.accelerate_cli",
-        "launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-    ]
+    os.mkfifo(folder / "go")
     process = subprocess.Popen(
-        [*command, str(folder / "train.py"), str(folder / "checkpoint")],
-        stdin=subprocess.PIPE,
+        command_of(way, folder),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(temporary), "ACCELERATE_CPP_RUN_SECRET": "open sesame"},
     )
-    assert process.stdin is not None
     assert process.stdout is not None
-    pids: list[int] = []
+    ranks: set[int] = set()
     lines = []
     try:
-        for line in process.stdout:
-            lines.append(line)
-            pids += [int(number) for number in re.findall(r"ready (\d+)", line)]
-            if len(pids) == 2:
-                break
-        assert len(pids) == 2, "".join(lines)
-        yield [process.pid, *pids]
-        rest, _ = process.communicate("\n", timeout=240)
+        with (folder / "go").open("r+b", buffering=0) as go:  # which waits for no reader
+            for line in process.stdout:
+                lines.append(line)
+                ranks |= {int(number) for number in re.findall(r"ready (\d+)", line)}
+                if len(ranks) == 2:
+                    break
+            assert len(ranks) == 2, "".join(lines)
+            pids = family(process.pid)
+            assert ranks < set(pids)
+            yield pids
+            go.write(b"\n")
+            rest, _ = process.communicate(timeout=240)
         assert process.returncode == 0, rest
         assert rest.count("whole") == 2
     finally:
@@ -77,12 +109,14 @@ def running(folder: Path, temporary: Path) -> Iterator[list[int]]:
         process.communicate()
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], list[Path]]]:
-    """The processes of a run, the launcher's first, its own folder, and one for temporary files that all users have."""
+@pytest.fixture(scope="module", params=[*WAYS, "notebook"])
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[list[int], list[Path]]]:
+    """The processes of a run, the first one first, its own folder, and one for temporary files that all users have."""
     with (
         tempfile.TemporaryDirectory() as temporary,
-        running(own := tmp_path_factory.mktemp("run"), Path(temporary)) as pids,
+        running(request.param, own := tmp_path_factory.mktemp("run"), Path(temporary)) as pids,
     ):
         os.chmod(temporary, 0o1777)
         yield pids, [own, Path(temporary)]
@@ -168,7 +202,8 @@ def test_another_user_reaches_nothing_of_a_run(run: tuple[list[int], list[Path]]
     assert as_nobody(lambda: opened(*run)) == [f"opened {public}"]
 
 
-def test_a_launch_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_to(
+@pytest.mark.parametrize("run", ON_ONE_MACHINE, indirect=True)
+def test_a_run_on_one_machine_opens_no_port_and_leaves_no_socket_to_connect_to(
     run: tuple[list[int], list[Path]],
 ) -> None:
     pids, _ = run
@@ -193,7 +228,7 @@ def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[lis
             assert not target.startswith("/dev/shm/"), target
             if "accelerate" in target and target.startswith("/memfd:"):
                 files.append((target, mode))
-    assert files != []
+    assert any(target.startswith("/memfd:accelerate_cpp") for target, _ in files), files  # the tensor of each rank
     assert {mode for _, mode in files} == {0o600}, files
 
 
