@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 OURS = ["whole", "one graph", "regions"]
 TORCHS = ["whole", "regions"]  # its own wrapper breaks the graph
-CASES = [*((None, kind) for kind in OURS), *(("gloo", kind) for kind in TORCHS)]
+CASES = [*((None, kind) for kind in OURS), *(pytest.param("gloo", kind, marks=pytest.mark.long) for kind in TORCHS)]
 PRECISIONS = ["no", "bf16", "fp16"]
 STEPS = 4
 

@@ -477,6 +477,7 @@ print(json.dumps([run.num_processes, str(run.distributed_type), loss.item()]))
 """
 
 
+@pytest.mark.long
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     environment = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     script = tmp_path / "alone.py"
@@ -549,6 +550,7 @@ def resumed(folder: Path) -> bool:
     return not run.is_main_process or all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     environment = {"STAGE": "2"}
     first, second = start_processes(killed_while_it_saves, 2, tmp_path, environment=environment)

@@ -165,7 +165,7 @@ def test_ranks_that_call_different_collectives_all_say_so_and_go_on(found: list[
         assert each["between"] == each["after"] == 6.0
 
 
-@pytest.mark.parametrize("place", ["inside", "outside"])
+@pytest.mark.parametrize("place", ["inside", pytest.param("outside", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("manner", "said"), [("killed", "killed by SIGKILL"), ("raised", "ValueError: no more data")])
 def test_the_launcher_names_the_rank_that_ended(manner: str, said: str, place: str) -> None:
     done = run(*LAUNCH, "2", HERE / "jax_faults.py", manner, place, fails=True)
@@ -252,7 +252,7 @@ print([str(warning.message) for warning in caught])
 """
 
 
-@pytest.mark.parametrize("kernel", ["imported", "started"])
+@pytest.mark.parametrize("kernel", [pytest.param("imported", marks=pytest.mark.long), "started"])
 def test_workers_of_a_kernel_that_has_started_jax_come_from_the_helper_process(kernel: str) -> None:
     results, warned = run(sys.executable, "-c", KERNEL, kernel).stdout.splitlines()
     assert results == "[9.0, 9.0]"
@@ -295,6 +295,7 @@ def test_without_what_it_needs_the_package_says_how_to_get_it() -> None:
     assert "pip install 'jax>=0.7.2,<0.11'" in run(sys.executable, "-c", moved, fails=True).stderr
 
 
+@pytest.mark.long
 def test_a_jaxlib_that_is_older_than_the_header_of_the_build_is_refused_with_the_command() -> None:
     refusing = (
         "import jax\n"
@@ -329,11 +330,12 @@ sys.exit(runner.summarize().failed)
 """
 
 
+@pytest.mark.long
 def test_the_examples_in_the_docstrings_print_what_they_show() -> None:
     run(sys.executable, "-c", EXAMPLES_OF_DOCSTRINGS)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_code_of_the_page_prints_what_the_page_shows(processes: int, tmp_path: Path) -> None:
     page = (HERE.parents[1] / "docs" / "jax.md").read_text()
     boxes = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

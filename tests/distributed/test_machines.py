@@ -101,7 +101,7 @@ def test_launchers_of_a_step_of_slurm_find_each_other(folder: Path) -> None:
     assert [line[:4] for line in _lines(launchers)] == [["0", "2", "0", "2.0"], ["1", "2", "0", "2.0"]]
 
 
-@pytest.mark.parametrize("failing", [None, 3])
+@pytest.mark.parametrize("failing", [None, pytest.param(3, marks=pytest.mark.long)])
 def test_machines_with_several_processes_end_after_large_gradients(folder: Path, failing: int | None) -> None:
     """The thread that exchanges them between the machines waits for more, which keeps no process."""
     (folder / "train.py").write_text(TRAINS)

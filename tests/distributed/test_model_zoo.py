@@ -180,7 +180,7 @@ def run_slow_scenarios() -> dict[str, str]:
     return SLOW_PATTERNS.run()
 
 
-@pytest.fixture(scope="module", params=[1, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4)), 3])
+@pytest.fixture(scope="module", params=[3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2, 4))])
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_processes(run_scenarios, request.param, False, timeout=280)
 

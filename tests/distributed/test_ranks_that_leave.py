@@ -79,7 +79,7 @@ def launched(folder: Path, script: str, num_processes: int, *arguments: str) -> 
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_rank_that_ends_before_it_joins_does_not_keep_the_others_waiting(
     tmp_path: Path, num_processes: int, culprit: int
@@ -127,7 +127,7 @@ except Exception:
     assert (status, "went on alone" in said) == (0, True), said
 
 
-@pytest.mark.parametrize("backend", ["cpu:shm", "gloo"])
+@pytest.mark.parametrize("backend", ["cpu:shm", pytest.param("gloo", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("num_processes", "culprit"),
     [(2, 1), *(pytest.param(*one, marks=pytest.mark.long) for one in [(2, 0), (4, 0), (4, 3)])],

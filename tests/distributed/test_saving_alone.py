@@ -319,7 +319,7 @@ def reads(path: str) -> bool:
     return True
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["cpu:shm", pytest.param("gloo", marks=pytest.mark.long)])
 def test_the_last_statement_of_a_script_may_be_it(tmp_path: Path, backend: str) -> None:
     """The other processes end meanwhile."""
     (tmp_path / "train.py").write_text(

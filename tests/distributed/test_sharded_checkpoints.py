@@ -215,7 +215,7 @@ def test_a_checkpoint_that_is_written_in_the_background_is_of_the_moment_of_the_
     same(losses_after(run_processes(load, 2, kind, str(tmp_path / "late"))), outcome["losses"], 1e-4)
 
 
-@pytest.mark.parametrize("read", ["plain", "regions"])
+@pytest.mark.parametrize("read", [pytest.param("plain", marks=pytest.mark.long), "regions"])
 def test_blocks_that_are_compiled_have_the_names_and_values_of_others(tmp_path: Path, read: str) -> None:
     outcome = run_processes(save, 2, "regions", str(tmp_path / "state"))[0]
     same(losses_after(run_processes(load, 2, read, str(tmp_path / "state"))), outcome["losses"], 1e-4)

@@ -501,7 +501,7 @@ def test_in_two_processes(kind: str, backend: str, tmp_path: Path) -> None:
     assert failures == [{}] * 2, "\n".join(text for own in failures for text in own.values())
 
 
-@pytest.mark.parametrize("kind", OF_FOUR)
+@pytest.mark.parametrize("kind", [OF_FOUR[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in OF_FOUR[1:])])
 def test_in_four_processes(kind: str, tmp_path: Path) -> None:
     failures = run_processes(run_scenarios, 4, kind, "shm", str(tmp_path), timeout=280)
     assert failures == [{}] * 4, "\n".join(text for own in failures for text in own.values())

@@ -1403,9 +1403,10 @@ def gradients_are_cleared_by_the_model_as_by_the_optimizer() -> None:
     same_weights(run, model, expected)
 
 
-def run_scenarios(backend: str, environment: dict[str, str]) -> dict[str, str]:
+def run_scenarios(backend: str, environment: dict[str, str], *names: str) -> dict[str, str]:
+    """Those of these names, or all."""
     os.environ.update(environment)
-    return failures_of(SCENARIOS, backend)
+    return failures_of({name: SCENARIOS[name] for name in names or SCENARIOS}, backend)
 
 
 LONG = pytest.mark.long
@@ -1415,9 +1416,8 @@ LONG = pytest.mark.long
     scope="module",
     params=[
         (2, "shm", GATHERED),
-        (2, "shm", ONCE_PER_HOST),
         (3, "shm", ZERO_2),
-        pytest.param((2, "shm", ZERO_2), marks=LONG),
+        *(pytest.param((2, "shm", way), marks=LONG) for way in (ONCE_PER_HOST, ZERO_2)),
         *(pytest.param((*one, GATHERED), marks=LONG) for one in [(3, "shm"), (2, "gloo"), (4, "shm"), (4, "gloo")]),
         *(
             pytest.param((ranks, backend, way), marks=LONG)
@@ -1437,6 +1437,11 @@ def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 def test_on_every_rank(failures: list[dict[str, str]], name: str) -> None:
     report = [f"rank {rank}: {own[name]}" for rank, own in enumerate(failures) if name in own]
     assert not report, "\n".join(report)
+
+
+def test_processes_of_a_host_that_have_the_weights_in_common_train() -> None:
+    names = ("what_the_host_has_in_common_is_what_all_step_on", "losses_and_weights_with_sgd")
+    assert run_processes(run_scenarios, 2, "shm", ONCE_PER_HOST, *names, timeout=280) == [{}] * 2
 
 
 def run_scenarios_on_a_host(hosts: tuple[Host, Host], layout: tuple[int, ...], way: dict[str, str]) -> dict[str, str]:

@@ -305,7 +305,7 @@ def ended_within_a_callback(in_time: bool) -> bool:
     return begun.is_set()
 
 
-@pytest.mark.parametrize("in_time", [True, False])
+@pytest.mark.parametrize("in_time", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_program_ends_well_while_threads_of_a_group_that_is_gone_run(in_time: bool) -> None:
     assert run_processes(ended_within_a_callback, 2, in_time, fresh=True) == [in_time] * 2
 

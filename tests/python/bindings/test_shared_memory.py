@@ -63,17 +63,17 @@ def test_a_segment_is_a_file_that_goes_with_it() -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("shape", [[-1], [2, -3], [1 << 62], [1 << 40, 1 << 40]])
-def test_a_shape_that_cannot_be_is_refused(shape: list[int]) -> None:
-    script = f"""
+def test_shapes_that_cannot_be_are_refused() -> None:
+    script = """
 import torch
 from accelerate_cpp._native import shared_empty
-try:
-    shared_empty({shape}, torch.float32)
-except Exception as error:
-    print(type(error).__name__, error)
+for shape in [-1], [2, -3], [1 << 62], [1 << 40, 1 << 40]:
+    try:
+        shared_empty(shape, torch.float32)
+    except Exception as error:
+        print(type(error).__name__, str(error).replace("\\n", " "))
 """
     # In a process of its own, which memory errors may end.
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"ended with {result.returncode}"
-    assert result.stdout, "nothing was raised"
+    assert len(result.stdout.splitlines()) == 4, result.stdout

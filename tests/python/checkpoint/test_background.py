@@ -125,7 +125,7 @@ except OSError: writer.start(job_that_lasts)
         ("1 / 0", 1, False),
         ("try: writer.wait()\nexcept OSError: pass", 0, False),
         ("sys.excepthook = lambda *_: sys.exit(0)", 1, False),
-        ("sys.last_value = KeyError('of a prompt')", 1, False),
+        pytest.param("sys.last_value = KeyError('of a prompt')", 1, False, marks=pytest.mark.long),
         (INTERRUPTED, 1, True),
     ],
 )
@@ -159,7 +159,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_a_child_of_multiprocessing_fails_and_tells(tmp_path: Path, method: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(OF_A_CHILD.replace("METHOD", repr(method)))

@@ -170,7 +170,10 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("tool", "program", "cause"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(
+    ("tool", "program", "cause"),
+    [pytest.param(*said, id=name, marks=[pytest.mark.long] * (name == "silent")) for name, said in FAILURES.items()],
+)
 def test_a_failed_build_changes_nothing_and_names_the_cause_and_the_log(
     installation: Installation, tool: str, program: str, cause: str
 ) -> None:
@@ -219,7 +222,11 @@ def stuck(installation: Installation) -> Iterator[tuple[Installation, subprocess
         os.killpg(ninja, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGTERM, signal.SIGHUP))],
+    ids=lambda number: number.name,
+)
 def test_an_interrupted_rebuild_leaves_nothing_behind(
     stuck: tuple[Installation, subprocess.Popen[str], int], number: signal.Signals
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 Run = Callable[..., CompletedProcess[str]]
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_what_works_is_said_to_work(run: Run, tmp_path: Path, processes: int) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"distributed_type: MULTI_CPU\nnum_processes: {processes}\n")

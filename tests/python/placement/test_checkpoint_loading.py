@@ -227,7 +227,7 @@ def test_models_that_convert_old_checkpoints_themselves_do_so(saved: Net, tmp_pa
     assert torch.equal(model(X), saved(X))
 
 
-@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("broadcast", [pytest.param(False, marks=pytest.mark.long), True])
 def test_models_that_are_spread_over_processes_are_loaded_by_torch(saved: Net, tmp_path: Path, broadcast: bool) -> None:
     script = (
         "import sys, torch, torch.distributed as dist\n"
