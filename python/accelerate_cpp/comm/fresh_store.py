@@ -12,6 +12,7 @@ other rank has accepted.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -48,7 +49,12 @@ class _Call:
                 "the newer process takes part in the run, so this one ends"
             )
 
-    def pause(self, awaited: str) -> None:
+    def missing(self) -> str:
+        """The first rank that has never called, or else who knows the one that has not come."""
+        absent = next((rank for rank in range(self.world_size) if not self.newest_of(rank)), None)
+        return "rank 0, or a rank that it waits for" if absent is None else f"rank {absent}"
+
+    def pause(self, awaited: str | Callable[[], str]) -> None:
         """Waits, a little longer each time; raises when the timeout is over."""
         self.require_newest()
         self._wait.pause(awaited, "check whether it was started and why it ended, or pass a longer timeout")
@@ -61,7 +67,8 @@ def fresh_store(store: dist.Store, rank: int, world_size: int, timeout: timedelt
     agents also have to restart the others.
 
     Raises:
-        Timeout: a rank did not come. Rank 0 names the first that is missing.
+        Timeout: a rank did not come; the first that is missing is named. Ranks other than 0 cannot tell which one it
+            is if it had come to an earlier attempt.
         InvalidArgument: a newer process has this rank.
     """
     call = _Call(dist.PrefixStore(_PREFIX, store), rank, world_size, timeout)
@@ -102,4 +109,4 @@ def _accept(call: _Call) -> str:
             if call.name in json.loads(call.read(f"{part}/present")):
                 call.store.set(call.name, part)
                 accepted = part
-        call.pause("rank 0, or a rank that it waits for")
+        call.pause(call.missing)

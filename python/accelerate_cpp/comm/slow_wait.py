@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from accelerate_cpp.config import env_table
@@ -29,11 +30,15 @@ class SlowWait:
         """The rank that has waited, for how long, and for which rank (``awaited``)."""
         return f"{self._subject} waited {self.seconds:.0f} s for {awaited}"
 
-    def report(self, awaited: str) -> None:
-        """Logs it once, after ``ACCELERATE_CPP_SLOW_WAIT_SECONDS``."""
+    def report(self, awaited: str | Callable[[], str]) -> None:
+        """Logs it once, after ``ACCELERATE_CPP_SLOW_WAIT_SECONDS``; a function is asked only then."""
         if not self._reported and self.seconds > self._threshold:
             self._reported = True
-            logging.getLogger("accelerate_cpp.comm").warning("%s until now", self.sentence(awaited))
+            logging.getLogger("accelerate_cpp.comm").warning("%s until now", self.sentence(_said(awaited)))
+
+
+def _said(awaited: str | Callable[[], str]) -> str:
+    return awaited if isinstance(awaited, str) else awaited()
 
 
 class JoiningWait(SlowWait):
@@ -43,8 +48,8 @@ class JoiningWait(SlowWait):
         super().__init__(rank, world_size)
         self._timeout, self._longest_pause, self._pause = timeout.total_seconds(), longest_pause, _FIRST_PAUSE_SECONDS
 
-    def pause(self, awaited: str, advice: str) -> None:
-        """Waits for ``awaited``, and reports it.
+    def pause(self, awaited: str | Callable[[], str], advice: str) -> None:
+        """Waits for ``awaited``, or for what it returns, and reports it.
 
         Raises:
             Timeout: for too long already; with ``advice``.
@@ -52,7 +57,8 @@ class JoiningWait(SlowWait):
         self.report(awaited)
         if self.seconds > self._timeout:
             raise Timeout(
-                f"the processes of this run did not all join within {self._timeout:g} s: waited for {awaited}; {advice}"
+                f"the processes of this run did not all join within {self._timeout:g} s: "
+                f"waited for {_said(awaited)}; {advice}"
             )
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, self._longest_pause)

@@ -110,14 +110,27 @@ def test_what_a_rank_0_from_before_proposes_last_is_proposed_over(run: Run) -> N
     assert each_finds_what_the_last_rank_writes(stores, "here")
 
 
-@pytest.mark.parametrize(("present", "missing"), [([1, 2], 3), ([2, 3], 1), ([], 1), ([1, 2, 3], 1)])
-def test_the_rank_that_does_not_come_is_named(run: Run, present: list[int], missing: int) -> None:
+@pytest.mark.parametrize(
+    ("present", "missing", "for_rank_1"),
+    [
+        ([1, 2], 3, "rank 3;"),
+        ([2, 3], 1, "rank 0, or a rank that it waits for;"),
+        ([], 1, "rank 2;"),
+        ([1, 2, 3], 1, "rank 0, or a rank that it waits for;"),
+    ],
+)
+def test_the_rank_that_does_not_come_is_named(run: Run, present: list[int], missing: int, for_rank_1: str) -> None:
     for rank in present:
         run.came_and_died(rank)
     with pytest.raises(Timeout, match=rf"did not all join within 0\.2 s: waited for rank {missing};"):
         fresh_store(run.store, 0, 4, IMPATIENCE)
-    with pytest.raises(Timeout, match=r"within 0\.2 s: waited for rank 0, or a rank"):
+    with pytest.raises(Timeout, match=rf"within 0\.2 s: waited for {for_rank_1}"):
         fresh_store(run.store, 1, 4, IMPATIENCE)
+
+
+def test_rank_0_is_named_by_the_others_if_it_does_not_come(run: Run) -> None:
+    with pytest.raises(Timeout, match=r"waited for rank 0;"):
+        fresh_store(run.store, 1, 2, IMPATIENCE)
 
 
 def test_a_long_wait_is_told_of_once(
