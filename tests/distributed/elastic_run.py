@@ -69,6 +69,12 @@ if accelerator.is_main_process:
 """
 
 
+def first_of_two() -> tuple[str, ...]:
+    """Flags of the launcher of one machine of two, with two processes, which does not wait for the other."""
+    flags = ("--num_machines", "1:2", "--num_processes", "4", "--main_process_ip", "127.0.0.1")
+    return (*flags, "--main_process_port", str(free_port()), "--rdzv_conf", "last_call_timeout=1")
+
+
 class ElasticRun:
     """Launchers that run ``train.py`` in ``folder``; ``lines`` are what all of them have printed so far,
     ``command`` is what the next one is started with.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_cpp.launch.plan.host_resources import free_port
 from accelerate_cpp.launch.workers.over_ssh import is_carried, is_secret
+from elastic_run import first_of_two
 
 VALUE = "s3cr3t-f8a1"
 SECRETS = {
@@ -130,9 +130,6 @@ def all_of(
 
 
 LAUNCH = ("launch", "--cpu", "--num_processes", "2")
-# The first of two machines, which does not wait for the other.
-OF_MACHINES = ("launch", "--cpu", "--num_machines", "1:2", "--num_processes", "4", "--main_process_ip", "127.0.0.1")
-OF_MACHINES += ("--rdzv_conf", "last_call_timeout=1", "--log_dir", "logs", "--tee", "3")
 PATHS = {
     "env": (("env",), "torch"),
     "dry run": (("launch", "--cpu", "--num_processes", "2", "--dry_run", "train.py"), "train.py"),
@@ -160,8 +157,9 @@ def test_no_path_shows_a_secret_of_the_environment(place: Path, name: str) -> No
     "more", [("--report", "report.json"), ("--rdzv_backend", "c10d")], ids=["rounds", "torch's agent"]
 )
 def test_no_run_whose_machines_come_and_go_shows_a_secret(place: Path, more: tuple[str, ...]) -> None:
-    port = ("--main_process_port", str(free_port()))
-    assert "ValueError: it fails" in all_of(place, *OF_MACHINES, *port, *more, "train.py", "fails")
+    logs = ("--log_dir", "logs", "--tee", "3")
+    words = ("launch", "--cpu", *first_of_two(), *logs, *more, "train.py", "fails")
+    assert "ValueError: it fails" in all_of(place, *words)
     assert any("ValueError: it fails" in path.read_text() for path in place.glob("logs/**/*.log"))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.launch.plan.host_resources import free_port
+from elastic_run import first_of_two
 
 NOBODY = 65534
 SCRIPT = """
@@ -42,13 +43,10 @@ def train():
     runpy.run_path("train.py", run_name="__main__")
 notebook_launcher(train, num_processes=2)
 """
-# The first of two machines, which does not wait for the other.
-OF_MACHINES = ("--num_machines", "1:2", "--num_processes", "4", "--main_process_ip", "127.0.0.1")
-OF_MACHINES += ("--rdzv_conf", "last_call_timeout=1")
-WAYS = {
-    "launch": ("--num_processes", "2"),
-    "rounds": OF_MACHINES,
-    "torch's agent": (*OF_MACHINES, "--rdzv_backend", "c10d"),
+WAYS: dict[str, Callable[[], tuple[str, ...]]] = {
+    "launch": lambda: ("--num_processes", "2"),
+    "rounds": first_of_two,
+    "torch's agent": lambda: (*first_of_two(), "--rdzv_backend", "c10d"),
 }
 ON_ONE_MACHINE = ("launch", "notebook")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -59,8 +57,7 @@ def command_of(way: str, folder: Path) -> list[str]:
     if way == "notebook":
         (folder / "notebook.py").write_text(NOTEBOOK)
         return [sys.executable, "notebook.py"]
-    port = () if way in ON_ONE_MACHINE else ("--main_process_port", str(free_port()))
-    return [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *WAYS[way], *port, "train.py"]
+    return [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", *WAYS[way](), "train.py"]
 
 
 def family(pid: int) -> list[int]:
@@ -228,7 +225,9 @@ def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[lis
             assert not target.startswith("/dev/shm/"), target
             if "accelerate" in target and target.startswith("/memfd:"):
                 files.append((target, mode))
-    assert any(target.startswith("/memfd:accelerate_cpp") for target, _ in files), files  # the tensor of each rank
+    assert any(target.startswith("/memfd:accelerate_cpp") for target, _ in files), (
+        files
+    )  # a rank's tensor, no file of the launcher
     assert {mode for _, mode in files} == {0o600}, files
 
 
