@@ -174,5 +174,5 @@ def test_further_signals_end_a_launch_whose_workers_never_get_to_save(folder: Pa
         assert time.monotonic() < deadline
         launcher.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    # An interrupt that comes after all have ended ends the launcher itself.
-    assert launcher.returncode in (128 + signal.SIGTERM, -signal.SIGINT)
+    # An interrupt that comes after all have ended ends the launcher itself: as it leaves, or the interpreter after it.
+    assert launcher.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGINT)
