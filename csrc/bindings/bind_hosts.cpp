@@ -46,8 +46,9 @@ std::shared_ptr<Communicator> connect_hosts(const StorePointer& store, int rank,
   };
   comm::Hierarchical::Parts parts;
   parts.inside = connect_inside(store, layout, rank, Deadline::after(timeout), hooks);
-  parts.everyone = connect_far({"everyone", rank, layout.size()}, hooks);
-  if (layout.num_hosts() == layout.size()) {
+  const bool share_hosts = layout.num_hosts() < layout.size();
+  parts.everyone = connect_far({"everyone", rank, layout.size(), share_hosts}, hooks);
+  if (!share_hosts) {
     parts.rail = parts.everyone;
   } else if (layout.is_on_rail(rank)) {
     const int index = layout.index_within_host(rank);

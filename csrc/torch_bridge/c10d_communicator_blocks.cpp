@@ -114,7 +114,8 @@ std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key, const 
     result = std::make_shared<C10dCommunicator>(
         std::make_shared<C10dEngine>(
             engine_->connect(), c10::make_intrusive<::c10d::PrefixStore>(name, engine_->store()),
-            C10dEngine::Place{"engine", place, static_cast<int>(members.size())}, engine_->hooks().among(members)),
+            C10dEngine::Place{"engine", place, static_cast<int>(members.size()), engine_->share_hosts()},
+            engine_->hooks().among(members)),
         check_calls_);
   });
   return result;

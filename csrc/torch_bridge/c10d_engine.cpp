@@ -21,8 +21,10 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kSlice{50};
 constexpr std::chrono::microseconds kPoll{100};
-// Who hears of a loss by a closed connection gives those that know more, ranks of the same host, time to tell it.
+// Who hears of a loss by a closed connection gives those that know more time to tell it: ranks of the host of the lost
+// one, which may not have seen its end yet, or itself, which told before it ended, so that the word is on its way.
 constexpr milliseconds kWaitForReason{1000};
+constexpr milliseconds kWaitForLastWord{300};
 // The engine's own timeouts close its connections, so ours come first.
 constexpr milliseconds kMargin{10000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 3650);
@@ -32,10 +34,11 @@ constexpr std::size_t kKeptMemory = 6;
 constexpr std::size_t kKeptBytes = std::size_t{8} << 20;
 constexpr std::size_t kWorthKeepingBytes = std::size_t{64} << 10;
 
-std::string first_line(const std::exception& error) {
+// The first line of the error, without the advice that Gloo gives in all of its errors.
+std::string account_of(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+  return text.substr(0, std::min(text.find('\n'), text.find(". This is typically caused by")));
 }
 
 at::Tensor bytes(std::int64_t count) {
@@ -54,6 +57,7 @@ C10dEngine::C10dEngine(Connect connect, StorePointer store, const Place& place, 
       hooks_(std::move(hooks)),
       backend_(connect_(c10::make_intrusive<::c10d::PrefixStore>(place.name, store_), place.rank, place.size)),
       is_gloo_(backend_->getBackendName() == "gloo"),
+      share_hosts_(place.share_hosts),
       news_(store_, place.name) {}
 
 C10dEngine::~C10dEngine() {
@@ -237,14 +241,16 @@ std::exception_ptr C10dEngine::translated(const std::exception& error, const std
   const steady_clock::rep now = steady_clock::now().time_since_epoch().count();
   steady_clock::rep first = 0;
   first = first_loss_.compare_exchange_strong(first, now) ? now : first;
-  const auto give_up = steady_clock::time_point(steady_clock::duration(first)) + kWaitForReason;
+  const milliseconds patience = share_hosts_ ? kWaitForReason : kWaitForLastWord;
+  const auto give_up = steady_clock::time_point(steady_clock::duration(first)) + patience;
   news_.ask();
   // Without a probe, which waits for the interpreter: a thread that has it may wait for a lock of this one.
   while (!news_.failure().reason() && steady_clock::now() < give_up) {
     std::this_thread::sleep_for(kSlice);
     news_.ask();
   }
-  const std::string reason = news_.failure().reason().value_or("a rank was lost: " + first_line(error));
+  const std::string lost = size() == 2 ? hooks_.name_of(1 - rank()) : "a rank";
+  const std::string reason = news_.failure().reason().value_or(lost + " was lost: " + account_of(error));
   return std::make_exception_ptr(PeerLost(operation + " on " + who() + ": " + reason));
 }
 

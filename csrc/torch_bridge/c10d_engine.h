@@ -38,6 +38,7 @@ class C10dEngine {
     std::string name;  // of this engine among those that share a store
     int rank;
     int size;
+    bool share_hosts = true;  // whether others may run on the host of one of its ranks
   };
 
   // Collective over the ranks that pass the same name. `store` stays in use; engines that share it fail together.
@@ -48,6 +49,7 @@ class C10dEngine {
 
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
+  bool share_hosts() const { return share_hosts_; }
   const Connect& connect() const { return connect_; }
   const StorePointer& store() const { return store_; }
   C10dNews& news() { return news_; }
@@ -126,6 +128,7 @@ class C10dEngine {
   const OwnerProcess process_;
   c10::intrusive_ptr<::c10d::Backend> backend_;
   const bool is_gloo_;
+  const bool share_hosts_;
   C10dNews news_;
   std::atomic<std::chrono::steady_clock::rep> first_loss_{0};  // when the engine failed first; 0: it has not
   std::mutex posting_;

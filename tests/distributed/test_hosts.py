@@ -385,6 +385,16 @@ def survivors(outcomes: list[Outcome], victim: int) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.rank != victim]
 
 
+def test_a_killed_rank_that_is_alone_on_its_host_is_named(hosts: tuple[Host, Host]) -> None:
+    outcomes = start_processes(reduce_until_one_dies, 2, hosts, (0, 1), 1, timeout=300, environment=ENVIRONMENT)
+    (survivor,) = survivors(outcomes, 1)
+    assert survivor.value is not None, survivor.stderr
+    kind, text = survivor.value
+    assert kind == "PeerLost", text
+    assert ": rank 1 was lost: " in text, text
+    assert "This is typically caused" not in text, text
+
+
 # A rank that is not its host's leader, the leader of a host, and the rank whose process serves the store.
 @pytest.mark.parametrize("victim", [3, 2, 0])
 def test_a_killed_rank_raises_peer_lost_on_both_hosts(hosts: tuple[Host, Host], victim: int) -> None:
@@ -395,7 +405,7 @@ def test_a_killed_rank_raises_peer_lost_on_both_hosts(hosts: tuple[Host, Host], 
         assert outcome.value is not None, outcome.stderr
         kind, text = outcome.value
         assert kind == "PeerLost", text
-        assert "has ended" in text or "a rank was lost" in text, text
+        assert "has ended" in text or " was lost: " in text, text
 
 
 def interrupt_one(hosts: tuple[Host, Host], layout: Layout) -> str:

@@ -18,6 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::Network;
@@ -228,10 +229,10 @@ TEST(C10dCommunicator, LosesAPeerWhenTheEngineFails) {
       std::this_thread::yield();
     }
     network.wires()[0]->broken = true;
-    EXPECT_THAT(
-        message_of<PeerLost>([&] { communicator.barrier(soon()); }),
-        AllOf(HasSubstr("barrier on rank"), HasSubstr("a rank was lost: Connection closed by peer [10.0.0.2]:7777"),
-              Not(HasSubstr("where that was found"))));
+    EXPECT_THAT(message_of<PeerLost>([&] { communicator.barrier(soon()); }),
+                AllOf(HasSubstr("barrier on rank"),
+                      ContainsRegex("rank [01] was lost: Connection closed by peer .10.0.0.2.:7777"),
+                      Not(HasSubstr("typically")), Not(HasSubstr("where that was found"))));
   });
 }
 

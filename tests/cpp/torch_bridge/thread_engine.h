@@ -71,7 +71,8 @@ class ThreadWork final : public ::c10d::Work {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (failed_) {
-      throw std::runtime_error("Connection closed by peer [10.0.0.2]:7777\nand where that was found");
+      throw std::runtime_error(
+          "Connection closed by peer [10.0.0.2]:7777. This is typically caused by that\nand where that was found");
     }
     return !aborted_;
   }
