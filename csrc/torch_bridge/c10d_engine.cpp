@@ -41,6 +41,11 @@ std::string account_of(const std::exception& error) {
   return text.substr(0, std::min(text.find('\n'), text.find(". This is typically caused by")));
 }
 
+bool tells_of_closed_connection(const std::string& account) {
+  const auto has = [&account](const char* words) { return account.find(words) != std::string::npos; };
+  return has("by peer") || has("by remote peer") || has("Broken pipe");
+}
+
 at::Tensor bytes(std::int64_t count) {
   return at::empty({count}, at::TensorOptions(at::kByte));
 }
@@ -91,7 +96,7 @@ C10dEngine::AllToAll::AllToAll(C10dEngine& engine, const std::vector<ConstMemory
   ::c10d::AllToAllOptions options;
   options.timeout = std::min(deadline.remaining(), kForever) + kMargin;
   std::vector<std::int64_t> received_bytes = received_bytes_;  // Gloo empties the lists that it is given
-  work_ = engine.posted(operation.text, [&](::c10d::Backend& backend) {
+  work_ = engine.posted(operation, [&](::c10d::Backend& backend) {
     return backend.alltoall_base(received_, sent_, received_bytes, sent_bytes, options);
   });
 }
@@ -141,7 +146,7 @@ const std::byte* C10dEngine::AllToAll::from(int rank) const {
 }
 
 template <class Post>
-C10dEngine::WorkPointer C10dEngine::posted(const std::string& operation, const Post& post) {
+C10dEngine::WorkPointer C10dEngine::posted(const Operation& operation, const Post& post) {
   const std::lock_guard lock(posting_);
   try {
     return post(*backend_);
@@ -152,12 +157,12 @@ C10dEngine::WorkPointer C10dEngine::posted(const std::string& operation, const P
 
 C10dEngine::WorkPointer C10dEngine::send(const at::Tensor& data, int destination, int tag) {
   std::vector<at::Tensor> tensors = {data};
-  return posted("send", [&](::c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+  return posted({"send"}, [&](::c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
 C10dEngine::WorkPointer C10dEngine::receive(const at::Tensor& data, int source, int tag) {
   std::vector<at::Tensor> tensors = {data};
-  return posted("receive", [&](::c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
+  return posted({"receive"}, [&](::c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
 }
 
 void C10dEngine::wait_in_background(::c10d::Work& work, const std::function<bool()>& stopped) const {
@@ -183,7 +188,7 @@ void C10dEngine::wait(::c10d::Work& work, const Deadline& deadline, Operation& o
   try {
     work.wait();
   } catch (const std::exception& error) {
-    std::rethrow_exception(translated(error, operation.text));
+    std::rethrow_exception(translated(error, operation));
   }
 }
 
@@ -218,12 +223,8 @@ void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
   check_process(operation.text);
   news_.ask_now_and_then();
   const std::string what = operation.text + " on " + who();
-  if (const auto reason = news_.failure().reason()) {
+  if (const auto reason = told_reason(operation)) {
     throw PeerLost(what + ": " + *reason);
-  }
-  const auto departure = news_.departure();
-  if (departure && departure->num_operations < operation.number) {
-    throw PeerLost(what + ": " + departure->who + " has left the group without this operation");
   }
   const auto waited = deadline.waited();
   if (deadline.expired()) {
@@ -237,7 +238,14 @@ void C10dEngine::look_around(const Deadline& deadline, Operation& operation) {
   }
 }
 
-std::exception_ptr C10dEngine::translated(const std::exception& error, const std::string& operation) {
+std::optional<std::string> C10dEngine::told_reason(const Operation& operation) const {
+  const auto departure = news_.departure();
+  const bool lacks = departure && departure->num_operations < operation.number;
+  const auto failure = news_.failure().reason();
+  return failure || !lacks ? failure : departure->who + " has left the group without this operation";
+}
+
+std::exception_ptr C10dEngine::translated(const std::exception& error, const Operation& operation) {
   const steady_clock::rep now = steady_clock::now().time_since_epoch().count();
   steady_clock::rep first = 0;
   first = first_loss_.compare_exchange_strong(first, now) ? now : first;
@@ -245,13 +253,15 @@ std::exception_ptr C10dEngine::translated(const std::exception& error, const std
   const auto give_up = steady_clock::time_point(steady_clock::duration(first)) + patience;
   news_.ask();
   // Without a probe, which waits for the interpreter: a thread that has it may wait for a lock of this one.
-  while (!news_.failure().reason() && steady_clock::now() < give_up) {
+  while (!told_reason(operation) && steady_clock::now() < give_up) {
     std::this_thread::sleep_for(kSlice);
     news_.ask();
   }
-  const std::string lost = size() == 2 ? hooks_.name_of(1 - rank()) : "a rank";
-  const std::string reason = news_.failure().reason().value_or(lost + " was lost: " + account_of(error));
-  return std::make_exception_ptr(PeerLost(operation + " on " + who() + ": " + reason));
+  const std::string account = account_of(error);
+  const bool is_the_other = size() == 2 && tells_of_closed_connection(account);
+  const std::string lost = is_the_other ? hooks_.name_of(1 - rank()) : "a rank";
+  const std::string reason = told_reason(operation).value_or(lost + " was lost: " + account);
+  return std::make_exception_ptr(PeerLost(operation.text + " on " + who() + ": " + reason));
 }
 
 void C10dEngine::fail(const std::string& reason) noexcept {

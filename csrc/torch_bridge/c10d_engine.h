@@ -16,6 +16,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ class C10dEngine {
     std::string name;  // of this engine among those that share a store
     int rank;
     int size;
-    bool share_hosts = true;  // whether others may run on the host of one of its ranks
+    bool share_hosts = true;  // whether some of its ranks may share a host
   };
 
   // Collective over the ranks that pass the same name. `store` stays in use; engines that share it fail together.
@@ -103,7 +104,7 @@ class C10dEngine {
   void look_around(const Deadline& deadline, Operation& operation);
   // The PeerLost for a failure of the engine itself; looks for a moment after the first one whether some rank tells the
   // reason.
-  std::exception_ptr translated(const std::exception& error, const std::string& operation);
+  std::exception_ptr translated(const std::exception& error, const Operation& operation);
 
   // Makes this group fail, here and, within moments, on all ranks. Never throws; the first reason stays.
   void fail(const std::string& reason) noexcept;
@@ -119,8 +120,10 @@ class C10dEngine {
   at::Tensor take_memory(std::int64_t num_bytes);
   void give_memory(at::Tensor memory);
   void pause(::c10d::Work& work) const;
+  // Why `operation` cannot end, as far as the others have told.
+  std::optional<std::string> told_reason(const Operation& operation) const;
   template <class Post>
-  WorkPointer posted(const std::string& operation, const Post& post);
+  WorkPointer posted(const Operation& operation, const Post& post);
 
   const Connect connect_;
   const StorePointer store_;

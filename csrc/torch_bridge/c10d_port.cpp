@@ -219,7 +219,7 @@ class Arrival final : public Transfer {
       throw;
     } catch (const std::exception& error) {
       raise_if_left();  // and closed its connection, which the engine takes for a loss
-      const std::exception_ptr loss = engine_->translated(error, name());
+      const std::exception_ptr loss = engine_->translated(error, {name()});
       raise_if_left();  // the store may have been slow to tell
       std::rethrow_exception(loss);
     }

@@ -253,7 +253,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
     if fault.kind == "INT":
         tells += "|KeyboardInterrupt"
     if fault.start == "hosts" and "exit(0)" in fault.kind:
-        tells += rf"|a rank was lost|rank {fault.rank} was lost"  # the other host sees no more of it
+        name = f"rank {fault.rank}" if fault.size == 2 else "(a rank|rank \\d+)"
+        tells += f"|{name} was lost"  # the other host sees no more of it
     if fault.phase in BEFORE and "exit(0)" in fault.kind and needs_timeout(fault):
         tells += r"|did not all join within|did not answer"  # the others know no more
     if fault.phase == "data" and fault.kind not in ("exception", "stop", "full /dev/shm", "tiny /dev/shm"):

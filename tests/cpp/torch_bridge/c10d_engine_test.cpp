@@ -102,9 +102,19 @@ TEST(C10dEngine, TranslatesErrorsIntoTheReasonThatARankHasGiven) {
   Network network("gloo");
   const auto own = network.connect(0, 1, {}, "one");
   network.connect(0, 1, {}, "other")->fail("its disk is full");
-  const std::exception_ptr error = own->translated(std::runtime_error("Connection reset"), "broadcast");
+  const std::exception_ptr error = own->translated(std::runtime_error("Connection reset"), {"broadcast"});
   EXPECT_THAT(message_of<PeerLost>([&] { std::rethrow_exception(error); }),
               HasSubstr("broadcast on rank 0: rank 0 failed: its disk is full"));
+}
+
+TEST(C10dEngine, BlamesNoRankForWhatDoesNotTellOfAClosedConnection) {
+  Network network("gloo");
+  testing::run_engines(network, 2, [](const auto& engine) {
+    EXPECT_THAT(message_of<PeerLost>([&] {
+                  std::rethrow_exception(engine->translated(std::runtime_error("no memory"), {"barrier", 1}));
+                }),
+                HasSubstr("barrier on " + engine->who() + ": a rank was lost: no memory"));
+  });
 }
 
 }  // namespace
