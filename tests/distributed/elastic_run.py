@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TextIO
 
 from accelerate_cpp.launch.plan.host_resources import free_port
+from accelerate_cpp.launch.workers.supervisor import GRACE_SECONDS
+from launched import patient_launch
 from network_namespaces import Host
 
 PATIENCE_SECONDS = 240.0
@@ -83,6 +85,7 @@ class ElasticRun:
         workers: of each launcher.
         address: of the launcher that leads, as the others see it.
         options: the value of ``--rdzv_conf``.
+        grace_seconds: what workers get to end, if more than usual.
     """
 
     def __init__(
@@ -94,12 +97,14 @@ class ElasticRun:
         workers: int = 1,
         address: str = "127.0.0.1",
         options: str = "last_call_timeout=600",
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.folder = folder
         (folder / "train.py").write_text(TRAINS)
         self._log = folder / "log"
         self._log.touch()
-        self.command = [sys.executable, "-m", "accelerate_cpp.commands.launch", "--cpu", "--num_machines", f"1:{most}"]
+        launch = patient_launch(supervisor_GRACE_SECONDS=grace_seconds)
+        self.command = [*launch, "--cpu", "--num_machines", f"1:{most}"]
         self.command += ["--num_processes", str(most * workers), "--max_restarts", str(max_restarts)]
         self.command += ["--main_process_ip", address, "--main_process_port", str(free_port())]
         self.command += ["--rdzv_conf", options, "train.py", *arguments]

@@ -236,8 +236,9 @@ def killed_at_random(
             assert not ended, ended
             time.sleep(0.01)
         time.sleep(chance.uniform(0.0, 0.1))  # the moment is what the test is about
-        for process in chance.sample(job.processes, world_size):
-            os.kill(process.pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # the first, that none outlives another and fails
+            for process in chance.sample(job.processes, world_size):
+                os.kill(process.pid, number)
         for process in job.processes:
             assert await_end(process, deadline) == -signal.SIGKILL
         lines = [line.split() for line in job.stdout(0).splitlines()]

@@ -152,7 +152,7 @@ def test_the_end_of_the_launcher_that_leads_ends_the_others_with_a_sentence(tmp_
 
 
 def test_all_save_when_the_launcher_that_leads_is_told_to_end(tmp_path: Path) -> None:
-    with ElasticRun(tmp_path, ["100", str(SIZE)], most=2) as run:
+    with ElasticRun(tmp_path, ["100", str(SIZE)], most=2, grace_seconds=PATIENCE_SECONDS) as run:
         leader, other = run.start(), run.start()
         run.until_steps_of(2)
         leader.send_signal(signal.SIGTERM)

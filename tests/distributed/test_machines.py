@@ -238,7 +238,7 @@ def test_worker_killed_on_one_machine_ends_the_run_on_all(folder: Path, cluster:
     assert launcher.returncode == 128 + signal.SIGKILL
     assert f"the launcher on {cluster.hosts[1].address} failed first" in err
     assert "rank 3 (host " in err
-    assert not any(map(lives, pids))
+    _until_dead(pids)
 
 
 DIES_ONCE = MEETS.replace(

@@ -154,6 +154,7 @@ def killed_in_a_part(operation: str) -> Error:
 
     dist, rank = connect()
     part = dist.new_group([1, 3])
+    meet("formed", rank, 4)  # rank 0 has the store
     if rank in (0, 2):
         return "nothing", "was raised"
     dist.barrier(part)
@@ -179,6 +180,7 @@ def different_in_a_part() -> tuple[Error, Error]:
 
     dist, rank = connect()
     part = dist.new_group([1, 2])
+    meet("formed", rank, 3)  # rank 0 has the store
     data = torch.ones(4) if rank == 1 else torch.ones(5)
     if rank == 0:
         return ("nothing", "was raised"), ("nothing", "was raised")

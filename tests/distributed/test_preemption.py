@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder
     """So Slurm sends it: to whatever runs in a step. Workers get it from the launcher once more."""
     launcher, pids, _ = _launch(folder)
     for pid in (*pids.values(), launcher.pid):
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # the first notice may end the run before the last is sent
+            os.kill(pid, number)
     _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
     assert launcher.returncode == 75, err
     assert "the run has saved its state and left" in err

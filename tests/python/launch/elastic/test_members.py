@@ -360,8 +360,9 @@ def test_who_relays_the_proofs_can_say_nothing_for_a_launcher(place: Place, rela
     assert first.stop_reason == f"the launcher on {socket.gethostname()} is gone"
 
 
-def test_a_proof_of_another_connection_is_worth_nothing(place: Place) -> None:
-    coordinator = place.coordinate("secret")
+def test_a_proof_of_another_connection_is_worth_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "_GREETING_SECONDS", PATIENCE_SECONDS)
+    coordinating = place.coordinate("secret")
     thief = place.stranger()
     with ExitStack() as stack:
         relay = Relay(stack, place.port)
@@ -375,7 +376,7 @@ def test_a_proof_of_another_connection_is_worth_nothing(place: Place) -> None:
         assert b'"do": "prove"' in answers.readline()
         assert b'"do": "end"' in answers.readline()
         assert answers.readline() == b""
-        assert len(coordinator._rounds._launchers) == 1
+        assert len(coordinating._rounds._launchers) == 1
 
 
 @pytest.mark.parametrize("greeting", [b"", b'{"do": "prove", "challenge": "c"}\n'])
@@ -458,7 +459,8 @@ def test_a_secret_is_refused_by_a_python_that_cannot_protect_it(monkeypatch: pyt
         key_of("a secret of this test")
 
 
-def test_in_a_crowd_those_who_come_alone_stay(place: Place) -> None:
+def test_in_a_crowd_those_who_come_alone_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "_GREETING_SECONDS", PATIENCE_SECONDS)
     place.coordinate("secret")
     alone = place.stranger()
     assert next(messages_of(alone))["do"] == "prove"

@@ -35,6 +35,11 @@ def _plan(code: str, num_processes: int = 2) -> LaunchPlan:
 
 
 @pytest.fixture(autouse=True)
+def workers_get_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def interrupts_raise() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

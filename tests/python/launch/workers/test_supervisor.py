@@ -162,7 +162,8 @@ def test_processes_that_a_worker_leaves_in_its_group_are_ended() -> None:
 def test_process_outside_the_group_that_holds_the_pipe_is_not_waited_for() -> None:
     outside: list[bytes] = []
     with Supervisor() as supervisor:
-        supervisor.add(_start(0, ["sh", "-c", "setsid sleep 600 & echo $!"], outside.append))
+        leaves = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True).pid)"
+        supervisor.add(_start(0, [sys.executable, "-c", leaves], outside.append))
         supervisor.run()
     escaped = int(b"".join(outside))
     os.kill(escaped, signal.SIGKILL)
