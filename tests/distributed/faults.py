@@ -236,7 +236,7 @@ class Job:
 
         # Orphans end on their own, but not at the same moment as their parent.
         with suppress(AssertionError):
-            await_true(clean, "the job's remains to go", 20)
+            await_true(clean, "the job's remains to go")
         assert not left, left
         return [self._outcome(worker) for worker in range(self.size)]
 

@@ -755,6 +755,6 @@ def a_loss_raises() -> None:
 
 
 def test_an_error_in_one_stage_ends_all_ranks() -> None:
-    outcomes = start_processes(a_loss_raises, 2, timeout=60)
+    outcomes = start_processes(a_loss_raises, 2)
     assert "no loss today" in outcomes[1].stderr
     assert all(outcome.exit_code == 1 for outcome in outcomes), [outcome.stderr for outcome in outcomes]

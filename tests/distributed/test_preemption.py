@@ -113,7 +113,7 @@ def test_a_notice_to_the_launcher_saves_and_ends_with_the_code_for_requeueing(
 def test_a_notice_to_the_launcher_and_all_processes_at_once_is_one_notice(folder: Path, number: signal.Signals) -> None:
     """So Slurm sends it: to whatever runs in a step. Workers get it from the launcher once more."""
     launcher, pids, _ = _launch(folder)
-    for pid in (*pids.values(), launcher.pid):
+    for pid in (launcher.pid, *pids.values()):
         with suppress(ProcessLookupError):  # the first notice may end the run before the last is sent
             os.kill(pid, number)
     _, err = launcher.communicate(timeout=PATIENCE_SECONDS)

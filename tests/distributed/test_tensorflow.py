@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tensorflow_ranks as ranks
+from launched import patient_launch
 from processes import run_processes
 
 # Never imported here: it would stay in the process of all tests.
@@ -119,7 +120,9 @@ steps(tf.constant(1.0))
 def test_a_killed_rank_is_named_while_the_others_are_in_a_graph(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOSES_A_RANK)
-    done = subprocess.run([*LAUNCH, str(script)], capture_output=True, text=True, env=ENVIRONMENT)
+    launch = patient_launch(supervisor_REPORT_SECONDS=60.0)
+    command = [*launch, "--cpu", "--num_processes", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 137, done.stderr
     assert "failed first: killed by SIGKILL (signal 9)" in done.stderr
     assert "rank 0: accelerate_cpp.errors.PeerLost: all_reduce" in done.stderr

@@ -86,3 +86,4 @@ def test_a_script_without_an_accelerator_is_an_error_with_several_processes() ->
     journals = {rank: [END | {"has_accelerator": False}] for rank in range(2)}
     assert [one.code for one in judge(TASK, journals)] == ["no-accelerator"]
     assert judge(Task("train.py"), {0: journals[0]}) == []
+    assert judge(TASK, {0: [], 1: journals[1]}) == []  # rank 0 was ended before it could tell

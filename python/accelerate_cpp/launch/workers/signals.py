@@ -10,7 +10,8 @@ from types import FrameType
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (signal.SIGUSR1,)
-"""What a scheduler may send some time before it ends a run: the workers get it, and decide."""
+"""What a scheduler may send some time before it ends a run: the workers get it, and decide. One that comes when they
+have ended changes nothing, although its default action would end the launcher with another exit status than theirs."""
 
 
 _come: list[int] = []
@@ -19,6 +20,10 @@ _come: list[int] = []
 def _recorded(number: int, frame: FrameType | None) -> None:
     """Replaces the default action; the number itself travels through the wake-up descriptor."""
     _come.append(number)
+
+
+def _came_too_late(number: int, frame: FrameType | None) -> None:
+    """Replaces the default action of :data:`FORWARDED` once nobody is left whom it concerns."""
 
 
 def signalled() -> bool:
@@ -30,7 +35,8 @@ def signalled() -> bool:
 def caught_signals(numbers: tuple[signal.Signals, ...]) -> Iterator[socket.socket]:
     """While entered, each of ``numbers`` arrives as one byte on the yielded socket and has no other effect.
 
-    Signals that the caller ignores (``nohup``, background jobs of a shell) stay ignored. Main thread only.
+    Signals that the caller ignores (``nohup``, background jobs of a shell) stay ignored. On leaving, the actions of
+    before are back, but that :data:`FORWARDED` end the process no more. Main thread only.
     """
     _come.clear()
     reader, writer = socket.socketpair()
@@ -47,7 +53,8 @@ def caught_signals(numbers: tuple[signal.Signals, ...]) -> Iterator[socket.socke
             yield reader
         finally:
             for number, action in previous.items():
-                signal.signal(number, action)
+                is_late = number in FORWARDED and action is signal.SIG_DFL
+                signal.signal(number, _came_too_late if is_late else action)
             signal.set_wakeup_fd(previous_descriptor)
 
 

@@ -36,6 +36,21 @@ def test_previous_action_is_back_on_leaving() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def test_a_notice_that_comes_after_the_run_does_not_end_the_launcher() -> None:
+    former = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        with caught_signals((signal.SIGUSR1,)):
+            pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with caught_signals((signal.SIGUSR1,)) as arrived:  # of the next launch in this process
+            os.kill(os.getpid(), signal.SIGUSR1)
+            select.select([arrived], [], [])
+            assert arrived.recv(8) == bytes([signal.SIGUSR1])
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
 def test_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with caught_signals((signal.SIGINT,)):
