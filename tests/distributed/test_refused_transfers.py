@@ -11,6 +11,7 @@ import pytest
 
 from accelerate_cpp.launch.plan.host_resources import free_port
 from processes import run_processes
+from shm_scenarios import meet
 
 pytest.importorskip("torch")
 
@@ -28,12 +29,12 @@ def is_refused_and_not_sent_later() -> None:
     connect(device_type="cpu")
     if dist.get_rank() == 0:
         dist.send(torch.full((8,), 1.0), 1)  # the memory for messages of rank 0 is on its way to rank 1
-        dist.barrier()
+        meet("sent", 0, 2)
         found = torch.empty(8)
         dist.recv(found, 1)
         assert found[0] == 5.0
         return
-    dist.barrier()
+    meet("sent", 1, 2)  # in a collective, this rank would take in the memory if it had to wait for long
     data = torch.full((8,), 3.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # also where a thread closes one meanwhile
