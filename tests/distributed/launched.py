@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,11 @@ def patient_launch(**seconds: float) -> list[str]:
         lines += [f"from accelerate_cpp.launch.workers import {module}", f"{module}.{constant}  # fails without it"]
         lines.append(f"{module}.{constant} = {value}")
     return [sys.executable, "-X", "faulthandler", "-c", "\n".join([*lines, "sys.exit(main())"])]
+
+
+def without_news(err: str) -> str:
+    """What was printed, but for what is told of a run that takes its time to end."""
+    return re.sub(r"^rank 1 (failed: .*|was killed by .*); the processes are ending\n", "", err, flags=re.MULTILINE)
 
 
 def lives(pid: int) -> bool:

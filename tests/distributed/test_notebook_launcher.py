@@ -6,7 +6,6 @@ Kernels of kind "helper" say that they have initialised CUDA, so that their work
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_cpp.launch.plan.host_resources import free_port
-from launched import lives
+from launched import lives, without_news
 from processes import start_processes
 
 pytest.importorskip("torch")
@@ -112,11 +111,6 @@ def test_workers_meet_in_a_process_group(tmp_path: Path, kind: str) -> None:
     assert (status, out) == (0, "3.0\n3.0\n"), err
 
 
-def _without_news(err: str) -> str:
-    """What was printed, but for what is told of a run that takes its time to end."""
-    return re.sub(r"^rank 1 (failed: .*|was killed by .*); the processes are ending\n", "", err, flags=re.MULTILINE)
-
-
 def test_closures_need_no_pickling_and_the_error_is_theirs(tmp_path: Path, kind: str) -> None:
     code = (
         "def outer(limit):\n"
@@ -131,7 +125,7 @@ def test_closures_need_no_pickling_and_the_error_is_theirs(tmp_path: Path, kind:
         "print(no_child_is_left())\n"
     )
     status, out, err = _run(code, tmp_path, kind)
-    assert (status, _without_news(err)) == (0, "")
+    assert (status, without_news(err)) == (0, "")
     assert out.startswith("rank 1 failed: ValueError: over 3: five\n\nTraceback (most recent call last):\n")
     assert out.endswith("in train\nValueError: over 3: five\nTrue\n")
 
@@ -154,7 +148,7 @@ def test_death_of_a_worker_leaves_the_kernel_alive(tmp_path: Path, kind: str, fa
         "print(no_child_is_left())\n"
     )
     status, out, err = _run(code, tmp_path, kind)
-    assert (status, out, _without_news(err)) == (0, f"{words}\n{words}\nTrue\n", "")
+    assert (status, out, without_news(err)) == (0, f"{words}\n{words}\nTrue\n", "")
 
 
 def test_a_worker_without_a_descriptor_left_tells_its_error(tmp_path: Path, kind: str) -> None:
@@ -169,7 +163,7 @@ def test_a_worker_without_a_descriptor_left_tells_its_error(tmp_path: Path, kind
         "print(no_child_is_left())\n"
     )
     status, out, err = _run(code, tmp_path, kind)
-    assert (status, _without_news(err)) == (0, "")
+    assert (status, without_news(err)) == (0, "")
     assert out == "rank 1 failed: OSError: [Errno 24] Too many open files: '/dev/null'\nTrue\n"
 
 

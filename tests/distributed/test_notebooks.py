@@ -11,6 +11,8 @@ import pytest
 from execute import ThisPython
 from nbclient import NotebookClient
 
+from launched import without_news
+
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
 
@@ -56,9 +58,8 @@ def results(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
-    """What was printed; what a launch tells of a run that takes long to end is on standard error."""
-    printed = (output for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
-    return "".join(output.text for output in printed)
+    """What was printed, without what a launch tells of a run that takes long to end."""
+    return without_news("".join(output.text for output in outputs(notebook) if output.output_type == "stream"))
 
 
 @pytest.mark.long

@@ -225,9 +225,8 @@ def test_shared_memory_has_no_name_and_only_its_owner_may_open_it(run: tuple[lis
             assert not target.startswith("/dev/shm/"), target
             if "accelerate" in target and target.startswith("/memfd:"):
                 files.append((target, mode))
-    assert any(target.startswith("/memfd:accelerate_cpp") for target, _ in files), (
-        files
-    )  # a rank's tensor, no file of the launcher
+    # A tensor of a rank, not only files of the launcher.
+    assert any(target.startswith("/memfd:accelerate_cpp") for target, _ in files), files
     assert {mode for _, mode in files} == {0o600}, files
 
 

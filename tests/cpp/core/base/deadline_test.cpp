@@ -43,6 +43,8 @@ TEST(Deadlines, AreRenewedWithAllTheTimeThatTheyWereGiven) {
     std::this_thread::yield();
   }
   EXPECT_LE(passed.renewed().remaining(), milliseconds(1));
+  const milliseconds waited_anew = passed.renewed().waited();
+  EXPECT_LT(waited_anew, passed.waited());
   EXPECT_GT(Deadline::after(hours(2)).renewed().remaining(), hours(1));
   EXPECT_FALSE(Deadline::never().renewed().expired());
 }
