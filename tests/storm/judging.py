@@ -252,7 +252,8 @@ def unnamed(fault: Fault, text: str) -> list[str]:
     tells = rf"SIG{fault.kind}|[Ss]ignal {_NUMBERS[fault.kind]}\b" if fault.kind in SIGNALS else _TELLS[fault.kind]
     if fault.kind == "INT":
         tells += "|KeyboardInterrupt"
-    if fault.start == "hosts" and "exit(0)" in fault.kind:
+    says_farewell = fault.kind == "sys.exit(0)" and fault.rank != 0  # the store, which has it, ends with rank 0
+    if fault.start == "hosts" and "exit(0)" in fault.kind and not says_farewell:
         name = f"rank {fault.rank}" if fault.size == 2 else "(a rank|rank \\d+)"
         tells += f"|{name} was lost"  # the other host sees no more of it
     if fault.phase in BEFORE and "exit(0)" in fault.kind and needs_timeout(fault):

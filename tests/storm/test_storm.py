@@ -167,6 +167,23 @@ def test_between_hosts_the_launcher_that_knows_names_the_rank_of_the_other() -> 
     ]
 
 
+def test_between_hosts_a_rank_is_lost_only_where_it_could_not_say_farewell() -> None:
+    def failures(kind: str, rank: int, cause: str) -> list[str]:
+        other = 1 - rank
+        blamed = (
+            f"rank {other} (host a, process 7) failed first: exit code 1 because of rank {rank}, which another launcher"
+        )
+        said = (blamed, f"PeerLost: gather at program.py:{GATHER} on rank {other}: rank {rank} {cause}")
+        fault = replace(KILLED, kind=kind, start="hosts", rank=rank, size=2)
+        return judge(fault, _seen(said, statuses=[rank, other])).failures
+
+    [failure] = failures("sys.exit(0)", 1, "was lost")
+    assert failure.startswith("not named: cause")
+    assert failures("sys.exit(0)", 1, "has left the group") == []
+    assert failures("os._exit(0)", 1, "was lost") == []
+    assert failures("sys.exit(0)", 0, "was lost") == []
+
+
 def test_a_message_that_never_came_names_the_rank_from_which_it_was_awaited() -> None:
     stopped = replace(KILLED, kind="stop", start="torchrun", rank=0, size=2)
     said = "Timeout: receive of 2 float32 from rank 0 with tag 0 on rank 1 at a.py:1: nothing came for 15042 ms"
